@@ -1,0 +1,61 @@
+# make repro: the embedded default's tables; make test: the fast tests. Both make .venv first.
+#   PYTHON=python3.12   the interpreter .venv is made from
+#   KEEP_TORCH=1        keep the torch that PYTHON already has (a GPU build, say) instead of the lock's
+
+PYTHON ?= python3.11
+VENV := .venv
+UV := uv==0.13.8
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export DVC_NO_ANALYTICS := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export UV_PYTHON_DOWNLOADS := never
+unexport PYTHONPATH
+
+TARGETS := digits-homogeneous digits-heterogeneous report
+
+repro: $(VENV)/.ready
+	dvc repro --quiet $(TARGETS)
+	@echo
+	@for table in digits-homogeneous digits-heterogeneous; do hetfl show $$table; echo; done
+	@echo "tables:  tables/*.{md,csv,tex,json}    figures: figures/"
+	@echo "report:  report/index.html             runs:    make ui"
+
+test: $(VENV)/.ready
+	pytest -n 2
+
+ui: $(VENV)/.ready
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host 127.0.0.1 --port 5000 \
+	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}
+
+lint: $(VENV)/.ready
+	ruff check .
+	ruff format --check .
+	mypy
+
+lock: $(VENV)/.ready
+	uv pip compile --quiet --universal --generate-hashes --all-extras --no-header pyproject.toml -o requirements.lock
+
+# uv installs several times faster than pip; where it cannot be had, pip does the same from the same lock.
+ifdef KEEP_TORCH
+LOCK := $(VENV)/without-torch.lock
+VENV_FLAGS := --system-site-packages
+INSTALL := uv pip install --quiet --no-deps
+else
+LOCK := requirements.lock
+VENV_FLAGS :=
+INSTALL := uv pip sync --quiet
+endif
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	sed -E '/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==/,/^[^ ]/{/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==/d;/^ /d}' \
+	  requirements.lock > $(VENV)/without-torch.lock
+	if $(VENV)/bin/python -m pip install --quiet $(UV); then \
+	  $(INSTALL) --python $(VENV)/bin/python --require-hashes $(LOCK); \
+	else \
+	  $(VENV)/bin/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK); \
+	fi
+	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e .
+	touch $@
+
+.PHONY: repro test ui lint lock

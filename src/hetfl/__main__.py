@@ -1,0 +1,5 @@
+"""``python -m hetfl``."""
+
+from hetfl.cli import main
+
+main()

@@ -1,0 +1,130 @@
+"""The command line: what a person does beside `dvc repro`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hetfl.errors import HetflError
+
+app = typer.Typer(
+    help="Reproducible tables of heterogeneous federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Experiment = Annotated[str, typer.Argument(help="An experiment of params.yaml.")]
+
+
+def run(command: Callable[..., Any]) -> None:
+    """Run a typer command or app; a mistake in the input is one line and exit status 2."""
+    try:
+        typer.run(command) if not isinstance(command, typer.Typer) else command()
+    except HetflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues from the last completed round", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def main() -> None:
+    """Entry point of ``hetfl``."""
+    run(app)
+
+
+@app.command("check")
+def check() -> None:
+    """Check params.yaml in full: settings, names, methods against models."""
+    from hetfl.federation.plan import check_models, load_params
+
+    params = load_params(Path("params.yaml"))
+    for group in params.models:
+        check_models(params, group)
+    print(f"params.yaml: {len(params.experiments)} experiments, no mistakes")
+
+
+@app.command("methods")
+def methods() -> None:
+    """List the methods: what travels, and whether models may differ."""
+    from tabulate import tabulate
+
+    from hetfl.methods import METHODS
+
+    rows = [
+        (name, cls.title, "yes" if cls.heterogeneous else "no", cls.travels, cls.source)
+        for name, cls in sorted(METHODS.items())
+    ]
+    print(tabulate(rows, headers=["method", "title", "models may differ", "what travels", "source"]))
+
+
+@app.command("cells")
+def list_cells(experiment: Experiment) -> None:
+    """List an experiment's cells and whether they are done."""
+    from tabulate import tabulate
+
+    from hetfl.federation.plan import Workspace, cells, load_params
+    from hetfl.files import read_json
+
+    workspace = Workspace(Path.cwd())
+    rows = []
+    for cell in cells(load_params(workspace.params), experiment):
+        path = workspace.runs / cell.path / "run.json"
+        rows.append(
+            (cell.row, cell.split, cell.seed, read_json(path)["status"] if path.exists() else "not run")
+        )
+    print(tabulate(rows, headers=["row", "split", "seed", "status"]))
+
+
+@app.command("train")
+def train(
+    experiment: Experiment,
+    row: Annotated[str | None, typer.Option(help="Only this row.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
+) -> None:
+    """Train an experiment's cells, or those picked; finished cells are kept."""
+    from hetfl.tracking.train import train_experiment
+
+    train_experiment(Path.cwd(), experiment, row=row, split=split, seed=seed)
+
+
+@app.command("sync")
+def sync() -> None:
+    """Mirror every run record into MLflow again; what is there already is not doubled."""
+    from hetfl.tracking.mlflow_mirror import sync as mirror
+
+    folders = sorted(path.parent for path in Path("runs").rglob("run.json"))
+    mirror(folders, Path.cwd())
+    print(f"{len(folders)} run records mirrored")
+
+
+@app.command("show")
+def show(table: Annotated[str, typer.Argument(help="A table of tables/.")]) -> None:
+    """Print a finished table."""
+    from hetfl.files import read_json
+    from hetfl.report.table import render_text
+
+    print(render_text(read_json(Path("tables") / f"{table}.json")))
+
+
+@app.command("weights")
+def weights(
+    name: Annotated[str, typer.Argument(help="A timm model with its weights' tag.")],
+    folder: Annotated[Path, typer.Option(help="Where to store them.")] = Path("weights"),
+) -> None:
+    """Download a backbone's published weights and store them as safetensors."""
+    from hetfl.files import sha256_file
+    from hetfl.models.registry import fetch_weights
+
+    path = fetch_weights(name, folder)
+    print(f"{path}: SHA-256 {sha256_file(path)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Settings: YAML in, validated and frozen objects out; every error is one line with key, value and remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hetfl.errors import HetflError, unknown
+
+
+class Settings(BaseModel):
+    """Base of everything a person may set: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Raises:
+        HetflError: the file is missing, is not YAML, or is not a mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise HetflError(f"{path}: does not exist; run from the repository's root") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise HetflError(f"{path}: is not valid YAML{line}; {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise HetflError(f"{path}: holds {type(content).__name__}, a mapping of settings is needed")
+    return content
+
+
+def validate(kind: type[S], raw: Any, where: str) -> S:
+    """Turn raw values into settings.
+
+    Args:
+        kind: the settings class.
+        raw: what the YAML file held.
+        where: the place to name in an error, e.g. ``"params.yaml: experiments.x"``.
+
+    Raises:
+        HetflError: a key is unknown, missing or out of range; the first one is named, the others counted.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise HetflError(_one_line(kind, raw, problems[0], where, len(problems) - 1)) from error
+
+
+def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others: int) -> str:
+    path = _keys(raw, problem["loc"])
+    more = f" (and {others} more)" if others else ""
+    context = problem.get("ctx", {})
+    if problem["type"] == "extra_forbidden":
+        known = _fields(kind, problem["loc"][:-1])
+        return f"{unknown('setting', path[-1], known, _join(where, path[:-1]))}{more}"
+    if problem["type"] == "missing":
+        return f"{_join(where, path)}: is missing{more}"
+    if problem["type"] == "union_tag_not_found":
+        return f"{_join(where, path)}: needs {context['discriminator']}, the kind it is of{more}"
+    if problem["type"] == "union_tag_invalid":
+        known = context["expected_tags"].replace("'", "").split(", ")
+        name = context["discriminator"].strip("'")
+        return f"{unknown(name, str(context['tag']), known, _join(where, [*path, name]))}{more}"
+    value = problem["input"]
+    message = re.sub(r"^(Value error, |Input |List |String |Dictionary )", "", problem["msg"])
+    shown = (
+        repr(value) if not isinstance(value, dict | list) or len(repr(value)) < 60 else type(value).__name__
+    )
+    return f"{_join(where, path)}: {shown} {message}{more}"
+
+
+def _join(where: str, path: list[str]) -> str:
+    if not path:
+        return where
+    return f"{where}.{'.'.join(path)}" if ": " in where else f"{where}: {'.'.join(path)}"
+
+
+def _keys(raw: Any, location: tuple[str | int, ...]) -> list[str]:
+    # The tag of a tagged union is part of the location but no key of the file.
+    keys = []
+    for position, part in enumerate(location):
+        inside = isinstance(raw, dict) and part in raw or isinstance(raw, list) and isinstance(part, int)
+        if inside or position == len(location) - 1:
+            keys.append(str(part))
+        raw = raw[part] if inside else raw  # type: ignore[index]
+    return keys
+
+
+def _fields(kind: Any, location: tuple[str | int, ...]) -> list[str]:
+    # What may stand at a place of the file; dictionary keys and list positions stay at the same type.
+    for part in location:
+        models = list(_models(kind))
+        tagged = [model for model in models if any(f.default == part for f in model.model_fields.values())]
+        named = [model.model_fields[str(part)].annotation for model in models if part in model.model_fields]
+        kind = named[0] if named else tagged[0] if tagged else kind
+    return [name for model in _models(kind) for name in model.model_fields]
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)

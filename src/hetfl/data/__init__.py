@@ -1,0 +1,1 @@
+"""Data sets on disk, the catalogue that prepares them, and how clients share them."""

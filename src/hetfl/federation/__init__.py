@@ -1,0 +1,1 @@
+"""The federation: plan, round loop, engines, resume points and the run record."""

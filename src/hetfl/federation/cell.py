@@ -1,0 +1,112 @@
+"""One cell from start to end: check, build, train, record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from hetfl.data.partitions import read_partition
+from hetfl.data.store import Dataset, read_dataset
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.federation.federation import Federation, build_federation
+from hetfl.federation.plan import Cell, Workspace, fingerprint, inputs
+from hetfl.federation.record import Record, commit, device_name, reset_peak_memory, versions
+from hetfl.federation.rounds import run_rounds
+from hetfl.federation.sequential import Sequential
+from hetfl.federation.state import ResumePoints
+from hetfl.methods import Method, create
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cell's parts, ready to run."""
+
+    method: Method
+    federation: Federation
+    engine: Sequential
+    draws: Draws
+    dataset: Dataset
+
+
+def set_up(cell: Cell, workspace: Workspace, device: torch.device) -> Setup:
+    """Load what a cell needs and put it together.
+
+    Raises:
+        HetflError: an input is missing or broken.
+    """
+    dataset = read_dataset(workspace.dataset(cell.dataset))
+    partition, card = read_partition(workspace.partition(cell.dataset, cell.split, cell.seed))
+    if card["dataset_checksum"] != dataset.checksum:
+        raise HetflError(
+            f"{workspace.partition(cell.dataset, cell.split, cell.seed)}: was made from other data; "
+            f"run dvc repro partition@{cell.dataset}"
+        )
+    method = create(cell.method, cell.settings, dataset.num_classes)
+    federation = build_federation(method, cell.models, dataset, partition, workspace.weights, device)
+    return Setup(method, federation, Sequential(method, federation), Draws(cell.seed), dataset)
+
+
+def run_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: int = 1) -> None:
+    """Train a cell unless its record is already complete.
+
+    A second process that wants the same cell waits for the first and then finds it done.
+
+    Raises:
+        HetflError: an input is missing or broken.
+    """
+    torch.set_num_threads(threads)
+    reads = inputs(cell, workspace)
+    identity = fingerprint(cell, reads)
+    record = Record(workspace.runs / cell.path)
+    locks = workspace.scratch / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / f"{'.'.join(cell.path.parts)}.lock"):
+        if record.is_complete(identity):
+            return
+        reset_peak_memory(device)
+        setup = set_up(cell, workspace, device)
+        resume = ResumePoints(workspace.scratch / "resume" / identity)
+        run_rounds(
+            setup.engine, setup.draws, record, resume, description(cell, workspace, setup, reads, identity)
+        )
+
+
+def description(
+    cell: Cell, workspace: Workspace, setup: Setup, reads: dict[str, Any], identity: str
+) -> dict[str, Any]:
+    """What ``run.json`` says about a run besides when it happened."""
+    models = setup.federation.models
+    trained = [sum(tensor.numel() for tensor in _trained(setup, k).values()) for k in range(len(models))]
+    return {
+        "fingerprint": identity,
+        "experiment": cell.experiment,
+        "row": cell.row,
+        "title": cell.title,
+        "paper": cell.paper,
+        "table": cell.experiment,
+        "method": cell.method,
+        "dataset": cell.dataset,
+        "split": cell.split,
+        "seed": cell.seed,
+        "models": [model.name for model in models],
+        "settings": cell.settings,
+        "partition": cell.partition,
+        "rounds": cell.settings["rounds"],
+        "clients": len(models),
+        "inputs": reads,
+        "parameters": {"trainable": trained, "total": [model.total_elements for model in models]},
+        "versions": versions(),
+        "device": device_name(setup.federation.device),
+        "engine": setup.engine.name,
+        "commit": commit(workspace.root),
+    }
+
+
+def _trained(setup: Setup, client: int) -> dict[str, torch.Tensor]:
+    model = setup.federation.clients[client].model
+    wanted = {name for phase in setup.method.phases(1) for name in model.names(phase.trains)}
+    return {name: tensor for name, tensor in model.init(setup.draws, client).items() if name in wanted}

@@ -1,0 +1,98 @@
+"""What a run is made of and never changes: the clients, their models and their data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetfl.data.batches import DeviceImages
+from hetfl.data.partitions import Partition
+from hetfl.data.store import Dataset
+from hetfl.methods.base import Client, Method
+from hetfl.models import Model, build
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's share: images on the device and the indices that are its own.
+
+    Attributes:
+        train_images, test_images: the whole splits, shared by all clients whose models want the same input.
+        train, test: int64 indices on the device; ``test`` is None where the whole test split is meant.
+    """
+
+    train_images: DeviceImages
+    train: Tensor
+    test_images: DeviceImages
+    test: Tensor | None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their models and data, on one device."""
+
+    clients: tuple[Client, ...]
+    data: tuple[ClientData, ...]
+    num_classes: int
+    device: torch.device
+
+    @property
+    def models(self) -> list[Model]:
+        """The architecture of every client."""
+        return [client.model for client in self.clients]
+
+
+def build_federation(
+    method: Method,
+    models: Sequence[str],
+    dataset: Dataset,
+    partition: Partition,
+    weights: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Federation:
+    """Put clients together.
+
+    Args:
+        method: says how backbones are fitted out.
+        models: names of architectures, dealt to clients in turn.
+        dataset: with splits ``train`` and ``test``.
+        partition: which samples are whose.
+        weights: folder with pre-trained weights.
+        device: where everything lives.
+        dtype: of parameters and images.
+
+    Raises:
+        HetflError: a model is unknown or its weights are missing.
+    """
+    options = method.model_options()
+    built = {
+        name: build(name, dataset.num_classes, options, weights).to(device, dtype)
+        for name in dict.fromkeys(models)
+    }
+    resident: dict[tuple, DeviceImages] = {}
+
+    def images(split: str, model_name: str) -> DeviceImages:
+        key = (split, built[model_name].spec)
+        if key not in resident:
+            resident[key] = DeviceImages(dataset.split(split), built[model_name].spec, device, dtype)
+        return resident[key]
+
+    def on_device(index: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(index, dtype=np.int64)).to(device)
+
+    counts = partition.class_counts(dataset.split("train").labels, dataset.num_classes)
+    clients, data = [], []
+    for k in range(partition.clients):
+        name = models[k % len(models)]
+        clients.append(Client(k, built[name], torch.as_tensor(np.asarray(counts[k]), dtype=torch.int64)))
+        test = None if partition.test is None else on_device(partition.test[k])
+        data.append(
+            ClientData(images("train", name), on_device(partition.train[k]), images("test", name), test)
+        )
+    return Federation(tuple(clients), tuple(data), dataset.num_classes, device)

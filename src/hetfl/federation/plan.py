@@ -1,0 +1,273 @@
+"""params.yaml in full: experiments expanded into cells, everything checked before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from hetfl.config import Settings, read_yaml, validate
+from hetfl.data.catalogue import entry
+from hetfl.data.partitions import PartitionSettings
+from hetfl.errors import HetflError, unknown
+from hetfl.federation.record import code_checksum
+from hetfl.files import read_json, sha256_file, sha256_json
+from hetfl.methods import METHODS, create, method_class
+from hetfl.models import check_name
+from hetfl.models.registry import missing_weights, weights_path
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+"""Names of experiments, rows and splits become folders and stages."""
+
+
+class RowSettings(Settings):
+    """One row of a table: a method and what differs from its defaults."""
+
+    method: str
+    title: str
+    settings: dict[str, Any] = {}
+
+
+class ExperimentSettings(Settings):
+    """A data set, a model group and a protocol; its cells are row x split x seed.
+
+    Attributes:
+        defaults: settings of every row, unless the row says otherwise.
+        splits: partition names of the data set, with their titles in the table.
+    """
+
+    title: str
+    paper: str
+    dataset: str
+    models: str
+    splits: dict[Name, str] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+    defaults: dict[str, Any] = {}
+    rows: dict[Name, RowSettings] = Field(min_length=1)
+    note: str = ""
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_are_different(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("names a seed twice")
+        return seeds
+
+
+class PretrainSettings(Settings):
+    """Supervised training of backbones on one split of a data set."""
+
+    dataset: str
+    split: str = "public"
+    models: list[str] = Field(min_length=1)
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    lr: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    seed: int = 0
+
+
+class ComputeSettings(Settings):
+    """Where and how runs are computed; cannot change what they mean.
+
+    Attributes:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<n>``.
+        jobs: cells at once; 0 stands for one per CPU core, or one on a GPU.
+        threads: torch threads of each job.
+    """
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    jobs: int = Field(default=0, ge=0)
+    threads: int = Field(default=1, ge=1)
+
+
+class Params(Settings):
+    """All of params.yaml."""
+
+    compute: ComputeSettings = ComputeSettings()
+    data: dict[str, dict[str, Any]]
+    partitions: dict[Name, dict[Name, PartitionSettings]]
+    models: dict[str, Annotated[list[str], Field(min_length=1)]]
+    pretrain: dict[str, PretrainSettings] = {}
+    experiments: dict[Name, ExperimentSettings]
+
+
+class Cell(Settings):
+    """One run, fully resolved: what is trained, on what, how, with which seed."""
+
+    experiment: str
+    row: str
+    title: str
+    paper: str
+    split: str
+    seed: int
+    dataset: str
+    models: list[str]
+    partition: dict[str, Any]
+    method: str
+    settings: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Where the cell lies below ``runs/`` and ``evaluations/``."""
+        return Path(self.experiment) / self.row / f"{self.split}-s{self.seed}"
+
+
+class Workspace:
+    """The folders of a checkout.
+
+    Args:
+        root: the repository's root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.params = root / "params.yaml"
+        self.data, self.weights, self.partitions = root / "data", root / "weights", root / "partitions"
+        self.runs, self.evaluations = root / "runs", root / "evaluations"
+        self.tables, self.figures, self.report = root / "tables", root / "figures", root / "report"
+        self.scratch = root / ".hetfl"
+
+    def dataset(self, name: str) -> Path:
+        """The folder of a prepared data set."""
+        return self.data / name
+
+    def partition(self, dataset: str, split: str, seed: int) -> Path:
+        """The folder of one partition."""
+        return self.partitions / dataset / f"{split}-s{seed}"
+
+
+def load_params(path: Path) -> Params:
+    """Read and check params.yaml as a whole.
+
+    Raises:
+        HetflError: one line about the first mistake.
+    """
+    where = path.name
+    # Keys that start with x- hold values for YAML's anchors.
+    raw = {key: value for key, value in read_yaml(path).items() if not str(key).startswith("x-")}
+    params = validate(Params, raw, where)
+    for name, raw in params.data.items():
+        validate(entry(name, f"{where}: data").settings, raw, f"{where}: data.{name}")
+    for dataset in params.partitions:
+        _known("data set", dataset, params.data, f"{where}: partitions")
+    for name, pretrain in params.pretrain.items():
+        _known("data set", pretrain.dataset, params.data, f"{where}: pretrain.{name}.dataset")
+    for name in params.experiments:
+        cells(params, name, where)
+    return params
+
+
+def check_models(params: Params, group: str, where: str = "params.yaml") -> None:
+    """Check that the models of a group exist; apart from :func:`load_params` because asking timm takes seconds.
+
+    Raises:
+        HetflError: a name is unknown.
+    """
+    for name in params.models[group]:
+        check_name(name, f"{where}: models.{group}")
+
+
+def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[Cell]:
+    """Expand an experiment into its cells.
+
+    Raises:
+        HetflError: a name is unknown, a setting out of range, or a method cannot run on the model group.
+    """
+    _known("experiment", experiment, params.experiments, f"{where}: experiments")
+    settings, key = params.experiments[experiment], f"{where}: experiments.{experiment}"
+    _known("data set", settings.dataset, params.data, f"{key}.dataset")
+    _known("model group", settings.models, params.models, f"{key}.models")
+    splits = params.partitions.get(settings.dataset, {})
+    for split in settings.splits:
+        _known("split", split, splits, f"{key}.splits")
+    models = params.models[settings.models]
+    expanded = []
+    for row, entry_ in settings.rows.items():
+        at = f"{key}.rows.{row}"
+        cls = method_class(entry_.method, f"{at}.method")
+        if not cls.heterogeneous and len(set(models)) > 1:
+            raise HetflError(
+                f"{at}.method: {entry_.method} needs one architecture for all clients, models {settings.models!r} has "
+                f"{len(set(models))}; use a group of equal models"
+            )
+        # Defaults reach a row as far as its method knows them.
+        fields = cls.Settings.model_fields
+        for name in settings.defaults:
+            if not any(name in other.Settings.model_fields for other in METHODS.values()):
+                raise unknown("setting", name, fields, f"{key}.defaults")
+        defaults = {name: value for name, value in settings.defaults.items() if name in fields}
+        validate(cls.Settings, defaults, f"{key}.defaults")
+        resolved = validate(cls.Settings, defaults | entry_.settings, f"{at}.settings")
+        expanded += [
+            Cell(
+                experiment=experiment,
+                row=row,
+                title=entry_.title,
+                paper=settings.paper,
+                split=split,
+                seed=seed,
+                dataset=settings.dataset,
+                models=models,
+                partition=splits[split].model_dump(),
+                method=entry_.method,
+                settings=resolved.model_dump(),
+            )
+            for split in settings.splits
+            for seed in settings.seeds
+        ]
+    return expanded
+
+
+def partition_seeds(params: Params, dataset: str) -> list[int]:
+    """The seeds for which a data set is partitioned: those of all experiments on it, or 0 where there is none."""
+    used = [experiment.seeds for experiment in params.experiments.values() if experiment.dataset == dataset]
+    return sorted({seed for seeds in used for seed in seeds}) or [0]
+
+
+def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
+    """Checksums of what a run reads: the data set, the partition and the weights it starts from.
+
+    Raises:
+        HetflError: something is missing; one line says which command makes or fetches it.
+    """
+    card = workspace.dataset(cell.dataset) / "card.json"
+    if not card.exists():
+        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download@{cell.dataset}")
+    partition = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
+    if not partition.exists():
+        raise HetflError(
+            f"{partition}: the partition is missing; make it with dvc repro partition@{cell.dataset}"
+        )
+    weights = {}
+    if create(cell.method, cell.settings, 2).model_options().weights == "pretrained":
+        for name in dict.fromkeys(cell.models):
+            path = weights_path(name, workspace.weights)
+            if not path.exists():
+                raise HetflError(missing_weights(name, path))
+            weights[name] = _file_checksum(path, path.stat().st_mtime_ns)
+    return {
+        "dataset": read_json(card)["checksum"],
+        "partition": read_json(partition)["sha256"],
+        "weights": weights,
+    }
+
+
+def fingerprint(cell: Cell, inputs: Mapping[str, Any]) -> str:
+    """What makes a run this run: its settings, its inputs and the code that can change a number."""
+    # Titles and names of rows are for people.
+    essential = cell.model_dump(exclude={"title", "paper", "experiment", "row"})
+    return sha256_json({"cell": essential, "inputs": inputs, "code": code_checksum()})
+
+
+@lru_cache(maxsize=256)
+def _file_checksum(path: Path, modified: int) -> str:
+    return sha256_file(path)
+
+
+def _known(kind: str, name: str, known: Mapping[str, Any], where: str) -> None:
+    if name not in known:
+        raise unknown(kind, name, known, where)

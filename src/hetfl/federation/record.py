@@ -1,0 +1,159 @@
+"""The run record: one folder per cell, the source of truth about a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hetfl
+from hetfl.federation.state import State
+from hetfl.files import read_json, write_json, write_tensors, write_text
+
+CORE = ("*.py", "data", "models", "methods", "federation", "metrics")
+"""The parts of the package that can change a number."""
+
+
+class Record:
+    """``run.json``, ``rounds.jsonl`` and ``model.safetensors`` of one run.
+
+    Args:
+        folder: ``runs/<experiment>/<row>/<split>-s<seed>``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rounds = folder / "rounds.jsonl"
+
+    def is_complete(self, fingerprint: str) -> bool:
+        """Whether the folder holds the finished run of these settings, inputs and code."""
+        path = self.folder / "run.json"
+        if not path.exists():
+            return False
+        run = read_json(path)
+        return run.get("status") == "complete" and run.get("fingerprint") == fingerprint
+
+    def begin(self, run: dict[str, Any], completed: int) -> None:
+        """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
+        kept = [line for line in self.lines() if line["round"] <= completed] if completed else []
+        self.run = {**run, "status": "running", "started": _now()}
+        write_json(self.folder / "run.json", self.run)
+        (self.folder / "model.safetensors").unlink(missing_ok=True)
+        write_text(self._rounds, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add one round; on disk before the call returns."""
+        with self._rounds.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The complete lines of ``rounds.jsonl``."""
+        if not self._rounds.exists():
+            return []
+        return [
+            json.loads(line)
+            for line in self._rounds.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
+
+    def finish(self, state: State) -> None:
+        """Write the final state of server and clients, then mark the run complete."""
+        tensors = {name: tensor for name, tensor in state.tensors().items() if "/optimiser/" not in name}
+        write_tensors(self.folder / "model.safetensors", tensors, {"round": str(state.round)})
+        write_json(self.folder / "run.json", {**self.run, "status": "complete", "finished": _now()})
+
+
+@cache
+def code_checksum() -> str:
+    """SHA-256 over the training core's source, in hex: other code is another run."""
+    root = Path(hetfl.__file__).parent
+    files = sorted(
+        {path for part in CORE for path in (root.glob(part) if "*" in part else (root / part).rglob("*.py"))}
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        if path.name != "cli.py":
+            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def commit(root: Path) -> str:
+    """The checkout's commit, marked ``+changes`` where code or settings differ from it; ``unknown`` outside git."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        watched = ["src", "pipeline", "params.yaml", "dvc.yaml"]
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", *watched],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if changed else "")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
+    return {
+        "hetfl": hetfl.__version__,
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    """The kind of device and its model."""
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    cpu = Path("/proc/cpuinfo")
+    models = (
+        [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if "model name" in line]
+        if cpu.exists()
+        else []
+    )
+    return f"{device.type}: {models[0] if models else platform.processor() or platform.machine()}"
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start measuring peak memory anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes: peak of the device's allocator, or of the process's resident memory on a CPU; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,133 @@
+"""The round loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetfl.draws import Draws
+from hetfl.federation.record import Record, peak_memory
+from hetfl.federation.sampling import participants
+from hetfl.federation.sequential import Sequential, Visit
+from hetfl.federation.state import ClientState, ResumePoints, State
+from hetfl.message import Message, Size
+
+
+def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
+    """Registration and the server's first state; returns them with round 0's line of the record."""
+    method, federation = engine.method, engine.federation
+    began = time.perf_counter()
+    registrations = {client.index: method.register(client) for client in federation.clients}
+    server = method.initial_server(federation.models, registrations, draws.at(0))
+    server = {name: tensor.to(federation.device) for name, tensor in server.items()}
+    line = {
+        "round": 0,
+        "participants": list(registrations),
+        "up": _size(registrations.values()),
+        "down": asdict(Size()),
+        "seconds": {"server": time.perf_counter() - began},
+    }
+    return State(0, server), line
+
+
+def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
+    """One global round: downlink, local training, uplink, aggregation, evaluation.
+
+    Returns:
+        The next state and its line of the record.
+    """
+    method, federation = engine.method, engine.federation
+    chosen = participants(len(federation.clients), method.settings.participation, draws)
+    visits = [Visit(k, state.clients.get(k, ClientState()), method.downlink(state.server, k)) for k in chosen]
+    updates = sorted(engine.train(visits, draws), key=lambda update: update.client)
+    clients = {**state.clients, **{update.client: update.state for update in updates}}
+
+    began = time.perf_counter()
+    server = method.aggregate(state.server, {update.client: update.uplink for update in updates}, draws)
+    aggregated = time.perf_counter()
+    following = State(draws.round, server, clients)
+    confusion = evaluate(engine, following, draws)
+    evaluated = time.perf_counter()
+    line = {
+        "round": draws.round,
+        "participants": chosen,
+        "accuracy": accuracies(confusion),
+        "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
+        "up": _size(update.uplink for update in updates),
+        "down": _size(visit.downlink for visit in visits),
+        "seconds": {
+            "train": sum(update.seconds["train"] for update in updates),
+            "statistics": sum(update.seconds["statistics"] for update in updates),
+            "server": aggregated - began,
+            "evaluate": evaluated - aggregated,
+        },
+        "peak_memory": peak_memory(federation.device),
+        "diagnostics": method.diagnostics(server),
+    }
+    return following, line
+
+
+def run_rounds(
+    engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]
+) -> State:
+    """Play all rounds, from the newest resume point if there is one, and complete the record.
+
+    A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
+    with the same numbers.
+    """
+    state = resume.load(engine.federation.device)
+    done = {line["round"] for line in record.lines()}
+    if state is None or not set(range(state.round + 1)) <= done:
+        state, line = start(engine, draws)
+        record.begin(run, completed=0)
+        record.append(line)
+    else:
+        record.begin(run, completed=state.round)
+    for round in range(state.round + 1, engine.method.settings.rounds + 1):
+        state, line = play_round(engine, state, draws.at(round))
+        record.append(line)
+        resume.save(state)
+    record.finish(state)
+    resume.clear()
+    return state
+
+
+def evaluate(engine: Sequential, state: State, draws: Draws) -> Tensor:
+    """Every client's confusion matrix on its test samples: [K, C, C] int64, rows are true classes."""
+    method, federation = engine.method, engine.federation
+    one_for_all = (
+        method.evaluates == "global" and not method.keeps() and all(d.test is None for d in federation.data)
+    )
+    results = []
+    for k in range(1 if one_for_all else len(federation.clients)):
+        params: dict[str, Tensor] = state.clients.get(k, ClientState()).params or engine.initial_params(
+            k, draws
+        )
+        received = {}
+        if method.evaluates == "global":
+            received = method.receive(method.downlink(state.server, k))
+            params = method.adopt(params, received)
+        results.append(engine.evaluate(k, params, received))
+    if one_for_all:
+        results *= len(federation.clients)
+    return torch.stack(results).cpu()
+
+
+def accuracies(confusion: Tensor) -> list[float]:
+    """Each client's share of correct predictions, from [K, C, C]."""
+    correct = confusion.diagonal(dim1=1, dim2=2).sum(dim=1).double()
+    return (correct / confusion.sum(dim=(1, 2))).tolist()
+
+
+def _size(messages: Iterable[Message]) -> dict[str, int]:
+    return asdict(sum((message.size for message in messages), Size()))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,107 @@
+"""Everything that changes from round to round, as mappings of tensors, and its resume points."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetfl.errors import HetflError
+from hetfl.files import read_tensors, sha256_file, write_tensors
+from hetfl.message import Tensors
+
+
+@dataclass
+class ClientState:
+    """What one client remembers between rounds: its own parameters and its optimiser's tensors."""
+
+    params: dict[str, Tensor] = field(default_factory=dict)
+    optimiser: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """A run after some round.
+
+    Attributes:
+        round: the last completed round; 0 before the first.
+        server: the method's server state.
+        clients: the clients that have taken part so far.
+    """
+
+    round: int
+    server: dict[str, Tensor]
+    clients: dict[int, ClientState] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as one flat mapping."""
+        flat = {f"server/{name}": tensor for name, tensor in self.server.items()}
+        for index, client in self.clients.items():
+            # Names the client even where it keeps nothing.
+            flat[f"client/{index}"] = torch.empty(0)
+            flat |= {f"client/{index}/params/{name}": tensor for name, tensor in client.params.items()}
+            flat |= {f"client/{index}/optimiser/{name}": tensor for name, tensor in client.optimiser.items()}
+        return flat
+
+    @classmethod
+    def from_tensors(cls, round: int, flat: Tensors) -> State:
+        """The state that :meth:`tensors` flattened."""
+        state = cls(round, {})
+        for key, tensor in flat.items():
+            kind, _, rest = key.partition("/")
+            if kind == "server":
+                state.server[rest] = tensor
+                continue
+            index, _, rest = rest.partition("/")
+            client = state.clients.setdefault(int(index), ClientState())
+            if rest:
+                part, _, name = rest.partition("/")
+                getattr(client, part)[name] = tensor
+        return state
+
+
+class ResumePoints:
+    """The last two states of a run on disk, outside DVC's outputs.
+
+    Args:
+        folder: named after the run's fingerprint, so that other settings never meet them.
+    """
+
+    KEEP = 2
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: State) -> None:
+        """Write a state atomically, its checksum in the file's name, and drop the oldest."""
+        temporary = self.folder / "writing.safetensors"
+        write_tensors(temporary, state.tensors())
+        checksum = sha256_file(temporary)[:16]
+        temporary.replace(self.folder / f"round-{state.round:06d}-{checksum}.safetensors")
+        for old in self._files()[: -self.KEEP]:
+            old.unlink()
+
+    def load(self, device: torch.device) -> State | None:
+        """The newest state whose content is what was written; None where there is none."""
+        for path in reversed(self._files()):
+            round, checksum = re.fullmatch(r"round-(\d+)-(\w+)", path.stem).groups()  # type: ignore[union-attr]
+            try:
+                if sha256_file(path).startswith(checksum):
+                    return State.from_tensors(int(round), read_tensors(path, device)[0])
+            except HetflError:
+                pass
+            path.unlink(missing_ok=True)
+        return None
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for path in self.folder.glob("*"):
+            path.unlink()
+        if self.folder.exists():
+            self.folder.rmdir()
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*-*.safetensors"))

@@ -1,0 +1,126 @@
+"""Atomic writes and checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from hetfl.errors import HetflError
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that replaces it when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside ``path`` that replaces it when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """:func:`write_bytes` for text."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """:func:`write_text` for JSON, indented, with a final newline."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        HetflError: the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
+    except json.JSONDecodeError as error:
+        raise HetflError(f"{path}: is not JSON ({error}); delete it and run dvc repro again") from error
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors as safetensors, atomically, moved to the CPU."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(contiguous, dict(metadata or {})))
+
+
+def read_tensors(
+    path: Path, device: torch.device | str = "cpu"
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Read named tensors and their metadata from a safetensors file.
+
+    Raises:
+        HetflError: the file is missing or is not valid safetensors.
+    """
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
+    except SafetensorError as error:
+        raise HetflError(
+            f"{path}: is not a valid safetensors file ({error}); delete it and make it again"
+        ) from error
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's content, in hex.
+
+    Raises:
+        HetflError: the file is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
+
+
+def sha256_json(content: Any) -> str:
+    """The SHA-256 of a value's canonical JSON form, in hex."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,62 @@
+"""The message: whatever crosses between client and server, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+"""State of any kind: a flat mapping from names to tensors."""
+
+
+class Message(Mapping[str, Tensor]):
+    """A flat, ordered mapping from names to tensors.
+
+    Communication cost is measured on it: ``elements`` is what the papers count, ``nbytes`` is the length of the
+    tensors' serialised content (names, shapes and framing are not counted, as in the papers).
+    """
+
+    def __init__(self, tensors: Tensors = {}) -> None:  # noqa: B006 - never mutated
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def size(self) -> Size:
+        """Elements and bytes of the content."""
+        tensors = self._tensors.values()
+        return Size(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
+
+    def to_bytes(self) -> bytes:
+        """The message as safetensors."""
+        return save({name: tensor.cpu().contiguous() for name, tensor in self._tensors.items()})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Message:
+        """The message that :meth:`to_bytes` wrote."""
+        return cls(load(content))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in self._tensors.items())
+        return f"Message({inside})"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size of communication: tensor elements and bytes."""
+
+    elements: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.elements + other.elements, self.bytes + other.bytes)

@@ -1,0 +1,260 @@
+"""The contract of a federated method.
+
+A method says what a client optimises, what it sums over its data, what is sent and how the server combines it. It
+never loops over batches, owns an optimiser or moves tensors between devices: engines do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.config import Settings, validate
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.errors import unknown
+from hetfl.message import Message, Tensors
+from hetfl.models.base import Model, ModelOptions
+
+
+class MethodSettings(Settings):
+    """What every method has: the rounds and the clients' local training."""
+
+    rounds: int = Field(default=10, ge=1, description="global rounds")
+    participation: float = Field(default=1.0, gt=0, le=1, description="share of clients in a round")
+    local_epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=16, ge=1)
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(default=0.01, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-4, ge=0)
+    keep_optimiser: bool = Field(
+        default=False, description="clients keep the optimiser's state between rounds"
+    )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes:
+        trains: the parameter groups that train; everything else stands still.
+        epochs: passes over the client's data.
+        batch_size: samples a step; the last batch of an epoch may be smaller.
+        optimiser: ``sgd`` or ``adam`` and its settings.
+        keep_optimiser: whether the optimiser's state outlives the round.
+    """
+
+    trains: tuple[str, ...]
+    epochs: int
+    batch_size: int
+    optimiser: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    keep_optimiser: bool
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client knows about itself.
+
+    Attributes:
+        index: its number, from 0.
+        model: its architecture and frozen weights.
+        class_counts: [C] int64, its training samples per class.
+    """
+
+    index: int
+    model: Model
+    class_counts: Tensor
+
+    @property
+    def samples(self) -> int:
+        """|D_k|, its number of training samples."""
+        return int(self.class_counts.sum())
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a client gathers in one sweep over its data after training.
+
+    Attributes:
+        sums: tensors that are added up over batches.
+        rows: tensors with one row per sample, concatenated over batches in the order of the client's data.
+    """
+
+    sums: Tensors = field(default_factory=dict)
+    rows: Tensors = field(default_factory=dict)
+
+
+class Method(ABC):
+    """One federated method. Stateless: settings in, mappings of tensors through.
+
+    Class attributes declare what the support matrix and the tests need to know.
+
+    Attributes:
+        title: the name the field uses.
+        source: authors, venue, equations.
+        heterogeneous: whether clients may have different architectures.
+        travels: what crosses between clients and server.
+        evaluates: ``client``, each client's own parameters; or ``global``, what the server would send out now.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    heterogeneous: ClassVar[bool] = True
+    travels: ClassVar[str]
+    evaluates: ClassVar[Literal["client", "global"]] = "client"
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+
+    def __init__(self, settings: MethodSettings, num_classes: int) -> None:
+        self.settings: Any = settings
+        self.num_classes = num_classes
+
+    @abstractmethod
+    def model_options(self) -> ModelOptions:
+        """How the method wants a backbone fitted out."""
+
+    @abstractmethod
+    def trains(self) -> tuple[str, ...]:
+        """The parameter groups that local training changes."""
+
+    def keeps(self) -> tuple[str, ...]:
+        """The parameter groups that a client remembers from round to round; the others come with the downlink."""
+        return self.trains()
+
+    def phases(self, round: int) -> Sequence[Phase]:
+        """The stretches of local training in a round (1-based)."""
+        s = self.settings
+        return [
+            Phase(
+                self.trains(),
+                s.local_epochs,
+                s.batch_size,
+                s.optimiser,
+                s.lr,
+                s.momentum,
+                s.weight_decay,
+                s.keep_optimiser,
+            )
+        ]
+
+    def register(self, client: Client) -> Message:
+        """What a client tells the server once, before the first round."""
+        return Message()
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        """The server's state before the first round.
+
+        Args:
+            models: the architecture of every client.
+            registrations: what each client sent with :meth:`register`.
+            draws: keyed randomness of round 0.
+        """
+        return {}
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        """What the server sends to one participant at the start of a round."""
+        return Message()
+
+    def receive(self, message: Message) -> Tensors:
+        """A downlink in the form that the other functions read; called once a round."""
+        return message
+
+    def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
+        """A client's parameters after it took over what it received; untouched tensors stay the same objects."""
+        return dict(params)
+
+    @abstractmethod
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+        """What a client minimises on a batch: a scalar, pure."""
+
+    def wants_statistics(self) -> bool:
+        """Whether a client sweeps its data after training."""
+        return False
+
+    def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        """What one batch adds to the sweep after training."""
+        return Statistics()
+
+    def uplink(self, client: Client, params: Tensors, statistics: Statistics) -> Message:
+        """What a participant sends at the end of a round."""
+        return Message()
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """The server's next state from the participants' messages, by client."""
+        return dict(server)
+
+    def predict(self, model: Model, params: Tensors, images: Tensor, received: Tensors) -> Tensor:
+        """The method's own inference rule: a score per class [B, C], the largest wins."""
+        return model(params, images).logits
+
+    def diagnostics(self, server: Tensors) -> dict[str, float]:
+        """Figures about the server's state worth keeping with each round."""
+        return {}
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """The mean cross-entropy of a batch."""
+    return batch.mean(F.cross_entropy(logits, batch.labels, reduction="none"))
+
+
+def weighted_mean(messages: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
+    """The mean of equally named tensors; weights [n] are normalised over those given, sums run in float64."""
+    share = (weights.to(torch.float64) / weights.sum()).tolist()
+    mean = {}
+    for name, first in messages[0].items():
+        total = sum(w * message[name].to(torch.float64) for w, message in zip(share, messages, strict=True))
+        mean[name] = torch.as_tensor(total).to(first.dtype)
+    return mean
+
+
+METHODS: dict[str, type[Method]] = {}
+"""Every method by name; filled by :func:`register_method`."""
+
+M = TypeVar("M", bound=type[Method])
+
+
+def register_method(name: str) -> Callable[[M], M]:
+    """Class decorator: make a method known under ``name``."""
+
+    def add(cls: M) -> M:
+        METHODS[name] = cls
+        return cls
+
+    return add
+
+
+def method_class(name: str, where: str = "") -> type[Method]:
+    """Look a method up.
+
+    Raises:
+        HetflError: there is none of that name.
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, where)
+    return METHODS[name]
+
+
+def create(
+    name: str, settings: Mapping[str, Any] | MethodSettings, num_classes: int, where: str = ""
+) -> Method:
+    """Make a method from its name and raw or resolved settings.
+
+    Raises:
+        HetflError: unknown name, or a setting is unknown or out of range.
+    """
+    cls = method_class(name, where)
+    if not isinstance(settings, MethodSettings):
+        settings = validate(cls.Settings, dict(settings), where or f"{name}: settings")
+    return cls(settings, num_classes)

@@ -1,0 +1,29 @@
+"""FedProx: FedAvg plus a proximal term that holds clients near the server's weights."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.data.batches import Batch
+from hetfl.message import Tensors
+from hetfl.methods.base import register_method
+from hetfl.methods.fedavg import FedAvg
+from hetfl.models.base import Model
+
+
+@register_method("fedprox")
+class FedProx(FedAvg):
+    """Li et al., MLSys 2020: the client adds (mu/2) ||w - W||^2, W being the weights it received."""
+
+    title = "FedProx"
+    source = "Li et al., MLSys 2020"
+
+    class Settings(FedAvg.Settings):
+        """``mu``: weight of the proximal term; 0 is FedAvg."""
+
+        mu: float = Field(default=0.01, ge=0)
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+        distance = sum((params[name] - received[name]).square().sum() for name in received)
+        return super().objective(model, params, batch, received) + self.settings.mu / 2 * distance

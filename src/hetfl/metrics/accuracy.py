@@ -1,0 +1,57 @@
+"""The accuracy family, from one confusion matrix per client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def summary(confusion: np.ndarray) -> dict[str, Any]:
+    """Accuracy over clients and within them, as fractions.
+
+    Args:
+        confusion: [K, C, C] int64, rows are true classes, columns predicted ones.
+
+    Returns:
+        ``accuracy`` of each client, their ``average``, ``lowest``, ``highest`` and population ``std``; ``pooled`` over
+        all samples; ``balanced_accuracy`` (mean recall of the classes present) and ``macro_f1``, each averaged over
+        clients.
+    """
+    correct, total = np.diagonal(confusion, axis1=1, axis2=2).sum(axis=1), confusion.sum(axis=(1, 2))
+    accuracy = correct / total
+    return {
+        "accuracy": accuracy.tolist(),
+        "average": float(accuracy.mean()),
+        "lowest": float(accuracy.min()),
+        "highest": float(accuracy.max()),
+        "std": float(accuracy.std()),
+        "pooled": float(correct.sum() / total.sum()),
+        "balanced_accuracy": float(np.nanmean(np.nanmean(per_class(confusion), axis=1))),
+        "macro_f1": float(np.mean([_macro_f1(matrix) for matrix in confusion])),
+    }
+
+
+def per_class(confusion: np.ndarray) -> np.ndarray:
+    """Recall of each client and class [K, C]; NaN where a client has no test sample of the class."""
+    samples = confusion.sum(axis=2)
+    correct = np.diagonal(confusion, axis1=1, axis2=2)
+    return np.divide(correct, samples, out=np.full(samples.shape, np.nan), where=samples > 0)
+
+
+def _macro_f1(matrix: np.ndarray) -> float:
+    # Imported late: training does not need scikit-learn's metrics.
+    from sklearn.metrics import f1_score
+
+    true, predicted = np.indices(matrix.shape)
+    present = np.flatnonzero(matrix.sum(axis=1))
+    return float(
+        f1_score(
+            true.ravel(),
+            predicted.ravel(),
+            sample_weight=matrix.ravel(),
+            labels=present,
+            average="macro",
+            zero_division=0,
+        )
+    )

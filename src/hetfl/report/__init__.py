@@ -1,0 +1,1 @@
+"""Tables, figures and the static site, made from run records and evaluations."""

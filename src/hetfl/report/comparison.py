@@ -1,0 +1,124 @@
+"""A fresh table against a reference: accuracies within a tolerance, message sizes exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isclose
+from typing import Any
+
+from tabulate import tabulate
+
+_SIZES = ("elements", "bytes")
+
+
+def compare_tables(
+    reference: Mapping[str, Any],
+    fresh: Mapping[str, Any],
+    accuracy_tolerance: float,
+    size_tolerance: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Compare two tables cell by cell.
+
+    Trainable parameters and message sizes must be equal to the element, except for messages whose size
+    depends on training (``size_depends_on_training``), which are compared within ``size_tolerance``.
+
+    Args:
+        reference: the table that is believed, as ``<name>.json`` holds it.
+        fresh: the table to check.
+        accuracy_tolerance: how far a value may move, in percentage points.
+        size_tolerance: how far a size that depends on training may move, as a fraction of the reference.
+
+    Returns:
+        One mapping per cell of either table: ``row``, ``column``, ``reference``, ``fresh`` and ``difference``
+        (percent, None where not run), ``sizes_equal`` (exactly), ``ok``, and ``problem`` (empty when ok).
+    """
+    old, new = (
+        {(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (reference, fresh)
+    )
+    return [
+        _compare(key, old.get(key, {}), new.get(key, {}), accuracy_tolerance, size_tolerance)
+        for key in dict.fromkeys([*old, *new])
+    ]
+
+
+def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A comparison as text for a terminal, with a closing line that says how many cells differ."""
+    header = ["row", "column", "reference", "fresh", "difference", "sizes", ""]
+    body = [
+        [
+            row["row"],
+            row["column"],
+            _number(row["reference"], ".2f"),
+            _number(row["fresh"], ".2f"),
+            _number(row["difference"], "+.2f"),
+            "equal" if row["sizes_equal"] else "differ",
+            row["problem"] or "ok",
+        ]
+        for row in rows
+    ]
+    differ = sum(not row["ok"] for row in rows)
+    summary = f"{differ} of {len(rows)} cells differ" if differ else f"all {len(rows)} cells agree"
+    align = ("left", "left", "right", "right", "right", "left", "left")
+    return (
+        f"{tabulate(body, header, tablefmt='simple', disable_numparse=True, colalign=align)}\n\n{summary}\n"
+    )
+
+
+def _compare(
+    key: tuple[str, str],
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    accuracy_tolerance: float,
+    size_tolerance: float,
+) -> dict[str, Any]:
+    before, after = old.get("value"), new.get("value")
+    difference = None if before is None or after is None else round(after - before, 6)
+    sizes_old, sizes_new = _sizes(old), _sizes(new)
+    problems = []
+    if not old or not new:
+        problems.append(f"missing in the {'fresh table' if old else 'reference'}")
+    elif (before is None) != (after is None):
+        problems.append(f"not run in the {'fresh table' if after is None else 'reference'}")
+    elif difference is not None:
+        if old["seeds"] != new["seeds"]:
+            problems.append(f"seeds {new['seeds']}, not {old['seeds']}")
+        if abs(difference) > accuracy_tolerance:
+            problems.append(f"accuracy moved by more than {accuracy_tolerance:g} points")
+        if old["parameters"] != new["parameters"]:
+            problems.append("trainable parameters differ")
+        loose = old["size_depends_on_training"] or new["size_depends_on_training"]
+        tolerance = size_tolerance if loose else 0.0
+        problems += [
+            f"{name} {sizes_new[name]:,}, not {size:,}"
+            for name, size in sizes_old.items()
+            if not _close(size, sizes_new[name], tolerance)
+        ]
+    row, column = key
+    return {
+        "row": row,
+        "column": column,
+        "reference": before,
+        "fresh": after,
+        "difference": difference,
+        "sizes_equal": sizes_old == sizes_new,
+        "ok": not problems,
+        "problem": "; ".join(problems),
+    }
+
+
+def _sizes(cell: Mapping[str, Any]) -> dict[str, float]:
+    sizes: dict[str, float] = {}
+    for way in ("up", "down"):
+        traffic = cell.get(way)
+        if traffic:
+            sizes |= {f"{way} {unit}": traffic[unit] for unit in _SIZES}
+            sizes |= {f"registration {way} {unit}": traffic["registration"][unit] for unit in _SIZES}
+    return sizes
+
+
+def _close(old: float, new: float, tolerance: float) -> bool:
+    return isclose(old, new, rel_tol=0.0, abs_tol=tolerance * abs(old))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -1,0 +1,242 @@
+"""The static site: one HTML file that holds every table, figure and partition and needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from math import floor
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hetfl.errors import HetflError
+from hetfl.files import read_json, write_text
+from hetfl.report import figures
+from hetfl.report.formats import (
+    WAYS,
+    best_cells,
+    cells_by_row,
+    show_bytes,
+    show_count,
+    show_parameters,
+    show_range,
+    show_seeds,
+    show_traffic,
+)
+
+_COLOURS = {
+    figures.INK: "ink",
+    figures.MUTED: "muted",
+    figures.GRID: "grid",
+    figures.PAPER: "paper",
+    figures.HEAT: "heat",
+    **{colour: f"series-{index}" for index, colour in enumerate(figures.SERIES)},
+}
+_CAPTIONS = {
+    "": "",
+    "-curves": "Client average accuracy after every round: mean over seeds, shaded from the lowest to the "
+    "highest seed.",
+    "-communication": "The same accuracy over the bytes that all clients together have sent and received so "
+    "far, registration included. A row that sends nothing is a dotted line at its last accuracy.",
+}
+
+
+def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Path, out: Path) -> Path:
+    """Write ``out/index.html`` from what the other stages left.
+
+    Every ``<name>.json`` of the tables folder becomes a section, with ``<name>-curves.svg`` and
+    ``<name>-communication.svg`` from the figures folder where they exist, and the heat maps
+    ``<dataset>/<split>-s<seed>/heatmap.svg`` of the first seed from the partitions folder.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        HetflError: a JSON file in the tables folder is not a table.
+    """
+    tables = [_read_table(path) for path in sorted(tables_folder.glob("*.json"))]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("index.html.jinja").render(
+        tables=[_table_view(table, figures_folder) for table in tables],
+        partitions=_partitions(tables, partitions_folder),
+    )
+    write_text(out / "index.html", page)
+    return out / "index.html"
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    table = read_json(path)
+    if not isinstance(table, dict) or not {"table", "title", "columns", "rows", "cells"} <= set(table):
+        raise HetflError(
+            f"{path}: is not a table (table, title, columns, rows and cells are needed); move it away"
+        )
+    for axis in ("rows", "columns"):
+        if isinstance(table[axis], list):
+            table[axis] = {name: name for name in table[axis]}
+    return table
+
+
+def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any]:
+    name, best = table["table"], best_cells(table)
+    lows = [cell["lowest"] for cell in table["cells"] if cell.get("lowest") is not None]
+    scale = min(90, floor(min(lows) / 10) * 10) if lows else 0
+    rows = []
+    for row, group in cells_by_row(table).items():
+        cells = list(group.values())
+        counts: list[float] = next(
+            (cell["parameters"]["per_client"] for cell in cells if cell.get("parameters")), []
+        )
+        rows.append(
+            {
+                "title": table["rows"][row],
+                "cells": [_cell_view(table, cell, (row, cell["column"]) in best, scale) for cell in cells],
+                "parameters": show_parameters(cells),
+                "per_client": ", ".join(map(show_count, counts)),
+                "traffic": [show_traffic(cells, way) for way in WAYS],
+                "registration": _registration(cells),
+            }
+        )
+    statuses = Counter(cell["status"] for cell in table["cells"])
+    return {
+        "name": name,
+        "title": table["title"],
+        "note": table.get("note", ""),
+        "columns": list(table["columns"].values()),
+        "rows": rows,
+        "scale": scale,
+        "has_bars": bool(lows),
+        "has_cost": any(cell.get("parameters") for cell in table["cells"]),
+        "varies": any("†" in size for row in rows for size, _ in row["traffic"]),
+        "done": len(table["cells"]) - statuses["not run"],
+        "total": len(table["cells"]),
+        "verdicts": [
+            (status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]
+        ],
+        "figures": _figures(name, table["title"], figures_folder),
+        "provenance": _provenance(table),
+    }
+
+
+def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, scale: float) -> dict[str, Any]:
+    view = {
+        "id": re.sub(r"[^A-Za-z0-9_-]", "-", f"{table['table']}--{cell['row']}--{cell['column']}"),
+        "column": table["columns"][cell["column"]],
+        "status": cell["status"],
+        "printed": None if cell["printed"] is None else f"{cell['printed']:g}",
+        "best": best,
+        "value": None,
+        "runs": [],
+    }
+    if cell["value"] is None:
+        return view
+    runs = cell.get("provenance") or []
+    view |= {
+        "value": f"{cell['value']:.1f}",
+        "exact": f"{cell['value']:.2f}",
+        "std": _number(cell.get("std"), ".1f"),
+        "range": show_range(cell),
+        "missing": show_seeds(table, cell),
+        "seeds": ", ".join(map(str, cell["seeds"])),
+        "best_round": _number(cell.get("best"), ".2f"),
+        "last_round": _number(cell.get("last"), ".2f"),
+        "runs": [run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.2f}"} for run in runs],
+    }
+    if cell.get("lowest") is not None:
+        left, middle, right = (
+            100 * (cell[key] - scale) / (100 - scale) for key in ("lowest", "value", "highest")
+        )
+        view["bar"] = {"left": f"{left:.2f}", "width": f"{right - left:.2f}", "middle": f"{middle:.2f}"}
+    return view
+
+
+def _registration(cells: list[Mapping[str, Any]]) -> str:
+    """The largest registration of a row over its columns, both ways, all clients."""
+    totals = {
+        way: max((cell[way]["registration"]["bytes"] for cell in cells if cell.get(way)), default=0)
+        for way in WAYS
+    }
+    return ", ".join(f"{show_bytes(total)} {way}" for way, total in totals.items() if total)
+
+
+def _figures(name: str, title: str, folder: Path) -> list[dict[str, Any]]:
+    return [
+        {
+            "svg": inline_svg(path, f"{title}{suffix.replace('-', ': ')}", f"{name}{suffix}"),
+            "caption": caption,
+        }
+        for suffix, caption in _CAPTIONS.items()
+        if (path := folder / f"{name}{suffix}.svg").exists()
+    ]
+
+
+def _partitions(tables: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Per data set, the heat maps of the first seed of each split that a table names."""
+    found: dict[str, dict[str, Markup]] = {}
+    for table in tables:
+        for dataset in table.get("provenance", {}).get("datasets", {}):
+            for column, title in table["columns"].items():
+                split = f"{column}-s{min(table['seeds'])}"
+                path = folder / dataset / split / "heatmap.svg"
+                if path.exists():
+                    maps = found.setdefault(dataset, {})
+                    maps.setdefault(split, inline_svg(path, f"{dataset}, {title}", f"{dataset}-{split}"))
+    return [{"dataset": dataset, "maps": list(maps.values())} for dataset, maps in found.items()]
+
+
+def _provenance(table: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What stands behind a table: names, each with its (value, SHA-256 or nothing) pairs."""
+    shared = table.get("provenance") or {}
+    if not shared.get("datasets"):
+        return []
+    checked = {key: list(shared[key].items()) for key in ("datasets", "weights", "partitions")}
+    plain = {
+        key: [(", ".join(map(str, shared[key])), "")] for key in ("models", "clients", "rounds", "engines")
+    }
+    versions = [f"{package} {' and '.join(found)}" for package, found in shared["versions"].items()]
+    pairs = {
+        "Data set, SHA-256": checked["datasets"],
+        "Models": plain["models"],
+        "Weights, SHA-256": checked["weights"],
+        "Partitions, SHA-256": checked["partitions"],
+        "Clients": plain["clients"],
+        "Rounds": plain["rounds"],
+        "Seeds": [(", ".join(map(str, table["seeds"])), "")],
+        "Engine": plain["engines"],
+        "Device": [(device, "") for device in shared["devices"]],
+        "Versions": [(", ".join(versions), "")],
+        "Commit": [(commit, "") for commit in shared["commits"]],
+    }
+    return [(name, values) for name, values in pairs.items() if values]
+
+
+def inline_svg(path: Path, label: str, prefix: str) -> Markup:
+    """One of our SVG files as part of a page: in the page's colours, its ids kept apart by a prefix."""
+    text = path.read_text()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    head, body = text.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    prefix = re.sub(r"[^A-Za-z0-9_-]", "-", prefix)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'href="#', f'href="#{prefix}-', body)
+    body = body.replace("url(#", f"url(#{prefix}-")
+    for colour, name in _COLOURS.items():
+        body = body.replace(colour, f"var(--{name})")
+    width = float(box.group().split()[2]) if box else 0.0
+    opening = Markup('<svg role="img" aria-label="{}" style="--width: {:.0f}pt" {}').format(
+        label, width, Markup(box.group() if box else "")
+    )
+    return opening + Markup(' xmlns:xlink="http://www.w3.org/1999/xlink">' + body.rstrip())
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

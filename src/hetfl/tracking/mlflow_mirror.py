@@ -1,0 +1,390 @@
+"""Run records shown in MLflow. The record is the truth; what is missing here can be made from it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from hetfl.errors import HetflError
+from hetfl.tracking.watch import Record, read_rounds, read_run
+
+# MLflow's own limits: characters of a parameter's value and of a name.
+MAX_VALUE = 6000
+MAX_NAME = 250
+# A chunk of each kind makes one call, which may hold 1000 entries.
+METRICS_PER_CALL, PARAMS_PER_CALL, TAGS_PER_CALL = 800, 100, 100
+MAX_CLIENT_CURVES = 20
+# Written last in every round: a round that has it has everything.
+MARKER = "bytes/up_total"
+
+# A mirror that is away must not hold up a run: fail fast, unless the user wants otherwise.
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+def sync(folders: Iterable[Path], root: Path = Path()) -> int:
+    """Bring MLflow up to date with run records: missing runs are made, incomplete ones completed.
+
+    Args:
+        folders: the cells' folders; those without a record are passed over.
+        root: the repository's root.
+
+    Returns:
+        The number of cells that have a run in MLflow now.
+
+    Raises:
+        HetflError: MLflow is not installed, cannot be reached, or refuses a record.
+    """
+    mirror = MlflowMirror(root)
+    count = 0
+    for folder in folders:
+        try:
+            count += mirror.mirror(folder) is not None
+        except HetflError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            remedy = "check MLFLOW_TRACKING_URI and the server, then run hetfl sync again"
+            raise HetflError(f"{folder}: not mirrored to MLflow ({reason}); {remedy}") from error
+    return count
+
+
+@dataclass
+class _Place:
+    """Where a cell stands in MLflow: the run, its state, and the last round that is there."""
+
+    run_id: str
+    fingerprint: str
+    status: str
+    last: int
+    evaluation: str
+
+
+class MlflowMirror:
+    """A watch subscriber that keeps one MLflow run per cell in step with the cell's record.
+
+    Runs go to ``MLFLOW_TRACKING_URI``, or to ``mlruns/mlflow.db`` below the root. MLflow is imported and the
+    database made when the first cell is written. Errors are raised; the watcher drops a mirror that raises.
+
+    Args:
+        root: the repository's root, where ``partitions`` and ``evaluations`` lie.
+        every: seconds between two writes of one running cell.
+    """
+
+    def __init__(self, root: Path = Path(), every: float = 2.0) -> None:
+        self.root = root.resolve()
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root}/mlruns/mlflow.db"
+        self._every = every
+        self._lock = FileLock(self.root / "mlruns" / ".lock", timeout=60)
+        self._client: Any = None
+        self._experiments: dict[str, str] = {}
+        self._places: dict[Path, _Place] = {}
+        self._written: dict[Path, float] = {}
+        self._behind: set[Path] = set()
+
+    def started(self, folder: Path, run: Record) -> None:
+        """A cell begins; short ones are written once, when they finish."""
+        self._behind.add(folder)
+        self._written[folder] = time.monotonic()
+
+    def round(self, folder: Path, run: Record, line: Record) -> None:
+        """A cell is one round further."""
+        self._behind.add(folder)
+        if time.monotonic() - self._written[folder] >= self._every:
+            self._write(folder)
+
+    def finished(self, folder: Path, run: Record) -> None:
+        """A cell is complete."""
+        self._write(folder)
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        for folder in sorted(self._behind):
+            self._write(folder)
+
+    def _write(self, folder: Path) -> None:
+        try:
+            self.mirror(folder)
+        except Exception:
+            # Closing a mirror that has failed must not fail again for every cell.
+            self._behind.clear()
+            raise
+        self._behind.discard(folder)
+        self._written[folder] = time.monotonic()
+
+    def mirror(self, folder: Path) -> str | None:
+        """Write to MLflow what it lacks of one cell; doing so twice changes nothing.
+
+        Returns:
+            The id of the cell's MLflow run, or None where the folder holds no record.
+
+        Raises:
+            HetflError: MLflow is not installed or the experiment was deleted in it.
+            Exception: whatever MLflow, its database or its server raise.
+        """
+        run = read_run(folder)
+        if run is None:
+            return None
+        client = self._open()
+        complete = run["status"] == "complete"
+        points = _points(run, read_rounds(folder))
+        place = self._places.get(folder)
+        if place is None or complete or place.fingerprint != run["fingerprint"]:
+            place = self._places[folder] = self._find_or_create(folder, run, points)
+        new = [metric for step, point in points.items() if step > place.last for metric in point.metrics()]
+        self._log(place.run_id, metrics=new)
+        place.last = max(place.last, *points)
+        if complete and place.status != "FINISHED":
+            for path, under in self._artifacts(folder, run):
+                client.log_artifact(place.run_id, str(path), under)
+            client.set_terminated(place.run_id, "FINISHED", _milliseconds(run["finished"]))
+            place.status = "FINISHED"
+        elif not complete and place.status != "RUNNING":
+            client.update_run(place.run_id, status="RUNNING")
+            place.status = "RUNNING"
+        if complete:
+            self._add_evaluation(place, run)
+        return place.run_id
+
+    def _open(self) -> Any:
+        if self._client is None:
+            for name, value in ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+            try:
+                from mlflow.tracking import MlflowClient
+            except ImportError as error:
+                raise HetflError("mlflow: is not installed; pip install 'hetfl[pipeline]'") from error
+            (self.root / "mlruns").mkdir(parents=True, exist_ok=True)
+            # Two processes that make a new database at once break it for good.
+            with self._lock:
+                client = MlflowClient(tracking_uri=self.uri)
+                client.search_experiments(max_results=1)
+            self._client = client
+        return self._client
+
+    def _experiment(self, name: str) -> str:
+        if name not in self._experiments:
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                remote = self.uri.startswith(("http", "databricks"))
+                location = None if remote else (self.root / "mlruns" / "artifacts").as_uri()
+                self._experiments[name] = self._client.create_experiment(name, artifact_location=location)
+            elif found.lifecycle_stage != "active":
+                remedy = f"mlflow experiments restore --experiment-id {found.experiment_id}, or mlflow gc"
+                raise HetflError(f"MLflow: experiment {name!r} was deleted; bring it back with {remedy}")
+            else:
+                self._experiments[name] = found.experiment_id
+        return self._experiments[name]
+
+    def _find_or_create(self, folder: Path, run: Record, points: Mapping[int, _Point]) -> _Place:
+        tags = _tags(folder, run)
+        where = " and ".join(f"tags.{key} = '{tags[key]}'" for key in ("row", "split", "seed"))
+        # A live mirror and a sync of the same cell must not both make its run.
+        with self._lock:
+            experiment = self._experiment(run["experiment"])
+            runs = self._client.search_runs([experiment], where, max_results=1000)
+            mine, last = None, -1
+            for found in runs:
+                if found.data.tags.get("fingerprint") == run["fingerprint"] and self._shows(found, points):
+                    history = self._client.get_metric_history(found.info.run_id, MARKER)
+                    mine, last = found, max((metric.step for metric in history), default=-1)
+                    break
+            if mine is None:
+                name = f"{run['row']}/{folder.name}"
+                start = _milliseconds(run["started"])
+                mine = self._client.create_run(experiment, start_time=start, tags=tags, run_name=name)
+            run_id = mine.info.run_id
+            for found in runs:
+                old = found.data.tags.get("superseded")
+                if found.info.run_id == run_id and old:
+                    self._client.delete_tag(run_id, "superseded")
+                elif found.info.run_id != run_id and not old:
+                    self._client.set_tag(found.info.run_id, "superseded", "true")
+        params = {key: value for key, value in _params(run).items() if key not in mine.data.params}
+        changed = {key: value for key, value in tags.items() if mine.data.tags.get(key) != value}
+        self._log(run_id, params=params, tags=changed)
+        evaluation = mine.data.tags.get("evaluation", "")
+        return _Place(run_id, run["fingerprint"], mine.info.status, last, evaluation)
+
+    def _shows(self, found: Any, points: Mapping[int, _Point]) -> bool:
+        """Whether a run's curves are the record's; if not, it shows an older training with these settings."""
+        for name in ("accuracy/average", "loss/average"):
+            for metric in self._client.get_metric_history(found.info.run_id, name):
+                point = points.get(metric.step)
+                value = point.values().get(name, math.nan) if point else math.nan
+                if math.isfinite(value) and not math.isclose(metric.value, value, rel_tol=1e-9):
+                    return False
+        return True
+
+    def _log(
+        self,
+        run_id: str,
+        metrics: Sequence[Any] = (),
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        from mlflow.entities import Param, RunTag
+
+        calls = zip_longest(
+            _chunks(metrics, METRICS_PER_CALL),
+            _chunks([Param(*item) for item in (params or {}).items()], PARAMS_PER_CALL),
+            _chunks([RunTag(*item) for item in (tags or {}).items()], TAGS_PER_CALL),
+            fillvalue=(),
+        )
+        for batch in calls:
+            self._client.log_batch(run_id, *batch)
+
+    def _artifacts(self, folder: Path, run: Record) -> Iterator[tuple[Path, str]]:
+        partition = self.root / "partitions" / run["dataset"] / f"{run['split']}-s{run['seed']}"
+        wanted = [
+            (partition / "heatmap.png", "partition"),
+            (partition / "card.json", "partition"),
+            (folder / "run.json", "record"),
+            (folder / "rounds.jsonl", "record"),
+            (folder / "model.safetensors", "checkpoint"),
+        ]
+        return ((path, under) for path, under in wanted if path.exists())
+
+    def _add_evaluation(self, place: _Place, run: Record) -> None:
+        from mlflow.entities import Metric
+
+        cell = f"{run['split']}-s{run['seed']}"
+        folder = self.root / "evaluations" / run["experiment"] / run["row"] / cell
+        try:
+            content = (folder / "metrics.json").read_bytes()
+        except FileNotFoundError:
+            return
+        checksum = hashlib.sha256(content).hexdigest()
+        if checksum == place.evaluation:
+            return
+        now = time.time_ns() // 1_000_000
+        final = [
+            Metric(_name(f"final/{name}"), float(value), now, run["rounds"])
+            for name, value in json.loads(content).items()
+            if _is_number(value)
+        ]
+        self._log(place.run_id, metrics=final)
+        for name in ("metrics.json", "per_class.csv"):
+            if (folder / name).exists():
+                self._client.log_artifact(place.run_id, str(folder / name), "evaluation")
+        self._log(place.run_id, tags={"evaluation": checksum})
+        place.evaluation = checksum
+
+
+@dataclass
+class _Point:
+    """One round of a cell as MLflow shows it."""
+
+    line: Record
+    totals: dict[str, int]
+    milliseconds: int
+
+    def values(self) -> dict[str, float]:
+        values = _curves(self.line) | self.totals
+        values[MARKER] = values.pop(MARKER)
+        return values
+
+    def metrics(self) -> Iterator[Any]:
+        from mlflow.entities import Metric
+
+        for name, value in self.values().items():
+            yield Metric(_name(name), float(value), self.milliseconds, self.line["round"])
+
+
+def _points(run: Record, lines: Iterable[Record]) -> dict[int, _Point]:
+    # Times come from the record, so that writing a point again is no second point.
+    clock = float(_milliseconds(run["started"]))
+    totals = {f"{unit}/{way}_total": 0 for unit in ("elements", "bytes") for way in ("up", "down")}
+    points = {}
+    for line in lines:
+        clock += 1000 * sum(line.get("seconds", {}).values())
+        for unit, way in (("elements", "up"), ("elements", "down"), ("bytes", "up"), ("bytes", "down")):
+            totals[f"{unit}/{way}_total"] += line[way][unit]
+        points[line["round"]] = _Point(line, totals.copy(), round(clock))
+    return points
+
+
+def _curves(line: Record) -> dict[str, float]:
+    values: dict[str, float] = {}
+    percent = [100 * value for value in line.get("accuracy") or ()]
+    if percent:
+        values["accuracy/average"] = sum(percent) / len(percent)
+        values["accuracy/lowest"] = min(percent)
+        values["accuracy/highest"] = max(percent)
+        if len(percent) <= MAX_CLIENT_CURVES:
+            values |= {f"accuracy/client-{client}": value for client, value in enumerate(percent)}
+    losses = [value for value in line.get("loss") or () if value is not None]
+    if losses:
+        values["loss/average"] = sum(losses) / len(losses)
+    seconds = line.get("seconds", {})
+    values |= {f"seconds/{phase}": value for phase, value in seconds.items()}
+    values["seconds/round"] = sum(seconds.values())
+    if line.get("peak_memory") is not None:
+        values["memory/peak_mib"] = line["peak_memory"] / 2**20
+    diagnostics = line.get("diagnostics") or {}
+    values |= {f"diagnostics/{name}": value for name, value in diagnostics.items() if _is_number(value)}
+    return values
+
+
+def _tags(folder: Path, run: Record) -> dict[str, str]:
+    counts: Counter[str] = Counter(run["models"])
+    models = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+    where = "/".join(folder.parts[-4:])
+    note = (
+        f"{run['title']} on {run['dataset']}, split {run['split']}, seed {run['seed']}: "
+        f"{run['clients']} clients ({models}), {run['rounds']} rounds. Record: `{where}`"
+    )
+    keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine")
+    return {
+        **{key: str(run[key]) for key in (*keys, "fingerprint") if run.get(key) is not None},
+        "models": models,
+        "mlflow.source.name": "hetfl",
+        "mlflow.note.content": note,
+    }
+
+
+def _params(run: Record) -> dict[str, str]:
+    named = {key: run.get(key, {}) for key in ("inputs", "parameters", "versions")}
+    return dict(_flatten({**run.get("settings", {}), **named}))
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield _name(f"{prefix}{key}"), text[:MAX_VALUE]
+
+
+def _name(name: str) -> str:
+    return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)[:MAX_NAME]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _milliseconds(when: str) -> int:
+    return round(datetime.fromisoformat(when).timestamp() * 1000)
+
+
+def _chunks(items: Sequence[Any], length: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + length] for start in range(0, len(items), length))

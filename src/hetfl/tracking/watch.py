@@ -1,0 +1,195 @@
+"""Follow runs while they train: the record on disk is the event stream, so nothing has to be told twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+Record = dict[str, Any]
+
+# How long an interrupted run waits for its subscribers, in seconds.
+GRACE = 5.0
+
+
+class Subscriber(Protocol):
+    """Something that wants to know what happens in the cells' folders; all calls come from one thread."""
+
+    def started(self, folder: Path, run: Record) -> None:
+        """A cell has a ``run.json``; called again if the cell is run anew."""
+
+    def round(self, folder: Path, run: Record, line: Record) -> None:
+        """One more line of ``rounds.jsonl``; every round once, in order."""
+
+    def finished(self, folder: Path, run: Record) -> None:
+        """``run.json`` says complete; all rounds were told before."""
+
+    def close(self) -> None:
+        """Nothing more will come. Called once, also after an error or an interruption."""
+
+
+def read_run(folder: Path) -> Record | None:
+    """A cell's ``run.json``, or None where there is none yet."""
+    try:
+        run: Record = json.loads((folder / "run.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return run
+
+
+def read_rounds(folder: Path) -> list[Record]:
+    """The complete lines of a cell's ``rounds.jsonl``, each round once, in order."""
+    try:
+        content = (folder / "rounds.jsonl").read_bytes()
+    except FileNotFoundError:
+        return []
+    rounds = {line["round"]: line for line in _complete_lines(content)}
+    return [rounds[number] for number in sorted(rounds)]
+
+
+class Watcher:
+    """Tells subscribers what happens in cell folders while the ``with`` block runs.
+
+    Every subscriber has its own thread and its own place in each record, so a slow or failing one holds up
+    nobody. One that raises is dropped with a line on stderr; the block itself never sees its error. Leaving
+    the block reads everything once more and closes the subscribers; leaving it by an exception waits for
+    them at most :data:`GRACE` seconds.
+
+    Args:
+        folders: the cells' folders; they need not exist yet.
+        subscribers: who wants to know.
+        interval: seconds between two looks at the folders.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], subscribers: Sequence[Subscriber], interval: float = 0.5
+    ) -> None:
+        self._followers = [_Follower(folders, subscriber, interval) for subscriber in subscribers]
+
+    def __enter__(self) -> Watcher:
+        for follower in self._followers:
+            follower.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for follower in self._followers:
+            follower.ending.set()
+        for follower in self._followers:
+            follower.join(None if kind is None else GRACE)
+            if follower.is_alive():
+                _warn(follower.subscriber, f"was still busy {GRACE:.0f} s after the interruption")
+
+
+class _Follower(threading.Thread):
+    def __init__(self, folders: Sequence[Path], subscriber: Subscriber, interval: float) -> None:
+        super().__init__(name=f"watch-{type(subscriber).__name__}", daemon=True)
+        self.subscriber = subscriber
+        self.ending = threading.Event()
+        self._cursors = [_Cursor(folder) for folder in folders]
+        self._interval = interval
+
+    def run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:
+            _warn(self.subscriber, f"stopped ({_one_line(error)})")
+        try:
+            self.subscriber.close()
+        except Exception as error:
+            _warn(self.subscriber, f"did not close ({_one_line(error)})")
+
+    def _follow(self) -> None:
+        last = False
+        while not last:
+            last = self.ending.is_set()
+            for cursor in self._cursors:
+                cursor.advance(self.subscriber)
+            if not last:
+                self.ending.wait(self._interval)
+
+
+class _Cursor:
+    """How far one subscriber has read one cell's record."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp: tuple[int, ...] | None = None
+        self._run: Record | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._offset, self._last, self._done = 0, -1, False
+
+    def advance(self, subscriber: Subscriber) -> None:
+        """Tell the subscriber everything that is new."""
+        run = self._read_run()
+        if run is None:
+            return
+        if run is not self._run:
+            before, self._run = self._run, run
+            rerun = self._done and run["status"] != "complete"
+            if before is None or before["fingerprint"] != run["fingerprint"] or rerun:
+                self._forget()
+                subscriber.started(self._folder, run)
+        if self._done:
+            return
+        for line in self._new_lines():
+            # A resumed run writes the rounds after its resume point again, with the same numbers.
+            if line["round"] > self._last:
+                self._last = line["round"]
+                subscriber.round(self._folder, run, line)
+        if run["status"] == "complete":
+            self._done = True
+            subscriber.finished(self._folder, run)
+
+    def _read_run(self) -> Record | None:
+        try:
+            stat = (self._folder / "run.json").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if stamp == self._stamp:
+            return self._run
+        self._stamp = stamp
+        return read_run(self._folder)
+
+    def _new_lines(self) -> Iterator[Record]:
+        try:
+            with (self._folder / "rounds.jsonl").open("rb") as file:
+                if self._offset:
+                    # If the file was cut and rewritten, the place reached before is no line's end any more.
+                    file.seek(self._offset - 1)
+                    if file.read(1) != b"\n":
+                        file.seek(0)
+                        self._offset = 0
+                content = file.read()
+        except FileNotFoundError:
+            return iter(())
+        self._offset += content.rfind(b"\n") + 1
+        return _complete_lines(content)
+
+
+def _complete_lines(content: bytes) -> Iterator[Record]:
+    for line in content.split(b"\n")[:-1]:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            # The half line of a killed process, ended by the next one.
+            continue
+
+
+def _warn(subscriber: Subscriber, what: str) -> None:
+    name = type(subscriber).__name__
+    advice = "the training goes on and its record is complete; run `hetfl sync` afterwards to mirror it"
+    print(f"hetfl: {name} {what}; {advice}", file=sys.stderr)
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"

@@ -1,0 +1,91 @@
+"""A toy federation: three classes of 8x8 images that a tiny ViT can learn in a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hetfl.data.partitions import Partition
+from hetfl.data.store import Dataset, Split
+from hetfl.draws import Draws, seeded_library_code
+from hetfl.federation.federation import build_federation
+from hetfl.federation.sequential import Sequential
+from hetfl.files import write_tensors
+from hetfl.methods import create
+from hetfl.models.registry import DIGITS_VITS, creator, weights_path
+
+CLASSES = 3
+GROUPS = {
+    "homogeneous": ["digits_vit_base"] * 3,
+    "heterogeneous": ["digits_vit_small", "digits_vit_base", "digits_vit_large"],
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden curves")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with random weights of every digits backbone."""
+    folder = tmp_path_factory.mktemp("weights")
+    for number, name in enumerate(DIGITS_VITS):
+        with seeded_library_code(number):
+            write_tensors(weights_path(name, folder), creator(name)().state_dict())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy_data() -> Dataset:
+    """60 training and 30 test images of three noisy patterns."""
+    rng = Draws(0).numpy("toy")
+    patterns = rng.integers(0, 256, (CLASSES, 8, 8, 1))
+
+    def split(samples: int) -> Split:
+        labels = np.arange(samples) % CLASSES
+        noisy = 0.5 * patterns[labels] + 0.5 * rng.integers(0, 256, (samples, 8, 8, 1))
+        return Split(noisy.astype(np.uint8), labels.astype(np.int64))
+
+    return Dataset("toy", "Toy", ("a", "b", "c"), {"train": split(60), "test": split(30)}, "toy")
+
+
+@pytest.fixture(scope="session")
+def toy_partition() -> Partition:
+    """Three clients with 15, 19 and 26 samples; the first has none of class 2."""
+    labels = np.arange(60) % CLASSES
+    first = np.flatnonzero(labels < 2)[:15]
+    rest = np.setdiff1d(np.arange(60), first)
+    return Partition((first, rest[:19], rest[19:]), None)
+
+
+Engine = Callable[..., Sequential]
+
+
+@pytest.fixture
+def toy_engine(weights: Path, toy_data: Dataset, toy_partition: Partition) -> Engine:
+    """Builds an engine for ``(method, group, **settings)`` on the toy federation."""
+
+    def build(
+        method: str,
+        group: str = "homogeneous",
+        dtype: torch.dtype = torch.float32,
+        partition: Partition | None = None,
+        **settings: Any,
+    ) -> Sequential:
+        made = create(method, {"rounds": 3, "batch_size": 8, **settings}, CLASSES)
+        federation = build_federation(
+            made, GROUPS[group], toy_data, partition or toy_partition, weights, torch.device("cpu"), dtype
+        )
+        return Sequential(made, federation)
+
+    return build

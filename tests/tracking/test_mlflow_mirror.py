@@ -1,0 +1,356 @@
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hetfl.errors import HetflError
+from hetfl.tracking import MlflowMirror, Watcher, sync
+
+
+def make_run(experiment, row="fedhpl", split="iid", seed=0, status="complete", **changes):
+    run = {
+        "status": status,
+        "fingerprint": f"{row}-{split}-{seed}",
+        "experiment": experiment,
+        "row": row,
+        "title": "FedHPL",
+        "paper": "fedhpl",
+        "table": experiment,
+        "method": "fedhpl",
+        "dataset": "digits",
+        "split": split,
+        "seed": seed,
+        "models": ["digits_vit_base"] * 5,
+        "settings": {
+            "optimizer": {"lr": 0.05, "name": "sgd"},
+            "prompts": [1, 2],
+            "long": "x" * 7000,
+            "no": None,
+        },
+        "rounds": 5,
+        "clients": 5,
+        "inputs": {"dataset": "d1", "partition": "p1", "weights": {"digits_vit_base": "w1"}},
+        "parameters": {"trainable": [1634] * 5, "total": [20000] * 5},
+        "versions": {"hetfl": "0.1.0", "python": "3.11.7"},
+        "device": "cpu: test",
+        "engine": "sequential",
+        "commit": "abc123",
+        "started": "2026-05-01T10:00:00Z",
+        **changes,
+    }
+    if status == "complete":
+        run["finished"] = "2026-05-01T10:01:00Z"
+    return run
+
+
+def make_line(number, clients=5, shift=0.0):
+    line = {"round": number, "participants": list(range(clients)), "down": {"elements": 0, "bytes": 0}}
+    if number == 0:
+        return line | {"up": {"elements": 5, "bytes": 20}, "seconds": {"register": 0.1}}
+    return line | {
+        "accuracy": [0.5 + shift + (number + client) / 100 for client in range(clients)],
+        "loss": [0.4, None, 0.6],
+        "up": {"elements": 8800, "bytes": 35200},
+        "seconds": {"train": 0.5, "statistics": 0.1, "server": 0.0, "evaluate": 0.2},
+        "peak_memory": 3 * 2**20,
+        "diagnostics": {"valid classes!": 10.0, "text": "no"},
+    }
+
+
+def write_cell(root: Path, run, rounds=6, **kind) -> Path:
+    folder = root / "runs" / run["experiment"] / run["row"] / f"{run['split']}-s{run['seed']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rounds.jsonl").write_text(
+        "".join(json.dumps(make_line(number, **kind)) + "\n" for number in range(rounds))
+    )
+    if run["status"] == "complete":
+        (folder / "model.safetensors").write_bytes(b"weights")
+    temporary = folder / "run.json.new"
+    temporary.write_text(json.dumps(run))
+    temporary.replace(folder / "run.json")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def sync_in_a_process(root: Path, folder: Path) -> subprocess.Popen:
+    code = (
+        "import sys, pathlib, hetfl.tracking as t; print(t.sync([pathlib.Path(sys.argv[1])], pathlib.Path()))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, folder],
+        cwd=root,
+        env={name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def racers(tmp_path_factory):
+    """What two processes said that made one database at the same time, and where."""
+    # A space in the path must not matter.
+    root = tmp_path_factory.mktemp("a checkout")
+    folders = [write_cell(root, make_run("race", seed=seed)) for seed in range(2)]
+    processes = [sync_in_a_process(root, folder) for folder in folders]
+    said = [(process.communicate(timeout=120), process.returncode) for process in processes]
+    return root, said
+
+
+@pytest.fixture(scope="module")
+def root(racers):
+    # One database serves all tests, each with its own experiment.
+    return racers[0]
+
+
+@pytest.fixture(scope="module")
+def client(root):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return MlflowMirror(root)._open()
+
+
+def runs_of(client, experiment):
+    found = client.get_experiment_by_name(experiment)
+    return client.search_runs([found.experiment_id]) if found else []
+
+
+def history(client, run, name):
+    return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
+
+
+def artifacts(client, run, under=None):
+    for entry in client.list_artifacts(run.info.run_id, under):
+        if entry.is_dir:
+            yield from artifacts(client, run, entry.path)
+        else:
+            yield entry.path
+
+
+def test_two_processes_make_the_database_at_once(racers, client):
+    root, said = racers
+    assert said == [(("1\n", ""), 0)] * 2
+    assert len(runs_of(client, "race")) == 2
+    assert sorted(path.name for path in (root / "mlruns").iterdir()) == [".lock", "artifacts", "mlflow.db"]
+
+
+def test_a_complete_cell(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name))
+    partition = root / "partitions" / "digits" / "iid-s0"
+    partition.mkdir(parents=True)
+    (partition / "card.json").write_text("{}")
+    (partition / "heatmap.png").write_bytes(b"png")
+    assert sync([folder, folder.with_name("absent")], root) == 1
+
+    (run,) = runs_of(client, name)
+    assert run.info.run_name == "fedhpl/iid-s0"
+    assert run.info.status == "FINISHED"
+    assert run.info.end_time - run.info.start_time == 60_000
+    tags = run.data.tags
+    assert tags["models"] == "5 x digits_vit_base"
+    assert (tags["seed"], tags["fingerprint"], tags["commit"]) == ("0", "fedhpl-iid-0", "abc123")
+    assert "superseded" not in tags and "FedHPL on digits" in tags["mlflow.note.content"]
+    params = run.data.params
+    assert (params["optimizer.lr"], params["optimizer.name"], params["no"]) == ("0.05", "sgd", "null")
+    assert params["prompts"] == "[1, 2]" and len(params["long"]) == 6000
+    assert params["inputs.weights.digits_vit_base"] == "w1" and params["versions.python"] == "3.11.7"
+
+    accuracy = history(client, run, "accuracy/average")
+    assert [step for step, _ in accuracy] == [1, 2, 3, 4, 5]
+    assert math.isclose(accuracy[0][1], 53.0) and math.isclose(accuracy[4][1], 57.0)
+    final = run.data.metrics
+    assert math.isclose(final["accuracy/lowest"], 55.0) and math.isclose(final["accuracy/client-4"], 59.0)
+    assert history(client, run, "bytes/up_total") == [(n, 20 + 35200 * n) for n in range(6)]
+    assert history(client, run, "elements/up_total")[-1] == (5, 44005)
+    assert math.isclose(final["loss/average"], 0.5) and math.isclose(final["seconds/round"], 0.8)
+    assert final["memory/peak_mib"] == 3 and final["diagnostics/valid classes_"] == 10
+    assert set(artifacts(client, run)) == {
+        "partition/card.json",
+        "partition/heatmap.png",
+        "record/run.json",
+        "record/rounds.jsonl",
+        "checkpoint/model.safetensors",
+    }
+    assert run.info.artifact_uri.startswith((root / "mlruns" / "artifacts").as_uri())
+
+
+def test_again_changes_nothing(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name))
+    sync([folder], root)
+    (before,) = runs_of(client, name)
+    sync([folder], root)
+    (after,) = runs_of(client, name)
+    assert after.to_dictionary() == before.to_dictionary()
+    assert len(history(client, after, "seconds/train")) == 5
+
+
+def test_killed_and_continued(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name, status="running"), rounds=4)
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "accu')
+    mirror = MlflowMirror(root)
+    mirror.mirror(folder)
+    (run,) = runs_of(client, name)
+    assert run.info.status == "RUNNING"
+    assert [step for step, _ in history(client, run, "accuracy/average")] == [1, 2, 3]
+
+    write_cell(root, make_run(name, status="running", commit="def456"), rounds=2)
+    MlflowMirror(root).mirror(folder)
+    write_cell(root, make_run(name, commit="def456"))
+    MlflowMirror(root).mirror(folder)
+    (run,) = runs_of(client, name)
+    assert run.info.status == "FINISHED" and run.data.tags["commit"] == "def456"
+    assert [step for step, _ in history(client, run, "accuracy/average")] == [1, 2, 3, 4, 5]
+
+
+def test_killed_between_two_calls(root, client, request, monkeypatch):
+    name = request.node.name
+    monkeypatch.setattr("hetfl.tracking.mlflow_mirror.METRICS_PER_CALL", 7)
+    folder = write_cell(root, make_run(name))
+    mirror = MlflowMirror(root)
+    real, calls = mirror._open(), []
+
+    class Dying:
+        def __getattr__(self, method):
+            return getattr(real, method)
+
+        def log_batch(self, *batch):
+            calls.append(batch)
+            if len(calls) == 9:
+                raise ConnectionError("gone")
+            real.log_batch(*batch)
+
+    mirror._client = Dying()
+    with pytest.raises(ConnectionError):
+        mirror.mirror(folder)
+    sync([folder], root)
+    (run,) = runs_of(client, name)
+    for metric in run.data.metrics:
+        assert len(history(client, run, metric)) in (1, 5, 6)
+    assert run.data.params["versions.python"] == "3.11.7"
+
+
+def test_other_settings_supersede(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name, fingerprint="old"))
+    other = write_cell(root, make_run(name, seed=1))
+    sync([folder, other], root)
+    write_cell(root, make_run(name, fingerprint="new"))
+    sync([folder], root)
+    state = {run.data.tags["fingerprint"]: run.data.tags.get("superseded") for run in runs_of(client, name)}
+    assert state == {"old": "true", "new": None, "fedhpl-iid-1": None}
+    # Old results that come back, say from DVC's cache, are the cell's again.
+    write_cell(root, make_run(name, fingerprint="old"))
+    sync([folder], root)
+    state = {run.data.tags["fingerprint"]: run.data.tags.get("superseded") for run in runs_of(client, name)}
+    assert state == {"old": None, "new": "true", "fedhpl-iid-1": None}
+
+
+def test_same_settings_with_other_numbers_supersede(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name))
+    sync([folder], root)
+    write_cell(root, make_run(name), shift=0.1)
+    sync([folder], root)
+    sync([folder], root)
+    state = {
+        round(run.data.metrics["accuracy/average"]): run.data.tags.get("superseded")
+        for run in runs_of(client, name)
+    }
+    assert state == {57: "true", 67: None}
+
+
+def test_evaluation_may_come_later(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name))
+    sync([folder], root)
+    evaluation = root / "evaluations" / name / "fedhpl" / "iid-s0"
+    evaluation.mkdir(parents=True)
+    for accuracy in (91.5, 92.5):
+        metrics = {"accuracy": accuracy, "clients": 5, "per_client": [1, 2], "best": True}
+        (evaluation / "metrics.json").write_text(json.dumps(metrics))
+        (evaluation / "per_class.csv").write_text("class,accuracy\n")
+        sync([folder], root)
+        sync([folder], root)
+        (run,) = runs_of(client, name)
+        assert run.data.metrics["final/accuracy"] == accuracy
+    assert [value for _, value in history(client, run, "final/accuracy")] == [91.5, 92.5]
+    assert {name for name in run.data.metrics if name.startswith("final/")} == {
+        "final/accuracy",
+        "final/clients",
+    }
+    assert {"evaluation/metrics.json", "evaluation/per_class.csv"} <= set(artifacts(client, run))
+
+
+def test_mirrored_while_it_runs(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name, status="running"), rounds=2)
+    with Watcher([folder], [MlflowMirror(root, every=0.0)], interval=0.01):
+        limit = time.monotonic() + 10
+        while not (runs := runs_of(client, name)) or "accuracy/average" not in runs[0].data.metrics:
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        assert runs[0].info.status == "RUNNING"
+        write_cell(root, make_run(name, status="running"), rounds=5)
+        write_cell(root, make_run(name))
+    (run,) = runs_of(client, name)
+    assert run.info.status == "FINISHED" and len(history(client, run, "accuracy/average")) == 5
+
+
+def test_many_clients_and_rounds(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name, models=["a", "b"] * 15), rounds=120, clients=30)
+    sync([folder], root)
+    (run,) = runs_of(client, name)
+    assert "accuracy/client-0" not in run.data.metrics
+    assert run.data.tags["models"] == "15 x a, 15 x b"
+    assert len(history(client, run, "accuracy/highest")) == 119
+
+
+def test_a_deleted_experiment_is_named(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, make_run(name))
+    client.delete_experiment(client.create_experiment(name))
+    with pytest.raises(HetflError, match="was deleted"):
+        sync([folder], root)
+
+
+def test_cost_per_cell(root, client, request):
+    folders = [write_cell(root, make_run(request.node.name, seed=seed), clients=9) for seed in range(30)]
+    begin = time.perf_counter()
+    with Watcher(folders, [MlflowMirror(root)]):
+        pass
+    cost = (time.perf_counter() - begin) / len(folders)
+    print(f"\nmirror: {cost:.3f} s per cell of 6 rounds x 20 metrics")
+    assert len(runs_of(client, request.node.name)) == 30
+    assert cost < 1.0
+
+
+def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    folders = [write_cell(tmp_path, make_run("away", seed=seed)) for seed in range(3)]
+    begin = time.monotonic()
+    with Watcher(folders, [MlflowMirror(tmp_path)]):
+        pass
+    assert time.monotonic() - begin < 10
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hetfl:")]
+    assert "MlflowMirror stopped" in line and "hetfl sync" in line
+    with pytest.raises(HetflError, match="not mirrored to MLflow"):
+        sync(folders, tmp_path)
+
+
+def test_importing_tracking_is_cheap():
+    code = "import sys, hetfl.tracking; assert not {'mlflow', 'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ, cwd=os.sep)
