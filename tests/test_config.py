@@ -125,9 +125,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "expected"), MISTAKES, ids=[f"{m[0]}={m[1]}"[-60:] for m in MISTAKES]
-)
+@pytest.mark.parametrize(("path", "value", "expected"), MISTAKES, ids=[f"{m[0]}={m[1]}"[-60:] for m in MISTAKES])
 def test_a_mistake_is_one_line_with_key_value_and_remedy(broken, path, value, expected):
     message = broken(path, value)
     assert message.startswith("params.yaml: ")

@@ -75,9 +75,7 @@ def list_cells(experiment: Experiment) -> None:
     rows = []
     for cell in cells(load_params(workspace.params), experiment):
         path = workspace.runs / cell.path / "run.json"
-        rows.append(
-            (cell.row, cell.split, cell.seed, read_json(path)["status"] if path.exists() else "not run")
-        )
+        rows.append((cell.row, cell.split, cell.seed, read_json(path)["status"] if path.exists() else "not run"))
     print(tabulate(rows, headers=["row", "split", "seed", "status"]))
 
 

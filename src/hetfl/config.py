@@ -76,9 +76,7 @@ def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others:
         return f"{unknown(name, str(context['tag']), known, _join(where, [*path, name]))}{more}"
     value = problem["input"]
     message = re.sub(r"^(Value error, |Input |List |String |Dictionary )", "", problem["msg"])
-    shown = (
-        repr(value) if not isinstance(value, dict | list) or len(repr(value)) < 60 else type(value).__name__
-    )
+    shown = repr(value) if not isinstance(value, dict | list) or len(repr(value)) < 60 else type(value).__name__
     return f"{_join(where, path)}: {shown} {message}{more}"
 
 
@@ -95,7 +93,7 @@ def _keys(raw: Any, location: tuple[str | int, ...]) -> list[str]:
         inside = isinstance(raw, dict) and part in raw or isinstance(raw, list) and isinstance(part, int)
         if inside or position == len(location) - 1:
             keys.append(str(part))
-        raw = raw[part] if inside else raw  # type: ignore[index]
+        raw = raw[part] if inside else raw
     return keys
 
 

@@ -81,17 +81,13 @@ def read_json(path: Path) -> Any:
         raise HetflError(f"{path}: is not JSON ({error}); delete it and run dvc repro again") from error
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as safetensors, atomically, moved to the CPU."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, save(contiguous, dict(metadata or {})))
 
 
-def read_tensors(
-    path: Path, device: torch.device | str = "cpu"
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read named tensors and their metadata from a safetensors file.
 
     Raises:
@@ -103,9 +99,7 @@ def read_tensors(
     except FileNotFoundError as error:
         raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
     except SafetensorError as error:
-        raise HetflError(
-            f"{path}: is not a valid safetensors file ({error}); delete it and make it again"
-        ) from error
+        raise HetflError(f"{path}: is not a valid safetensors file ({error}); delete it and make it again") from error
 
 
 def sha256_file(path: Path) -> str:

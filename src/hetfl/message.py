@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -39,12 +40,15 @@ class Message(Mapping[str, Tensor]):
 
     def to_bytes(self) -> bytes:
         """The message as safetensors."""
-        return save({name: tensor.cpu().contiguous() for name, tensor in self._tensors.items()})
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self._tensors.items()}
+        return save(tensors, {"order": json.dumps(list(tensors))})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
         """The message that :meth:`to_bytes` wrote."""
-        return cls(load(content))
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return cls({name: tensors[name] for name in json.loads(header["__metadata__"]["order"])})
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in self._tensors.items())

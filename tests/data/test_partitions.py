@@ -41,9 +41,7 @@ def labels_of(sizes: list[int], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(labels)
 
 
-def cut(
-    scheme: Scheme, labels: np.ndarray, seed: int = 0, test_labels: np.ndarray | None = None
-) -> Partition:
+def cut(scheme: Scheme, labels: np.ndarray, seed: int = 0, test_labels: np.ndarray | None = None) -> Partition:
     test_labels = labels if test_labels is None else test_labels
     return make_partition(scheme, labels, test_labels, int(labels.max()) + 1, Draws(seed))
 
@@ -79,9 +77,7 @@ def test_dirichlet_uses_every_sample_once(
 ) -> None:
     labels = labels_of(sizes)
     for mode in ("share", "literal"):
-        partition = cut(
-            Dirichlet(clients=clients, alpha=alpha, alpha_mode=mode, minimum=minimum), labels, seed
-        )
+        partition = cut(Dirichlet(clients=clients, alpha=alpha, alpha_mode=mode, minimum=minimum), labels, seed)
         assert_covers(partition.train, len(labels))
         counts = partition.class_counts(labels, len(sizes))
         assert (counts.sum(0) == sizes).all()

@@ -126,9 +126,7 @@ def test_changed_card_is_found_by_verification(tmp_path: Path) -> None:
         (lambda content: b"x" * len(content), "is not an array file of numpy"),
     ],
 )
-def test_damaged_file_is_found_on_reading(
-    tmp_path: Path, damage: Callable[[bytes], bytes], message: str
-) -> None:
+def test_damaged_file_is_found_on_reading(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
     write(tmp_path / "tiny")
     path = tmp_path / "tiny" / "train-images.npy"
     path.write_bytes(damage(path.read_bytes()))
@@ -172,9 +170,7 @@ def test_digits_are_scikit_learns(digits: Dataset) -> None:
     )
     splits = digits.splits.values()
     found = sorted(
-        (label, image.tobytes())
-        for split in splits
-        for image, label in zip(split.images, split.labels, strict=True)
+        (label, image.tobytes()) for split in splits for image, label in zip(split.images, split.labels, strict=True)
     )
     assert found == expected
     assert {name: split.images.shape for name, split in digits.splits.items()} == {

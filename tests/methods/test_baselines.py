@@ -66,9 +66,7 @@ def test_fedprox_holds_clients_near_the_server(toy_engine):
         before, _ = start(engine, Draws(0))
         after, _ = play_round(engine, before, Draws(0).at(1))
         return sum(
-            (after.server[n] - before.server[n]).square().sum().item()
-            for n in before.server
-            if n != "samples"
+            (after.server[n] - before.server[n]).square().sum().item() for n in before.server if n != "samples"
         )
 
     assert moved(10.0) < moved(1.0) < moved(0.0)
@@ -119,7 +117,7 @@ def test_fedproto_objective_and_prediction(fedproto):
         "prototypes": torch.tensor([[2.0, 1], [0, 0], [0, 4]]),
         "valid": torch.tensor([True, False, True]),
     }
-    features = torch.tensor([[0.0, 1], [5, 5], [0, 1]])
+    features = torch.tensor([[0.0, 1], [1, 5], [0, 1]])
     batch = Batch(features, torch.tensor([0, 1, 2]))
 
     def model(params, images):

@@ -29,9 +29,7 @@ G_LITERAL = [[2.047619, 0.285714, 0.095238], [0.125, 1.25, 0.25], [0, 0, 0]]
 
 def raw(client: int) -> Message:
     logits, labels = UPLOADS[client]
-    return Message(
-        {"logits": torch.tensor(logits).float(), "labels": torch.tensor(labels, dtype=torch.int32)}
-    )
+    return Message({"logits": torch.tensor(logits).float(), "labels": torch.tensor(labels, dtype=torch.int32)})
 
 
 def averaged(client: int) -> Message:
@@ -120,9 +118,7 @@ def test_squared_temperature_scales_the_distillation_term(toy_engine):
     received = {"logits": torch.randn(3, 3), "valid": torch.ones(3, dtype=torch.bool)}
     ce = plain.method.objective(model, params, batch, {})
     kd = plain.method.objective(model, params, batch, received) - ce
-    assert torch.allclose(
-        scaled.method.objective(model, params, batch, received) - ce, kd * 4.5**2, rtol=1e-4
-    )
+    assert torch.allclose(scaled.method.objective(model, params, batch, received) - ce, kd * 4.5**2, rtol=1e-4)
 
 
 def uplinks(engine, round: int = 1) -> dict[int, Message]:
@@ -134,10 +130,7 @@ def uplinks(engine, round: int = 1) -> dict[int, Message]:
     from hetfl.federation.state import ClientState
 
     clients = range(len(engine.federation.clients))
-    visits = [
-        Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k))
-        for k in clients
-    ]
+    visits = [Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k)) for k in clients]
     return {update.client: update.uplink for update in engine.train(visits, draws.at(round))}
 
 
@@ -185,8 +178,7 @@ def test_gamma_zero_is_local(toy_engine, group):
     assert zero_line["accuracy"] == local_line["accuracy"]
     for k in range(3):
         assert all(
-            torch.equal(zero.clients[k].params[n], local.clients[k].params[n])
-            for n in local.clients[k].params
+            torch.equal(zero.clients[k].params[n], local.clients[k].params[n]) for n in local.clients[k].params
         )
     assert local_line["up"] == local_line["down"] == {"elements": 0, "bytes": 0}
 
@@ -213,9 +205,7 @@ def test_sharing_changes_nothing_where_every_client_is_alone_with_its_width(toy_
     assert accuracies[0] == accuracies[1]
 
 
-@pytest.mark.parametrize(
-    ("share", "names"), [("prompts", {"prompts"}), ("head", {"head.weight", "head.bias"})]
-)
+@pytest.mark.parametrize(("share", "names"), [("prompts", {"prompts"}), ("head", {"head.weight", "head.bias"})])
 def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names):
     engine = toy_engine("fedhpl", share=share)
     sent = uplinks(engine)

@@ -110,9 +110,7 @@ def reference_logits(model: Model, params: dict, images: torch.Tensor) -> torch.
 def test_forward_is_the_papers_equations(prompted: Model):
     params = prompted.init(Draws(0), 0)
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(
-        prompted(params, images).logits, reference_logits(prompted, params, images), atol=1e-6
-    )
+    assert torch.allclose(prompted(params, images).logits, reference_logits(prompted, params, images), atol=1e-6)
 
 
 def test_prompts_start_uniform_with_vpts_bound(prompted: Model):
@@ -167,9 +165,7 @@ def test_missing_weights_say_how_to_get_them(tmp_path: Path, name: str, remedy: 
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path, weights: Path):
-    weights_path("digits_vit_base", tmp_path).write_bytes(
-        weights_path("digits_vit_small", weights).read_bytes()
-    )
+    weights_path("digits_vit_base", tmp_path).write_bytes(weights_path("digits_vit_small", weights).read_bytes())
     with pytest.raises(HetflError, match="does not fit digits_vit_base"):
         build("digits_vit_base", 3, ModelOptions(), tmp_path)
     weights_path("digits_vit_base", tmp_path).write_bytes(b"not safetensors")

@@ -95,11 +95,10 @@ def write_cell(root: Path, row: str, column: str, seed: int, status: str = "comp
         registration = 10 if number == 0 and row == "fedhpl" else 0
         shrink = 100 * (number - 1) if row == "fedhpl" else 0
         up_elements = registration if number == 0 else CLIENTS * (up - shrink)
-        down_elements = 0 if number == 0 else CLIENTS * down
+        # The server has nothing to say in the first round.
+        down_elements = 0 if number < 2 else CLIENTS * down
         # The fourth round is the best, one point above the last.
-        centre = (
-            final - 0.3 * math.exp(-number) + 0.3 * math.exp(-ROUNDS) + (0.02 if number == ROUNDS - 1 else 0)
-        )
+        centre = final - 0.3 * math.exp(-number) + 0.3 * math.exp(-ROUNDS) + (0.02 if number == ROUNDS - 1 else 0)
         line: dict[str, Any] = {
             "round": number,
             "participants": list(range(CLIENTS)),
@@ -195,6 +194,7 @@ def test_cell_arithmetic(finished: Path) -> None:
         "lowest": 89,
         "highest": 93,
         "last": 91,
+        "rounds": 5,
         "parameters": {"per_client": [1634, 1634, 1634, 1634, 1700], "mean": 1647.2},
         # 1600, 1500, ..., 1200 elements over five rounds.
         "up": {
@@ -204,6 +204,7 @@ def test_cell_arithmetic(finished: Path) -> None:
             "last": 1200,
             "varies": True,
             "registration": {"elements": 10, "bytes": 40},
+            "total": {"elements": 35010, "bytes": 140040},
         },
         "down": {
             "elements": 800,
@@ -212,6 +213,7 @@ def test_cell_arithmetic(finished: Path) -> None:
             "last": 800,
             "varies": False,
             "registration": {"elements": 0, "bytes": 0},
+            "total": {"elements": 16000, "bytes": 64000},
         },
         "size_depends_on_training": True,
         "status": "worse",
@@ -328,9 +330,7 @@ def test_markdown(finished: Path, tmp_path: Path) -> None:
     write_table(make(finished, printed={("fedhpl", "iid"): 91.25}), tmp_path)
     text = (tmp_path / "digits-homogeneous.md").read_text()
     assert f"> **Note.** {SPEC.note}" in text
-    assert (
-        "| FedHPL | **91.0 ± 1.0** (89.0–93.0)<br>printed 91.25, match | **81.0 ± 1.0** (79.0–83.0)" in text
-    )
+    assert "| FedHPL | **91.0 ± 1.0** (89.0–93.0)<br>printed 91.25, match | **81.0 ± 1.0** (79.0–83.0)" in text
     assert "| 1,634–1,700 | 1,400†<br>5.60 kB | 800<br>3.20 kB |" in text
     assert r"FedAvg & co\_ | 86.0 ± 1.0" in text
     assert "† The size changes with training; first → last round, elements: FedHPL up 1,600 → 1,200." in text
@@ -392,9 +392,7 @@ def test_comparison_catches_accuracy(finished: Path) -> None:
     assert all(row["ok"] for row in compare_tables(table, fresh, 0.3))
     (bad,) = [row for row in compare_tables(table, fresh, 0.2) if not row["ok"]]
     assert (bad["row"], bad["column"], bad["difference"]) == ("local", "iid", 0.3)
-    assert "1 of 9 cells differ" in render_comparison(
-        [bad] + [row for row in compare_tables(table, fresh, 9)][1:]
-    )
+    assert "1 of 9 cells differ" in render_comparison([bad] + [row for row in compare_tables(table, fresh, 9)][1:])
 
 
 @pytest.mark.parametrize("key", ["elements", "bytes"])
@@ -487,9 +485,7 @@ def test_site_takes_plain_tables(tmp_path: Path) -> None:
     cell |= {"seeds": [], "best": None, "last": None, "status": "arithmetic", "provenance": []}
     table = {"table": "plain", "title": "Plain", "columns": ["b"], "rows": ["a"], "cells": [cell]}
     write_json(tmp_path / "tables" / "plain.json", table)
-    assert (
-        "printed 12, arithmetic" in build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text()
-    )
+    assert "printed 12, arithmetic" in build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text()
 
 
 def test_site_refuses_what_is_no_table(tmp_path: Path) -> None:

@@ -82,9 +82,7 @@ def no_server(monkeypatch):
 
 
 def sync_in_a_process(root: Path, folder: Path) -> subprocess.Popen:
-    code = (
-        "import sys, pathlib, hetfl.tracking as t; print(t.sync([pathlib.Path(sys.argv[1])], pathlib.Path()))"
-    )
+    code = "import sys, pathlib, hetfl.tracking as t; print(t.sync([pathlib.Path(sys.argv[1])], pathlib.Path()))"
     return subprocess.Popen(
         [sys.executable, "-c", code, folder],
         cwd=root,
@@ -266,8 +264,7 @@ def test_same_settings_with_other_numbers_supersede(root, client, request):
     sync([folder], root)
     sync([folder], root)
     state = {
-        round(run.data.metrics["accuracy/average"]): run.data.tags.get("superseded")
-        for run in runs_of(client, name)
+        round(run.data.metrics["accuracy/average"]): run.data.tags.get("superseded") for run in runs_of(client, name)
     }
     assert state == {57: "true", 67: None}
 

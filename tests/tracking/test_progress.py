@@ -37,7 +37,7 @@ def test_plain_line_per_finished_cell():
     progress.finished(FOLDER, run("complete"))
     progress.close()
     first, last = out.getvalue().splitlines()
-    result = "5 rounds, accuracy 90.5 (88.0-93.0), up 205 KiB, down 11 KiB, 2.8 s"
+    result = "5 rounds, accuracy 90.5 (88.0-93.0), up 210 kB, down 11 kB, 2.8 s"
     assert first == f"[ 1/99] fedhpl iid s0: {result}"
     assert last.startswith("1 of 99 cells complete after 0:00:0")
 
@@ -74,7 +74,7 @@ def test_terminal_display():
     progress.finished(FOLDER.with_name("other"), run("complete"))
     progress.close()
     shown = out.getvalue()
-    for part in ("fedhpl", "round 3/5", "90.5 (88.0-93.0)", "up 137 KiB, down 7 KiB", "1/3 cells", "53%"):
+    for part in ("fedhpl", "round 3/5", "90.5 (88.0-93.0)", "up 140 kB, down 7 kB", "1/3 cells", "53%"):
         assert part in shown
     assert shown.rstrip().endswith("\x1b[?25h"), "the cursor is visible again"
 
@@ -96,8 +96,6 @@ def test_closing_what_never_began():
     assert out.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (175_104, "171 KiB"), (3 * 2**20, "3.0 MiB")]
-)
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (171_000, "171 kB"), (3_000_000, "3.0 MB")])
 def test_size(count, text):
     assert size(count) == text

@@ -67,9 +67,7 @@ def class_sums(values: Tensor, labels: Tensor, num_classes: int, weight: Tensor 
 
 def class_counts(labels: Tensor, num_classes: int, weight: Tensor | None = None) -> Tensor:
     """Count samples per class [C], in float64; see :func:`class_sums`."""
-    return class_sums(torch.ones_like(labels, dtype=torch.float64)[:, None], labels, num_classes, weight)[
-        :, 0
-    ]
+    return class_sums(torch.ones_like(labels, dtype=torch.float64)[:, None], labels, num_classes, weight)[:, 0]
 
 
 class DeviceImages:
@@ -82,9 +80,7 @@ class DeviceImages:
         dtype: of the normalised images.
     """
 
-    def __init__(
-        self, split: Split, spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
-    ):
+    def __init__(self, split: Split, spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32):
         self.spec, self.device, self.dtype = spec, device, dtype
         self.labels = torch.from_numpy(np.array(split.labels)).to(device)
         self._raw = torch.from_numpy(np.array(split.images)).to(device).permute(0, 3, 1, 2)
@@ -99,10 +95,8 @@ class DeviceImages:
 
     def batch(self, index: Tensor) -> Batch:
         """The samples at ``index`` [B] (int64, on the device)."""
-        if self._normalised is not None:
-            images = self._normalised[index]
-        else:
-            images = self._normalise(self._raw[index])
+        cached = self._normalised
+        images = self._normalise(self._raw[index]) if cached is None else cached[index]
         return Batch(images, self.labels[index])
 
     def batches(self, index: Tensor, batch_size: int) -> Iterator[Batch]:

@@ -133,9 +133,7 @@ class DirichletOverlap(Scheme):
         sizes = np.bincount(train_labels, minlength=num_classes)
         floors = self.least(sizes)
         if self.axis == "clients":
-            counts = _counts_over_clients(
-                sizes, floors, self.clients, None, self.alpha_mode, draws, self.scheme
-            )
+            counts = _counts_over_clients(sizes, floors, self.clients, None, self.alpha_mode, draws, self.scheme)
         else:
             counts = np.empty((self.clients, num_classes), dtype=np.int64)
             for client in range(self.clients):
@@ -256,9 +254,7 @@ class Pathological(Scheme):
         return holders
 
 
-PartitionSettings = Annotated[
-    Iid | DirichletOverlap | Dirichlet | Pathological, Field(discriminator="scheme")
-]
+PartitionSettings = Annotated[Iid | DirichletOverlap | Dirichlet | Pathological, Field(discriminator="scheme")]
 
 
 def make_partition(
@@ -283,9 +279,7 @@ def make_partition(
         HetflError: the scheme cannot be met, or a client is left without a training sample.
     """
     if settings.clients > len(train_labels):
-        raise HetflError(
-            f"{where}.clients: {settings.clients} is more than the {len(train_labels)} training samples"
-        )
+        raise HetflError(f"{where}.clients: {settings.clients} is more than the {len(train_labels)} training samples")
     partition = settings.cut(train_labels, test_labels, num_classes, draws, where)
     check_partition(partition, settings, train_labels, test_labels, num_classes, where)
     return partition
@@ -323,14 +317,10 @@ def check_partition(
     short = np.argwhere(partition.class_counts(train_labels, num_classes) < least)
     if len(short):
         client, label = short[0]
-        raise HetflError(
-            f"{where}.minimum: client {client} holds fewer than {least[label]} samples of class {label}"
-        )
+        raise HetflError(f"{where}.minimum: client {client} holds fewer than {least[label]} samples of class {label}")
 
 
-def write_partition(
-    folder: Path, partition: Partition, settings: Scheme, dataset: Dataset, seed: int
-) -> None:
+def write_partition(folder: Path, partition: Partition, settings: Scheme, dataset: Dataset, seed: int) -> None:
     """Write ``indices.npz`` and ``card.json``, replacing the folder as a whole.
 
     Args:
@@ -343,9 +333,7 @@ def write_partition(
     labels = dataset.split("train").labels
     holders = np.bincount(np.concatenate(partition.train), minlength=len(labels))
     sides = {"train": partition.train} | ({} if partition.test is None else {"test": partition.test})
-    arrays: dict[str, Any] = {
-        f"{side}-{k}": part for side, parts in sides.items() for k, part in enumerate(parts)
-    }
+    arrays: dict[str, Any] = {f"{side}-{k}": part for side, parts in sides.items() for k, part in enumerate(parts)}
     with atomic_folder(folder) as temporary:
         indices = temporary / "indices.npz"
         # Not compressed: the bytes must not depend on the version of zlib.
@@ -382,11 +370,7 @@ def read_partition(folder: Path) -> tuple[Partition, dict[str, Any]]:
         )
     with np.load(indices, allow_pickle=False) as arrays:
         train = tuple(arrays[f"train-{client}"] for client in range(card["clients"]))
-        test = (
-            tuple(arrays[f"test-{client}"] for client in range(card["clients"]))
-            if "test-0" in arrays
-            else None
-        )
+        test = tuple(arrays[f"test-{client}"] for client in range(card["clients"])) if "test-0" in arrays else None
     return Partition(train, test), card
 
 
@@ -452,9 +436,7 @@ def _capped(shares: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _settle(
-    wanted: np.ndarray, shares: np.ndarray, total: int, floors: np.ndarray, caps: np.ndarray
-) -> np.ndarray:
+def _settle(wanted: np.ndarray, shares: np.ndarray, total: int, floors: np.ndarray, caps: np.ndarray) -> np.ndarray:
     """Counts near the wanted ones, between floors and caps, that sum to ``total``; int64, same shape.
 
     A surplus is taken one by one from the largest count, a deficit goes to the largest share that has room.
@@ -462,9 +444,7 @@ def _settle(
     counts = np.clip(wanted.astype(np.int64), floors, caps)
     if counts.sum() > total:
         levels = range(int(counts.max()) + 1)
-        level = (
-            bisect_right(levels, total, key=lambda at: np.maximum(np.minimum(counts, at), floors).sum()) - 1
-        )
+        level = bisect_right(levels, total, key=lambda at: np.maximum(np.minimum(counts, at), floors).sum()) - 1
         lowered = np.maximum(np.minimum(counts, level), floors)
         order = np.argsort(-counts, kind="stable")
         lowerable = order[(counts > level)[order] & (floors <= level)[order]]
@@ -486,10 +466,6 @@ def _check_side(parts: Sequence[np.ndarray], side: str, size: int, settings: Sch
         raise HetflError(f"{where}.clients: {settings.clients}, the partition has {len(parts)} {side} parts")
     holders = np.bincount(np.concatenate(parts), minlength=size)
     if settings.disjoint and (holders > 1).any():
-        raise HetflError(
-            f"{where}: {side} sample {int(np.argmax(holders > 1))} must have one client, it has more"
-        )
+        raise HetflError(f"{where}: {side} sample {int(np.argmax(holders > 1))} must have one client, it has more")
     if settings.exhaustive and (holders == 0).any():
-        raise HetflError(
-            f"{where}: {side} sample {int(np.argmax(holders == 0))} must have a client, it has none"
-        )
+        raise HetflError(f"{where}: {side} sample {int(np.argmax(holders == 0))} must have a client, it has none")

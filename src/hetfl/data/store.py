@@ -118,9 +118,7 @@ def write_dataset(
         raise HetflError(f"data set {name}: has no split, at least one is needed")
     image_shape = next(iter(splits.values())).images.shape[1:]
     for split_name, split in splits.items():
-        _check_split(
-            split, len(split.labels), image_shape, len(class_names), f"data set {name}: {split_name}"
-        )
+        _check_split(split, len(split.labels), image_shape, len(class_names), f"data set {name}: {split_name}")
     with atomic_folder(folder) as temporary:
         files = {}
         for split_name, split in splits.items():
@@ -185,13 +183,10 @@ def verify_dataset(folder: Path) -> None:
         found = sha256_file(folder / name)
         if found != file.sha256:
             raise HetflError(
-                f"{folder / name}: SHA-256 is {found[:12]}, the card says {file.sha256[:12]}; "
-                f"{_remedy(folder)}"
+                f"{folder / name}: SHA-256 is {found[:12]}, the card says {file.sha256[:12]}; {_remedy(folder)}"
             )
     if card.checksum != _checksum(card.files):
-        raise HetflError(
-            f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(folder)}"
-        )
+        raise HetflError(f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(folder)}")
 
 
 def _checksum(files: Mapping[str, StoredFile]) -> str:

@@ -70,9 +70,7 @@ def run_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: in
         reset_peak_memory(device)
         setup = set_up(cell, workspace, device)
         resume = ResumePoints(workspace.scratch / "resume" / identity)
-        run_rounds(
-            setup.engine, setup.draws, record, resume, description(cell, workspace, setup, reads, identity)
-        )
+        run_rounds(setup.engine, setup.draws, record, resume, description(cell, workspace, setup, reads, identity))
 
 
 def description(

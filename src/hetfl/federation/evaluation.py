@@ -51,9 +51,7 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
     matrices = confusion.numpy()
     for k, recalls in enumerate(per_class(matrices)):
         for c, recall in enumerate(recalls):
-            writer.writerow(
-                [k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())]
-            )
+            writer.writerow([k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())])
     out = workspace.evaluations / cell.path
     write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **summary(matrices)})
     write_text(out / "per_class.csv", table.getvalue())

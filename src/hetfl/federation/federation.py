@@ -72,8 +72,7 @@ def build_federation(
     """
     options = method.model_options()
     built = {
-        name: build(name, dataset.num_classes, options, weights).to(device, dtype)
-        for name in dict.fromkeys(models)
+        name: build(name, dataset.num_classes, options, weights).to(device, dtype) for name in dict.fromkeys(models)
     }
     resident: dict[tuple, DeviceImages] = {}
 
@@ -92,7 +91,5 @@ def build_federation(
         name = models[k % len(models)]
         clients.append(Client(k, built[name], torch.as_tensor(np.asarray(counts[k]), dtype=torch.int64)))
         test = None if partition.test is None else on_device(partition.test[k])
-        data.append(
-            ClientData(images("train", name), on_device(partition.train[k]), images("test", name), test)
-        )
+        data.append(ClientData(images("train", name), on_device(partition.train[k]), images("test", name), test))
     return Federation(tuple(clients), tuple(data), dataset.num_classes, device)

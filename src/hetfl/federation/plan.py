@@ -191,8 +191,8 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
         cls = method_class(entry_.method, f"{at}.method")
         if not cls.heterogeneous and len(set(models)) > 1:
             raise HetflError(
-                f"{at}.method: {entry_.method} needs one architecture for all clients, models {settings.models!r} has "
-                f"{len(set(models))}; use a group of equal models"
+                f"{at}.method: {entry_.method} needs one architecture for all clients, models "
+                f"{settings.models!r} has {len(set(models))}; use a group of equal models"
             )
         # Defaults reach a row as far as its method knows them.
         fields = cls.Settings.model_fields
@@ -239,9 +239,7 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
         raise HetflError(f"{card}: the data set is missing; make it with dvc repro download@{cell.dataset}")
     partition = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
     if not partition.exists():
-        raise HetflError(
-            f"{partition}: the partition is missing; make it with dvc repro partition@{cell.dataset}"
-        )
+        raise HetflError(f"{partition}: the partition is missing; make it with dvc repro partition@{cell.dataset}")
     weights = {}
     if create(cell.method, cell.settings, 2).model_options().weights == "pretrained":
         for name in dict.fromkeys(cell.models):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,7 @@ from hetfl.models import input_spec
 from hetfl.models.registry import creator, weights_path
 
 
-def pretrain(
-    name: str, settings: PretrainSettings, dataset: Dataset, folder: Path, device: torch.device
-) -> float:
+def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Path, device: torch.device) -> float:
     """Train one backbone with a linear head by AdamW under a one-cycle schedule, and store the backbone.
 
     Args:
@@ -35,7 +34,7 @@ def pretrain(
     draws = Draws(settings.seed)
     images = DeviceImages(dataset.split(settings.split), input_spec(name), device)
     with seeded_library_code(draws.key(f"pretrain:{name}")):
-        body = creator(name)()
+        body: Any = creator(name)()
         model = nn.Sequential(body, nn.Linear(body.num_features, dataset.num_classes)).to(device)
     steps = -(-len(images) // settings.batch_size)
     optimiser = torch.optim.AdamW(model.parameters(), settings.lr, weight_decay=settings.weight_decay)

@@ -62,9 +62,7 @@ class Record:
         if not self._rounds.exists():
             return []
         return [
-            json.loads(line)
-            for line in self._rounds.read_text().splitlines(keepends=True)
-            if line.endswith("\n")
+            json.loads(line) for line in self._rounds.read_text().splitlines(keepends=True) if line.endswith("\n")
         ]
 
     def finish(self, state: State) -> None:

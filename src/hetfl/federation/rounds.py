@@ -16,7 +16,7 @@ from hetfl.federation.record import Record, peak_memory
 from hetfl.federation.sampling import participants
 from hetfl.federation.sequential import Sequential, Visit
 from hetfl.federation.state import ClientState, ResumePoints, State
-from hetfl.message import Message, Size
+from hetfl.message import Message, Size, Tensors
 
 
 def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
@@ -73,9 +73,7 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
     return following, line
 
 
-def run_rounds(
-    engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]
-) -> State:
+def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]) -> State:
     """Play all rounds, from the newest resume point if there is one, and complete the record.
 
     A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
@@ -101,15 +99,11 @@ def run_rounds(
 def evaluate(engine: Sequential, state: State, draws: Draws) -> Tensor:
     """Every client's confusion matrix on its test samples: [K, C, C] int64, rows are true classes."""
     method, federation = engine.method, engine.federation
-    one_for_all = (
-        method.evaluates == "global" and not method.keeps() and all(d.test is None for d in federation.data)
-    )
+    one_for_all = method.evaluates == "global" and not method.keeps() and all(d.test is None for d in federation.data)
     results = []
     for k in range(1 if one_for_all else len(federation.clients)):
-        params: dict[str, Tensor] = state.clients.get(k, ClientState()).params or engine.initial_params(
-            k, draws
-        )
-        received = {}
+        params: dict[str, Tensor] = state.clients.get(k, ClientState()).params or engine.initial_params(k, draws)
+        received: Tensors = {}
         if method.evaluates == "global":
             received = method.receive(method.downlink(state.server, k))
             params = method.adopt(params, received)

@@ -47,9 +47,7 @@ def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSet
         HetflError: an input is missing or broken.
     """
     device = pick_device(compute.device)
-    jobs = compute.jobs or (
-        max(1, len(os.sched_getaffinity(0)) // compute.threads) if device.type == "cpu" else 1
-    )
+    jobs = compute.jobs or (max(1, len(os.sched_getaffinity(0)) // compute.threads) if device.type == "cpu" else 1)
     jobs = min(jobs, len(pending))
     if jobs <= 1:
         for cell in pending:

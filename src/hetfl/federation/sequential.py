@@ -64,11 +64,7 @@ class Sequential:
     def evaluate(self, client: int, params: Tensors, received: Tensors) -> Tensor:
         """Confusion matrix [C, C] of one client (rows: true class, columns: predicted), int64."""
         data, model = self.federation.data[client], self.federation.clients[client].model
-        index = (
-            torch.arange(len(data.test_images), device=self.federation.device)
-            if data.test is None
-            else data.test
-        )
+        index = torch.arange(len(data.test_images), device=self.federation.device) if data.test is None else data.test
         classes = self.federation.num_classes
         confusion = torch.zeros(classes * classes, dtype=torch.int64, device=self.federation.device)
         for batch in data.test_images.batches(index, EVALUATION_BATCH):
@@ -96,9 +92,7 @@ class Sequential:
         started = time.perf_counter()
         loss = torch.zeros((), device=self.federation.device)
         for number, phase in enumerate(self.method.phases(draws.round)):
-            params, optimiser, loss = self._train(
-                client, data, params, optimiser, received, phase, number, draws
-            )
+            params, optimiser, loss = self._train(client, data, params, optimiser, received, phase, number, draws)
         trained = time.perf_counter()
         statistics = self._sweep(client, data, params, received)
         uplink = self.method.uplink(client, params, statistics)
@@ -125,9 +119,7 @@ class Sequential:
         total = torch.zeros((), device=self.federation.device)
         for epoch in range(phase.epochs):
             total.zero_()
-            shuffled = torch.randperm(
-                len(data.train), generator=draws.torch("batches", client.index, number, epoch)
-            )
+            shuffled = torch.randperm(len(data.train), generator=draws.torch("batches", client.index, number, epoch))
             order = data.train[shuffled.to(data.train.device)]
             for batch in data.train_images.batches(order, phase.batch_size):
                 loss = self.method.objective(client.model, params, batch, received)
@@ -162,9 +154,12 @@ def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> t
     values = list(leaves.values())
     optimiser: torch.optim.Optimizer
     if phase.optimiser == "sgd":
-        optimiser = torch.optim.SGD(values, phase.lr, phase.momentum, weight_decay=phase.weight_decay)
+        optimiser = torch.optim.SGD(values, phase.lr, phase.momentum, weight_decay=phase.weight_decay, fused=True)
+        # Zeros are where momentum starts anyway; the fused step wants all buffers or none.
+        for leaf in values if phase.momentum else []:
+            optimiser.state[leaf]["momentum_buffer"] = torch.zeros_like(leaf)
     else:
-        optimiser = torch.optim.Adam(values, phase.lr, weight_decay=phase.weight_decay)
+        optimiser = torch.optim.Adam(values, phase.lr, weight_decay=phase.weight_decay, fused=True)
     for slot, tensor in slots.items():
         name, _, kind = slot.rpartition("/")
         if name in leaves:

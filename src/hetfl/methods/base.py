@@ -35,9 +35,7 @@ class MethodSettings(Settings):
     lr: float = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=1e-4, ge=0)
-    keep_optimiser: bool = Field(
-        default=False, description="clients keep the optimiser's state between rounds"
-    )
+    keep_optimiser: bool = Field(default=False, description="clients keep the optimiser's state between rounds")
 
 
 @dataclass(frozen=True)
@@ -246,9 +244,7 @@ def method_class(name: str, where: str = "") -> type[Method]:
     return METHODS[name]
 
 
-def create(
-    name: str, settings: Mapping[str, Any] | MethodSettings, num_classes: int, where: str = ""
-) -> Method:
+def create(name: str, settings: Mapping[str, Any] | MethodSettings, num_classes: int, where: str = "") -> Method:
     """Make a method from its name and raw or resolved settings.
 
     Raises:

@@ -137,9 +137,7 @@ class FedHPL(Method):
             return Message()
         dtype = next(iter(params.values())).dtype
         shared = (
-            {}
-            if self.settings.share == "none"
-            else {n: params[n] for n in client.model.names([self.settings.share])}
+            {} if self.settings.share == "none" else {n: params[n] for n in client.model.names([self.settings.share])}
         )
         if self.settings.upload == "raw":
             keep = statistics.rows["keep"]
@@ -154,16 +152,12 @@ class FedHPL(Method):
         if not self.settings.communicate:
             return dict(server)
         clients = sorted(uplinks)
-        sums, counts = zip(
-            *(class_logits(uplinks[client], self.num_classes) for client in clients), strict=True
-        )
+        sums, counts = zip(*(class_logits(uplinks[client], self.num_classes) for client in clients), strict=True)
         weights = dimension_weights(server["width"].squeeze(1))
         if self.settings.aggregation == "average":
             weights = torch.ones_like(weights)
         uploaded = torch.stack(counts)
-        divided_by = (
-            uploaded if self.settings.denominator == "uploaded" else server["class_counts"][clients].double()
-        )
+        divided_by = uploaded if self.settings.denominator == "uploaded" else server["class_counts"][clients].double()
         logits = global_logits(torch.stack(sums), divided_by, weights[:, clients])
         some = uplinks[clients[0]]
         dtype = some["logits" if self.settings.upload == "raw" else "means"].dtype
@@ -188,7 +182,7 @@ class FedHPL(Method):
         if self.settings.share == "none":
             return {}
         widths = server["width"].squeeze(1)
-        shared = {}
+        shared: dict[str, Tensor] = {}
         for width in widths.unique().tolist():
             group = [client for client in sorted(uplinks) if widths[client] == width]
             if len(group) > 1:

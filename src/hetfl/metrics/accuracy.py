@@ -14,9 +14,9 @@ def summary(confusion: np.ndarray) -> dict[str, Any]:
         confusion: [K, C, C] int64, rows are true classes, columns predicted ones.
 
     Returns:
-        ``accuracy`` of each client, their ``average``, ``lowest``, ``highest`` and population ``std``; ``pooled`` over
-        all samples; ``balanced_accuracy`` (mean recall of the classes present) and ``macro_f1``, each averaged over
-        clients.
+        ``accuracy`` of each client, their ``average``, ``lowest``, ``highest`` and population ``std``; ``pooled``
+        over all samples; ``balanced_accuracy`` (mean recall of the classes present) and ``macro_f1``, each averaged
+        over clients.
     """
     correct, total = np.diagonal(confusion, axis1=1, axis2=2).sum(axis=1), confusion.sum(axis=(1, 2))
     accuracy = correct / total

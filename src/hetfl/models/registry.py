@@ -20,9 +20,9 @@ from hetfl.models.vit import prompted_vit
 
 DIGITS_VITS: dict[str, dict[str, int]] = {
     # Widths keep the papers' ratio 384 : 768 : 1024 and depths their 12 : 12 : 24.
-    "digits_vit_small": {"embed_dim": 24, "depth": 2, "num_heads": 3},
-    "digits_vit_base": {"embed_dim": 48, "depth": 2, "num_heads": 6},
-    "digits_vit_large": {"embed_dim": 64, "depth": 4, "num_heads": 8},
+    "digits_vit_small": {"embed_dim": 24, "depth": 2, "num_heads": 2},
+    "digits_vit_base": {"embed_dim": 48, "depth": 2, "num_heads": 3},
+    "digits_vit_large": {"embed_dim": 64, "depth": 4, "num_heads": 4},
 }
 """Tiny stand-ins for ViT-S, -B and -L on 32x32 images with 8x8 patches."""
 
@@ -77,9 +77,7 @@ def build(name: str, num_classes: int, options: ModelOptions, weights: Path = Pa
     try:
         return prompted_vit(name, creator(name), num_classes, options, input_spec(name), loaded)
     except RuntimeError as error:
-        raise HetflError(
-            f"{weights_path(name, weights)}: does not fit {name}: {_first_line(error)}"
-        ) from error
+        raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_first_line(error)}") from error
 
 
 def creator(name: str) -> Callable[[], nn.Module]:
@@ -87,7 +85,8 @@ def creator(name: str) -> Callable[[], nn.Module]:
     if name in DIGITS_VITS:
         from timm.models.vision_transformer import VisionTransformer
 
-        return lambda: VisionTransformer(img_size=32, patch_size=8, num_classes=0, **DIGITS_VITS[name])
+        size: dict[str, Any] = DIGITS_VITS[name]
+        return lambda: VisionTransformer(img_size=32, patch_size=8, num_classes=0, **size)
     return lambda: _timm().create_model(name, pretrained=False, num_classes=0)
 
 

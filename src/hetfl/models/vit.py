@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class PromptedViT(nn.Module):
     ones enter before the first block only (Eq. 4).
     """
 
-    def __init__(self, body: nn.Module, num_classes: int, options: ModelOptions) -> None:
+    def __init__(self, body: Any, num_classes: int, options: ModelOptions) -> None:
         super().__init__()
         d, depth = body.embed_dim, len(body.blocks)
         self.body = body
@@ -36,7 +37,8 @@ class PromptedViT(nn.Module):
 
     def forward(self, images: Tensor) -> Output:
         """Features and logits of ``images`` [B, 3, H, W]."""
-        body, prompts = self.body, self.prompts
+        body: Any = self.body
+        prompts = self.prompts
         tokens = body.norm_pre(body._pos_embed(body.patch_embed(images)))
         for layer, block in enumerate(body.blocks):
             if prompts is not None and layer < len(prompts):
@@ -52,7 +54,7 @@ class PromptedViT(nn.Module):
 
 def prompted_vit(
     name: str,
-    create: Callable[[], nn.Module],
+    create: Callable[[], Any],
     num_classes: int,
     options: ModelOptions,
     spec: InputSpec,
@@ -75,14 +77,9 @@ def prompted_vit(
     module = PromptedViT(body, num_classes, options)
     patch = body.patch_embed.patch_size[0]
     roles = (
-        ("prompts", "projection", "head")
-        if options.body == "frozen"
-        else ("prompts", "body", "projection", "head")
+        ("prompts", "projection", "head") if options.body == "frozen" else ("prompts", "body", "projection", "head")
     )
-    groups = {
-        role: tuple(key for key, _ in module.named_parameters() if key.split(".")[0] == role)
-        for role in roles
-    }
+    groups = {role: tuple(key for key, _ in module.named_parameters() if key.split(".")[0] == role) for role in roles}
 
     def fresh(draws: Draws, client: int) -> dict[str, Tensor]:
         params: dict[str, Tensor] = {}
@@ -98,9 +95,7 @@ def prompted_vit(
                 values = {key: weights[key] for key, _ in body.named_parameters()}
             params |= {f"body.{key}": value.detach().clone() for key, value in values.items()}
         if module.projection is not None:
-            params |= _linear(
-                "projection", module.projection, draws.torch("init:projection", client), "torch"
-            )
+            params |= _linear("projection", module.projection, draws.torch("init:projection", client), "torch")
         return params | _linear("head", module.head, draws.torch("init:head", client), options.head_init)
 
     return Model(name, module, module.head.in_features, num_classes, groups, spec, fresh)

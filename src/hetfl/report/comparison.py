@@ -32,9 +32,7 @@ def compare_tables(
         One mapping per cell of either table: ``row``, ``column``, ``reference``, ``fresh`` and ``difference``
         (percent, None where not run), ``sizes_equal`` (exactly), ``ok``, and ``problem`` (empty when ok).
     """
-    old, new = (
-        {(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (reference, fresh)
-    )
+    old, new = ({(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (reference, fresh))
     return [
         _compare(key, old.get(key, {}), new.get(key, {}), accuracy_tolerance, size_tolerance)
         for key in dict.fromkeys([*old, *new])
@@ -59,9 +57,7 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     differ = sum(not row["ok"] for row in rows)
     summary = f"{differ} of {len(rows)} cells differ" if differ else f"all {len(rows)} cells agree"
     align = ("left", "left", "right", "right", "right", "left", "left")
-    return (
-        f"{tabulate(body, header, tablefmt='simple', disable_numparse=True, colalign=align)}\n\n{summary}\n"
-    )
+    return f"{tabulate(body, header, tablefmt='simple', disable_numparse=True, colalign=align)}\n\n{summary}\n"
 
 
 def _compare(

@@ -113,9 +113,7 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
         axes.plot(traffic, accuracy, **style, markevery=max(1, ceil(length / 10)))
         axes.set_xscale("log")
         low, high = (log10(limit) for limit in axes.get_xlim())
-        axes.xaxis.set_major_locator(
-            LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=8)
-        )
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=8))
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
@@ -149,9 +147,7 @@ def partition_heatmap(
         # Opacity, not lightness, carries the count: it reads the same on a dark page.
         colours = LinearSegmentedColormap.from_list("heat", [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
         top = max(int(counts.max()), 1)
-        axes.pcolormesh(
-            counts, cmap=colours, vmin=0, vmax=top, edgecolors=PAPER, linewidth=0.8 if named else 0.3
-        )
+        axes.pcolormesh(counts, cmap=colours, vmin=0, vmax=top, edgecolors=PAPER, linewidth=0.8 if named else 0.3)
         axes.invert_yaxis()
         axes.set(title=title, xlabel="Class", ylabel="Client")
         axes.spines[:].set_visible(False)
@@ -188,9 +184,7 @@ def partition_heatmap(
         return _save(figure, path)
 
 
-def _panels(
-    table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel: str, caption: str
-) -> list[Path]:
+def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel: str, caption: str) -> list[Path]:
     columns = min(3, len(table["columns"]))
     lines = ceil(len(table["columns"]) / columns)
     width = max(4.6, 3.3 * columns)

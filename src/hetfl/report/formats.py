@@ -46,9 +46,7 @@ _LATEX = {
 
 def cells_by_row(table: Table) -> dict[str, dict[str, Cell]]:
     """Row name -> column name -> cell, in the table's order."""
-    return {
-        row: {cell["column"]: cell for cell in table["cells"] if cell["row"] == row} for row in table["rows"]
-    }
+    return {row: {cell["column"]: cell for cell in table["cells"] if cell["row"] == row} for row in table["rows"]}
 
 
 def best_cells(table: Table) -> set[tuple[str, str]]:
@@ -137,8 +135,9 @@ def footnotes(table: Table) -> list[str]:
         f"mean ± sample standard deviation over seeds {seeds}; the range is the lowest and the highest "
         "client, mean over seeds. The best of each column is emphasised.",
         "Parameters: trainable elements of one client, a range where clients differ. "
-        "Up, down: elements and bytes that one client sends and receives in one round, measured, mean over "
-        "participations and seeds, a range where columns differ. 1 kB = 1000 bytes.",
+        "Up, down: elements and bytes of the message that one client sends and receives in a round, measured, "
+        "mean over the rounds that send one and over seeds, a range where columns differ. 1 kB = 1000 bytes.",
+        f"Rounds: {_rounds(rows, table['rows'])}.",
     ]
     changing = [
         f"{table['rows'][row]} {way} {_first_last(group, way)}"
@@ -147,9 +146,7 @@ def footnotes(table: Table) -> list[str]:
         if "†" in show_traffic(list(group.values()), way)[0]
     ]
     if changing:
-        notes.append(
-            f"† The size changes with training; first → last round, elements: {'; '.join(changing)}."
-        )
+        notes.append(f"† The size changes with training; first → last round, elements: {'; '.join(changing)}.")
     registered = [
         f"{table['rows'][row]} {show_span(sizes, show_bytes)} {way}"
         for row, group in rows.items()
@@ -157,9 +154,7 @@ def footnotes(table: Table) -> list[str]:
         if any(sizes := [cell[way]["registration"]["bytes"] for cell in group.values() if cell.get(way)])
     ]
     if registered:
-        notes.append(
-            f"Not in these: the registration before round 1, all clients together: {'; '.join(registered)}."
-        )
+        notes.append(f"Not in these: the registration before round 1, all clients together: {'; '.join(registered)}.")
     if any(cell["printed"] is not None for cell in cells):
         notes.append(
             "Printed: the paper's value. match: within two standard deviations or 0.5 points of it, "
@@ -176,7 +171,7 @@ def show_provenance(shared: Mapping[str, Any]) -> str:
         *(f"data set {name} (sha256 {checksum[:12]})" for name, checksum in shared["datasets"].items()),
         f"models {', '.join(shared['models'])}",
         *(f"weights {name} (sha256 {checksum[:12]})" for name, checksum in shared["weights"].items()),
-        f"{_join(shared['clients'])} clients, {_join(shared['rounds'])} rounds",
+        f"{_join(shared['clients'])} clients",
         f"engine {_join(shared['engines'])}",
         f"device {_join(shared['devices'])}",
         *(f"{package} {_join(version)}" for package, version in shared["versions"].items()),
@@ -213,8 +208,7 @@ def render_csv(table: Table) -> str:
     lines = []
     for cell in table["cells"]:
         line = {
-            key: cell[key]
-            for key in ("row", "column", "status", "value", "std", "lowest", "highest", "best", "last")
+            key: cell[key] for key in ("row", "column", "status", "value", "std", "lowest", "highest", "best", "last")
         }
         line |= {"printed": cell["printed"], "printed_std": cell["printed_std"]}
         line["seeds"] = " ".join(map(str, cell["seeds"]))
@@ -306,9 +300,7 @@ def render_text(table: Table) -> str:
     columns["parameters"] = [show_parameters(cells) for cells in rows.values()]
     for way in WAYS:
         columns[way] = [_lines(*show_traffic(cells, way)) for cells in rows.values()]
-    blocks = [
-        _block(list(table["rows"].values()), part) for part in _packed(columns, list(table["rows"].values()))
-    ]
+    blocks = [_block(list(table["rows"].values()), part) for part in _packed(columns, list(table["rows"].values()))]
     notes = [f"Note: {table['note']}"] if table["note"] else []
     below = "\n".join(_wrap(line) for line in footnotes(table))
     return "\n".join([table["title"], *map(_wrap, notes), "", "\n\n".join(blocks), "", below, ""])
@@ -336,9 +328,7 @@ def _block(rows: list[str], columns: Mapping[str, list[str]]) -> str:
     body = [[row, *entries] for row, *entries in zip(rows, *columns.values(), strict=True)]
     align = ("left", *("right" for _ in columns))
     header = ["method", *columns]
-    return tabulate(
-        body, header, tablefmt="simple", disable_numparse=True, colalign=align, preserve_whitespace=True
-    )
+    return tabulate(body, header, tablefmt="simple", disable_numparse=True, colalign=align, preserve_whitespace=True)
 
 
 def _wrap(text: str) -> str:
@@ -359,6 +349,16 @@ def _first_last(group: Mapping[str, Cell], way: str) -> str:
     sent = [cell[way] for cell in group.values() if cell.get(way)]
     ends = [(show_count(traffic["first"]), show_count(traffic["last"])) for traffic in sent]
     return ", ".join(f"{first} → {last}" for (first, last), _ in groupby(ends))
+
+
+def _rounds(rows: Mapping[str, Mapping[str, Cell]], titles: Mapping[str, str]) -> str:
+    by_count: dict[int, list[str]] = {}
+    for row, group in rows.items():
+        for count in {cell["rounds"] for cell in group.values() if cell.get("rounds")}:
+            by_count.setdefault(count, []).append(titles[row])
+    if len(by_count) < 2:
+        return _join(list(by_count)) or "none yet"
+    return "; ".join(f"{count} for {', '.join(named)}" for count, named in by_count.items())
 
 
 def _join(values: Sequence[Any]) -> str:

@@ -53,9 +53,7 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def read_record(
-    runs: Path, evaluations: Path, experiment: str, row: str, split: str, seed: int
-) -> Record | None:
+def read_record(runs: Path, evaluations: Path, experiment: str, row: str, split: str, seed: int) -> Record | None:
     """A cell's record, or None while it is not trained to the end or not evaluated.
 
     Raises:

@@ -76,9 +76,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
 def _read_table(path: Path) -> dict[str, Any]:
     table = read_json(path)
     if not isinstance(table, dict) or not {"table", "title", "columns", "rows", "cells"} <= set(table):
-        raise HetflError(
-            f"{path}: is not a table (table, title, columns, rows and cells are needed); move it away"
-        )
+        raise HetflError(f"{path}: is not a table (table, title, columns, rows and cells are needed); move it away")
     for axis in ("rows", "columns"):
         if isinstance(table[axis], list):
             table[axis] = {name: name for name in table[axis]}
@@ -92,9 +90,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
     rows = []
     for row, group in cells_by_row(table).items():
         cells = list(group.values())
-        counts: list[float] = next(
-            (cell["parameters"]["per_client"] for cell in cells if cell.get("parameters")), []
-        )
+        counts: list[float] = next((cell["parameters"]["per_client"] for cell in cells if cell.get("parameters")), [])
         rows.append(
             {
                 "title": table["rows"][row],
@@ -118,9 +114,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
         "varies": any("†" in size for row in rows for size, _ in row["traffic"]),
         "done": len(table["cells"]) - statuses["not run"],
         "total": len(table["cells"]),
-        "verdicts": [
-            (status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]
-        ],
+        "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
         "figures": _figures(name, table["title"], figures_folder),
         "provenance": _provenance(table),
     }
@@ -151,9 +145,7 @@ def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, sc
         "runs": [run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.2f}"} for run in runs],
     }
     if cell.get("lowest") is not None:
-        left, middle, right = (
-            100 * (cell[key] - scale) / (100 - scale) for key in ("lowest", "value", "highest")
-        )
+        left, middle, right = (100 * (cell[key] - scale) / (100 - scale) for key in ("lowest", "value", "highest"))
         view["bar"] = {"left": f"{left:.2f}", "width": f"{right - left:.2f}", "middle": f"{middle:.2f}"}
     return view
 
@@ -161,8 +153,7 @@ def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, sc
 def _registration(cells: list[Mapping[str, Any]]) -> str:
     """The largest registration of a row over its columns, both ways, all clients."""
     totals = {
-        way: max((cell[way]["registration"]["bytes"] for cell in cells if cell.get(way)), default=0)
-        for way in WAYS
+        way: max((cell[way]["registration"]["bytes"] for cell in cells if cell.get(way)), default=0) for way in WAYS
     }
     return ", ".join(f"{show_bytes(total)} {way}" for way, total in totals.items() if total)
 
@@ -198,9 +189,7 @@ def _provenance(table: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str
     if not shared.get("datasets"):
         return []
     checked = {key: list(shared[key].items()) for key in ("datasets", "weights", "partitions")}
-    plain = {
-        key: [(", ".join(map(str, shared[key])), "")] for key in ("models", "clients", "rounds", "engines")
-    }
+    plain = {key: [(", ".join(map(str, shared[key])), "")] for key in ("models", "clients", "rounds", "engines")}
     versions = [f"{package} {' and '.join(found)}" for package, found in shared["versions"].items()]
     pairs = {
         "Data set, SHA-256": checked["datasets"],

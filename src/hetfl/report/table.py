@@ -96,9 +96,7 @@ def build_table(
     cells = []
     for row in spec.rows:
         for column in spec.columns:
-            found = [
-                read_record(runs, evaluations, spec.experiment, row, column, seed) for seed in spec.seeds
-            ]
+            found = [read_record(runs, evaluations, spec.experiment, row, column, seed) for seed in spec.seeds]
             done = [record for record in found if record is not None]
             records += done
             cells.append({"row": row, "column": column} | _cell(done, (printed or {}).get((row, column))))
@@ -130,7 +128,7 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
     if not records:
-        empty = ["value", "std", "lowest", "highest", "best", "last", "parameters", "up", "down"]
+        empty = ["value", "std", "lowest", "highest", "best", "last", "rounds", "parameters", "up", "down"]
         return (
             {"printed": printed, "printed_std": None, "seeds": [], "status": "not run"}
             | dict.fromkeys(empty)
@@ -140,9 +138,7 @@ def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
     curves = [[100 * mean(line["accuracy"]) for line in record.training] for record in records]
     value = mean(averages)
     std = stdev(averages) if len(averages) > 1 else None
-    per_client = [
-        mean(counts) for counts in zip(*(r.run["parameters"]["trainable"] for r in records), strict=True)
-    ]
+    per_client = [mean(counts) for counts in zip(*(r.run["parameters"]["trainable"] for r in records), strict=True)]
     return {
         "printed": printed,
         "printed_std": None,
@@ -153,6 +149,7 @@ def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
         "highest": _tidy(mean(100 * record.metrics["highest"] for record in records)),
         "best": _tidy(mean(max(curve) for curve in curves)),
         "last": _tidy(mean(curve[-1] for curve in curves)),
+        "rounds": max(record.run["rounds"] for record in records),
         "parameters": {"per_client": [_tidy(count) for count in per_client], "mean": _tidy(mean(per_client))},
         "up": _traffic(records, "up"),
         "down": _traffic(records, "down"),
@@ -171,29 +168,37 @@ def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
 
 
 def _traffic(records: list[Record], way: str) -> dict[str, Any]:
-    def per_client(lines: Iterable[dict[str, Any]], unit: str) -> float:
-        lines = list(lines)
-        return sum(line[way][unit] for line in lines) / max(
-            1, sum(len(line["participants"]) for line in lines)
-        )
+    """Sizes of one client's message: mean, first and last over the rounds that send one; and the run's total."""
 
-    def registration(record: Record, unit: str) -> float:
-        return sum(line[way][unit] for line in record.rounds if line["round"] == 0)
+    def mean_size(record: Record, unit: str, lines: slice = slice(None)) -> float:
+        sizes = [line[way][unit] / len(line["participants"]) for line in _sending(record, way)[lines]]
+        return mean(sizes) if sizes else 0
+
+    def total(lines: Iterable[dict[str, Any]], unit: str) -> float:
+        return sum(line[way][unit] for line in lines)
 
     units = ("elements", "bytes")
-    return {unit: _tidy(mean(per_client(r.training, unit) for r in records)) for unit in units} | {
-        "first": _tidy(mean(per_client(r.training[:1], "elements") for r in records)),
-        "last": _tidy(mean(per_client(r.training[-1:], "elements") for r in records)),
+    return {unit: _tidy(mean(mean_size(r, unit) for r in records)) for unit in units} | {
+        "first": _tidy(mean(mean_size(r, "elements", slice(1)) for r in records)),
+        "last": _tidy(mean(mean_size(r, "elements", slice(-1, None)) for r in records)),
         "varies": any(_varies(record, way) for record in records),
-        "registration": {unit: _tidy(mean(registration(r, unit) for r in records)) for unit in units},
+        "registration": {
+            unit: _tidy(mean(total((line for line in r.rounds if line["round"] == 0), unit) for r in records))
+            for unit in units
+        },
+        "total": {unit: _tidy(mean(total(r.rounds, unit) for r in records)) for unit in units},
     }
+
+
+def _sending(record: Record, way: str) -> list[dict[str, Any]]:
+    # Many servers have nothing to say in round 1; an empty message would blur the size of the others.
+    return [line for line in record.training if line[way]["elements"]]
 
 
 def _varies(record: Record, way: str) -> bool:
     """Whether a client's messages change in size from round to round."""
-    return (
-        len({line[way]["elements"] / n for line in record.training if (n := len(line["participants"]))}) > 1
-    )
+    sizes = {line[way]["elements"] / len(line["participants"]) for line in _sending(record, way)}
+    return len(sizes) > 1
 
 
 def _tidy(number: float) -> float:

@@ -141,9 +141,7 @@ class Progress:
     def _render(self) -> RenderableType:
         overall = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=max(1, self._total_rounds), completed=self._rounds(), width=40)
-        overall.add_row(
-            bar, f"{self._share():.0%}", f"{self._done()}/{self._total_cells} cells", self._left()
-        )
+        overall.add_row(bar, f"{self._share():.0%}", f"{self._done()}/{self._total_cells} cells", self._left())
         running = [cell for cell in self._all() if not cell.done]
         lines = Table.grid(padding=(0, 2))
         for cell in running[:SHOWN_CELLS]:
@@ -155,12 +153,12 @@ class Progress:
 
 
 def size(count: float) -> str:
-    """A number of bytes for a person, e.g. ``171 KiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit in ("B", "KiB") else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    """A number of bytes for a person, e.g. ``171 kB`` (powers of 1000, as in the tables)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def _clock(seconds: float) -> str:

@@ -9,7 +9,7 @@ from hetfl.federation.plan import Cell, Workspace, cells, check_models, load_par
 from hetfl.federation.schedule import pick_device, run_cells, unfinished
 from hetfl.tracking.mlflow_mirror import MlflowMirror
 from hetfl.tracking.progress import Progress
-from hetfl.tracking.watch import Watcher
+from hetfl.tracking.watch import Subscriber, Watcher
 
 
 def train_experiment(
@@ -32,7 +32,7 @@ def train_experiment(
     pick_device(params.compute.device)
     pending = unfinished(chosen, workspace)
     rounds = sum(cell.settings["rounds"] for cell in chosen)
-    subscribers = [Progress(len(chosen), rounds), MlflowMirror(root)]
+    subscribers: list[Subscriber] = [Progress(len(chosen), rounds), MlflowMirror(root)]
     with Watcher([workspace.runs / cell.path for cell in chosen], subscribers):
         run_cells(pending, workspace, params.compute)
 

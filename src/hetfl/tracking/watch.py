@@ -65,9 +65,7 @@ class Watcher:
         interval: seconds between two looks at the folders.
     """
 
-    def __init__(
-        self, folders: Sequence[Path], subscribers: Sequence[Subscriber], interval: float = 0.5
-    ) -> None:
+    def __init__(self, folders: Sequence[Path], subscribers: Sequence[Subscriber], interval: float = 0.5) -> None:
         self._followers = [_Follower(folders, subscriber, interval) for subscriber in subscribers]
 
     def __enter__(self) -> Watcher:

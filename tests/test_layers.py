@@ -1,0 +1,109 @@
+"""The layers of the house: imports point down, and the training core stands without DVC, MLflow and Flower."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import hetfl
+
+ROOT = Path(hetfl.__file__).parent
+LEVELS = [
+    {"errors"},
+    {"draws", "files", "config"},
+    {"message"},
+    {"data"},
+    {"models"},
+    {"methods"},
+    {"metrics", "papers"},
+    {"federation"},
+    {"tracking", "report"},
+    {"cli"},
+    {"__main__"},
+]
+LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
+CORE = [name for name, level in LEVEL.items() if level <= LEVEL["federation"]]
+
+
+def imports(path: Path) -> set[str]:
+    """The modules below hetfl that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetfl."):
+            found.add(node.module)
+        elif isinstance(node, ast.ImportFrom) and node.module == "hetfl":
+            found |= {f"hetfl.{alias.name}" for alias in node.names if (ROOT / alias.name).exists()}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("hetfl.")}
+    return found
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(["hetfl", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): path
+        for path in ROOT.rglob("*.py")
+    }
+
+
+def test_imports_point_down():
+    for name, path in modules().items():
+        if name == "hetfl":
+            continue
+        layer = name.split(".")[1]
+        for target in imports(path):
+            below = target.split(".")[1]
+            assert below == layer or LEVEL[below] < LEVEL[layer], f"{name} imports {target}"
+
+
+def test_no_two_files_import_each_other():
+    graph = {name: imports(path) & set(modules()) for name, path in modules().items()}
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = list(graph[start])
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                waiting += graph.get(name, ())
+        return seen
+
+    assert [name for name in graph if name in reachable(name)] == []
+
+
+def test_method_files_import_nothing_of_one_another_except_a_parent():
+    for path in (ROOT / "methods").glob("*.py"):
+        siblings = {target.rsplit(".", 1)[1] for target in imports(path) if target.startswith("hetfl.methods.")}
+        parents = {
+            base.id.lower()
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ClassDef)
+            for base in node.bases
+            if isinstance(base, ast.Name)
+        }
+        if path.name not in ("__init__.py", "base.py"):
+            assert siblings - {"base"} <= parents, path.name
+
+
+def test_the_core_runs_without_the_pipelines_libraries():
+    """As on a GPU machine that has torch, timm, scikit-learn, pydantic and little else."""
+    blocked = ["mlflow", "dvc", "flwr", "ray", "rich", "typer", "jinja2", "matplotlib", "pandas", "tabulate"]
+    names = [name for name in modules() if name.split(".")[1:2] and name.split(".")[1] in CORE]
+    program = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocked())
+from importlib import import_module
+for name in {sorted(names)}:
+    import_module(name)
+from hetfl.federation.plan import load_params, cells
+from pathlib import Path
+assert cells(load_params(Path("params.yaml")), "digits-homogeneous")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
