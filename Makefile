@@ -23,6 +23,9 @@ repro: $(VENV)/.ready
 test: $(VENV)/.ready
 	pytest -n 2
 
+slow: $(VENV)/.ready
+	pytest -m slow -s
+
 ui: $(VENV)/.ready
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host 127.0.0.1 --port 5000 \
 	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}
@@ -58,4 +61,4 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e .
 	touch $@
 
-.PHONY: repro test ui lint lock
+.PHONY: repro test slow ui lint lock

@@ -111,6 +111,29 @@ def show(table: Annotated[str, typer.Argument(help="A table of tables/.")]) -> N
     print(render_text(read_json(Path("tables") / f"{table}.json")))
 
 
+@app.command("compare")
+def compare(
+    reference: Annotated[Path, typer.Argument(help="A folder of tables.")],
+    fresh: Annotated[Path, typer.Argument(help="A folder with the same tables, made again.")],
+    accuracy: Annotated[float, typer.Option(help="Allowed difference in percentage points.")] = 1.0,
+    size: Annotated[float, typer.Option(help="Allowed share for sizes that depend on training.")] = 0.0,
+) -> None:
+    """Compare tables cell by cell; an error if any cell differs by more than is allowed."""
+    from hetfl.files import read_json
+    from hetfl.report.table import compare_tables, render_comparison
+
+    paths = sorted(reference.glob("*.json"))
+    if not paths:
+        raise HetflError(f"{reference}: holds no tables (*.json)")
+    good = True
+    for path in paths:
+        rows = compare_tables(read_json(path), read_json(fresh / path.name), accuracy, size)
+        good = good and all(row["ok"] for row in rows)
+        print(f"{path.stem}\n{render_comparison(rows)}\n")
+    if not good:
+        raise HetflError(f"{fresh}: differs from {reference} by more than is allowed, see above")
+
+
 @app.command("weights")
 def weights(
     name: Annotated[str, typer.Argument(help="A timm model with its weights' tag.")],

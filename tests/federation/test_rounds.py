@@ -16,7 +16,7 @@ from hetfl.federation.state import ClientState, ResumePoints, State
 RUN = {"fingerprint": "f", "rounds": 4}
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """Stands for the end of the process."""
 
 
@@ -31,7 +31,7 @@ def play(engine, folder: Path, kill_after: str = "") -> None:
         def call(value):
             original(value)
             if (value["round"] if isinstance(value, dict) else value.round) == int(number):
-                raise Killed
+                raise KilledError
 
         setattr(target, name, call)
 
@@ -50,7 +50,7 @@ def numbers(folder: Path) -> list[dict]:
 def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, method, kill_after):
     settings = {"rounds": 4, "share": "prompts"} if method == "fedhpl" else {"rounds": 4, "optimiser": "adam"}
     play(toy_engine(method, **settings), tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         play(toy_engine(method, **settings), tmp_path / "killed", kill_after)
     play(toy_engine(method, **settings), tmp_path / "killed")
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
@@ -61,7 +61,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, metho
 
 
 def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         play(toy_engine("fedhpl", rounds=4), tmp_path, "save:3")
     played = []
     original = rounds.play_round
@@ -72,7 +72,7 @@ def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, 
 
 def test_a_half_written_line_is_dropped(toy_engine, tmp_path):
     play(toy_engine("fedhpl", rounds=4), tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         play(toy_engine("fedhpl", rounds=4), tmp_path / "killed", "save:2")
     with (tmp_path / "killed/run/rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "accu')
@@ -99,7 +99,7 @@ def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
 def test_a_lost_record_starts_the_run_again(toy_engine, tmp_path):
     """Resume points without their lines would leave a record with a gap."""
     play(toy_engine("fedhpl", rounds=4), tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         play(toy_engine("fedhpl", rounds=4), tmp_path / "killed", "save:2")
     (tmp_path / "killed/run/rounds.jsonl").unlink()
     play(toy_engine("fedhpl", rounds=4), tmp_path / "killed")

@@ -215,14 +215,13 @@ def test_cell_arithmetic(finished: Path) -> None:
             "registration": {"elements": 0, "bytes": 0},
             "total": {"elements": 16000, "bytes": 64000},
         },
-        "size_depends_on_training": True,
         "status": "worse",
     }
     assert [(run["run"], run["seed"], run["value"]) for run in runs] == [
         (f"runs/digits-homogeneous/fedhpl/iid-s{seed}", seed, 90 + seed) for seed in SEEDS
     ]
     assert runs[0]["fingerprint"].startswith("000f")
-    assert cell_of(table, "fedavg", "iid")["size_depends_on_training"] is False
+    assert cell_of(table, "fedavg", "iid")["up"]["varies"] is False
     assert cell_of(table, "fedavg", "iid")["status"] == "ours"
 
 
@@ -245,7 +244,7 @@ def test_partial_participation_counts_participants(tmp_path: Path) -> None:
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     (cell,) = make(tmp_path, spec)["cells"]
     assert cell["up"]["elements"] == 20000
-    assert cell["size_depends_on_training"] is False
+    assert cell["up"]["varies"] is False
     assert cell["std"] is None
 
 

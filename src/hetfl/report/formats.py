@@ -208,17 +208,17 @@ def render_csv(table: Table) -> str:
     lines = []
     for cell in table["cells"]:
         line = {
-            key: cell[key] for key in ("row", "column", "status", "value", "std", "lowest", "highest", "best", "last")
+            key: cell[key]
+            for key in ("row", "column", "status", "value", "std", "lowest", "highest", "best", "last", "rounds")
         }
         line |= {"printed": cell["printed"], "printed_std": cell["printed_std"]}
         line["seeds"] = " ".join(map(str, cell["seeds"]))
         line["parameters_mean"] = (cell["parameters"] or {}).get("mean")
         for way in WAYS:
             traffic = cell[way] or {}
-            line |= {f"{way}_{key}": traffic.get(key) for key in ("elements", "bytes", "first", "last")}
-            registration = traffic.get("registration", {})
-            line |= {f"{way}_registration_{key}": registration.get(key) for key in ("elements", "bytes")}
-        line["size_depends_on_training"] = str(cell["size_depends_on_training"]).lower()
+            line |= {f"{way}_{key}": traffic.get(key) for key in ("elements", "bytes", "first", "last", "varies")}
+            for part in ("registration", "total"):
+                line |= {f"{way}_{part}_{key}": traffic.get(part, {}).get(key) for key in ("elements", "bytes")}
         lines.append(line)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(lines[0]), lineterminator="\n")

@@ -132,7 +132,7 @@ def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
         return (
             {"printed": printed, "printed_std": None, "seeds": [], "status": "not run"}
             | dict.fromkeys(empty)
-            | {"size_depends_on_training": False, "provenance": []}
+            | {"provenance": []}
         )
     averages = [100 * record.metrics["average"] for record in records]
     curves = [[100 * mean(line["accuracy"]) for line in record.training] for record in records]
@@ -153,7 +153,6 @@ def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
         "parameters": {"per_client": [_tidy(count) for count in per_client], "mean": _tidy(mean(per_client))},
         "up": _traffic(records, "up"),
         "down": _traffic(records, "down"),
-        "size_depends_on_training": any(_varies(record, way) for record in records for way in ("up", "down")),
         "status": verdict(value, std, printed),
         "provenance": [
             {
