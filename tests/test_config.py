@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import yaml
 
 from hetfl.errors import HetflError
 from hetfl.federation.plan import cells, check_models, load_params
+from hetfl.federation.record import CORE
+from hetfl.papers.tables import PAPER_TABLES
 
 PARAMS = Path("params.yaml")
 HOMOGENEOUS = "experiments.digits-homogeneous"
@@ -149,12 +150,20 @@ def test_the_committed_settings_are_sound():
         assert len({cell.path for cell in expanded}) == len(expanded)
 
 
-def test_every_stage_of_the_committed_settings_has_its_inputs_in_dvc_yaml():
-    stages = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+def test_dvc_yaml_names_the_same_experiments_and_data_sets():
+    root = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+    papers = [yaml.safe_load(path.read_text())["stages"] for path in Path("pipeline").glob("*/dvc.yaml")]
     params = load_params(PARAMS)
-    digits = [name for name in params.experiments if re.match("digits-", name)]
-    assert set(stages["train"]["foreach"]) == set(stages["evaluate"]["foreach"]) == set(digits)
-    assert set(stages["download"]["foreach"]) == set(params.data)
-    for name in digits:
-        assert f"runs/{name}" in stages[name]["deps"]
-        assert f"tables/{name}.json" in stages["report"]["deps"]
+    for stage in ("train", "evaluate"):
+        trained = [name for stages in (root, *papers) for name in stages[stage]["foreach"]]
+        assert sorted(trained) == sorted(params.experiments)
+    for stages in (root, *papers):
+        # What a run's fingerprint covers is what DVC watches.
+        code = {f"src/hetfl/{part}" for part in CORE}
+        assert code <= set(stages["train"]["do"]["deps"])
+    assert set(root["download"]["foreach"]) == set(params.data.sets)
+    assert set(root["partition"]["foreach"]) == set(params.partitions)
+    for name in root["train"]["foreach"]:
+        assert f"runs/{name}" in root[name]["deps"]
+        assert f"tables/{name}.json" in root["report"]["deps"]
+    assert set(PAPER_TABLES) <= set(root)

@@ -26,7 +26,7 @@ def run(command: Callable[..., Any]) -> None:
     try:
         typer.run(command) if not isinstance(command, typer.Typer) else command()
     except HetflError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error).replace(f'{Path.cwd()}/', '')}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted; the same command continues from the last completed round", file=sys.stderr)

@@ -1,15 +1,19 @@
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from hetfl.config import validate
-from hetfl.data.catalogue import DigitsSettings, entry, prepare_dataset
+from hetfl.data.catalogue import Cifar10Settings, DigitsSettings, Sources, entry, prepare_dataset
 from hetfl.data.store import Dataset, Split, read_card, read_dataset, verify_dataset, write_dataset
 from hetfl.errors import HetflError
+
+NOWHERE = Sources(mirror=None, downloads=Path("/nonexistent"))
 
 
 def some_split(size: int = 6, classes: int = 3) -> Split:
@@ -35,7 +39,7 @@ def write(folder: Path, **splits: Split) -> None:
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("data") / "digits"
-    prepare_dataset("digits", DigitsSettings(), folder)
+    prepare_dataset("digits", DigitsSettings(), folder, NOWHERE)
     verify_dataset(folder)
     return read_dataset(folder)
 
@@ -183,8 +187,8 @@ def test_digits_are_scikit_learns(digits: Dataset) -> None:
 
 
 def test_digits_follow_their_seed(digits: Dataset, tmp_path: Path) -> None:
-    prepare_dataset("digits", DigitsSettings(), tmp_path / "again")
-    prepare_dataset("digits", DigitsSettings(seed=1), tmp_path / "other")
+    prepare_dataset("digits", DigitsSettings(), tmp_path / "again", NOWHERE)
+    prepare_dataset("digits", DigitsSettings(seed=1), tmp_path / "other", NOWHERE)
     assert read_dataset(tmp_path / "again").checksum == digits.checksum
     assert read_dataset(tmp_path / "other").checksum != digits.checksum
 
@@ -206,3 +210,45 @@ def test_digits_settings_leave_training_images(raw: dict[str, int], message: str
 def test_unknown_data_set_is_named() -> None:
     with pytest.raises(HetflError, match="params.yaml: x: unknown data set 'digit'; did you mean 'digits'"):
         entry("digit", "params.yaml: x")
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in a mirror's layout with a few random CIFAR-10 images."""
+    folder = tmp_path_factory.mktemp("mirror")
+    (folder / "cifar10").mkdir()
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 20), ("test", 10)):
+        streams = []
+        for image in rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8):
+            buffer = BytesIO()
+            Image.fromarray(image).save(buffer, "JPEG", quality=95, subsampling=0)
+            streams.append(buffer.getvalue())
+        offsets = np.cumsum([0, *map(len, streams)])
+        jpeg = np.frombuffer(b"".join(streams), np.uint8)
+        np.savez(folder / "cifar10" / f"{name}.npz", jpeg=jpeg, offsets=offsets, labels=np.arange(size) % 10)
+    return folder
+
+
+def test_cifar10_from_a_mirror(mirror: Path, tmp_path: Path) -> None:
+    prepare_dataset("cifar10", Cifar10Settings(), tmp_path / "cifar10", Sources(mirror, tmp_path))
+    dataset = read_dataset(tmp_path / "cifar10")
+    assert (len(dataset.split("train")), len(dataset.split("test")), dataset.num_classes) == (20, 10, 10)
+    assert dataset.split("train").images.shape == (20, 32, 32, 3)
+    assert read_card(tmp_path / "cifar10").source == "mirror, JPEG-coded"
+
+
+def test_a_broken_mirror_and_no_network_are_one_line(mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10/train.npz").write_bytes((mirror / "cifar10/train.npz").read_bytes()[:500])
+    with pytest.raises(HetflError, match=r"train.npz: is not a readable set of images .*copy it again$"):
+        prepare_dataset("cifar10", Cifar10Settings(), tmp_path / "out", Sources(tmp_path, tmp_path))
+    import torchvision.datasets
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", offline)
+    with pytest.raises(HetflError, match=r"cannot be downloaded \(no route to host\); name a folder .*HETFL_MIRROR$"):
+        prepare_dataset("cifar10", Cifar10Settings(), tmp_path / "out", Sources(None, tmp_path))
+    assert not (tmp_path / "out").exists()

@@ -16,10 +16,10 @@ import pytest
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
+from hetfl.papers.spec import TableSpec, columns_of
 from hetfl.report.figures import accuracy_curves, communication_figure, partition_heatmap
 from hetfl.report.site import build_site
 from hetfl.report.table import (
-    TableSpec,
     build_table,
     compare_tables,
     render_comparison,
@@ -38,9 +38,8 @@ SIZES = {"fedhpl": (1600, 800), "fedavg": (20000, 20000), "local": (0, 0)}
 SPEC = TableSpec(
     name="digits-homogeneous",
     title="Homogeneous models on digits",
-    experiment="digits-homogeneous",
     rows=ROWS,
-    columns=COLUMNS,
+    columns=columns_of("digits-homogeneous", COLUMNS),
     seeds=SEEDS,
     note="Embedded default: digits and tiny models. It proves the machinery; papers use other settings.",
 )
@@ -124,9 +123,10 @@ def write_cell(root: Path, row: str, column: str, seed: int, status: str = "comp
     )
 
 
-def make(root: Path, spec: TableSpec = SPEC, **more: Any) -> dict[str, Any]:
+def make(root: Path, spec: TableSpec = SPEC, printed: dict[str, Any] | None = None) -> dict[str, Any]:
     """The table of what lies below ``root``."""
-    return build_table(spec, root / "runs", root / "evaluations", **more)
+    spec = spec.model_copy(update={"printed": printed or {}})
+    return build_table(spec, root / "runs", root / "evaluations")
 
 
 def cell_of(table: dict[str, Any], row: str, column: str) -> dict[str, Any]:
@@ -166,12 +166,11 @@ def test_verdict(value: float, std: float | None, printed: float | None, status:
 
 
 def test_cell_arithmetic(finished: Path) -> None:
-    table = make(finished, printed={("fedhpl", "iid"): 95.0})
+    table = make(finished, printed={"fedhpl": {"iid": 95.0}})
     assert list(table) == [
         "table",
         "title",
         "note",
-        "experiment",
         "seeds",
         "columns",
         "rows",
@@ -235,7 +234,13 @@ def test_shared_provenance(finished: Path) -> None:
 
 
 def test_partial_participation_counts_participants(tmp_path: Path) -> None:
-    spec = SPEC.model_copy(update={"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}, "seeds": [0]})
+    spec = SPEC.model_copy(
+        update={
+            "rows": {"fedavg": "FedAvg"},
+            "columns": columns_of("digits-homogeneous", {"iid": "IID"}),
+            "seeds": [0],
+        }
+    )
     write_cell(tmp_path, "fedavg", "iid", 0)
     path = tmp_path / "runs/digits-homogeneous/fedavg/iid-s0/rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -252,7 +257,7 @@ def test_unfinished_cells(experiment: Path) -> None:
     write_cell(experiment, "local", "iid", 2, status="running")
     shutil.rmtree(experiment / "runs/digits-homogeneous/fedavg")
     (experiment / "evaluations/digits-homogeneous/local/iid-s0/metrics.json").unlink()
-    table = make(experiment, printed={("fedavg", "iid"): 80.0})
+    table = make(experiment, printed={"fedavg": {"iid": 80.0}})
     partial = cell_of(table, "local", "iid")
     assert (partial["seeds"], partial["value"], partial["std"]) == ([1], 81, None)
     missing = cell_of(table, "fedavg", "iid")
@@ -326,7 +331,7 @@ def test_same_bytes_again(finished: Path, tmp_path: Path) -> None:
 
 
 def test_markdown(finished: Path, tmp_path: Path) -> None:
-    write_table(make(finished, printed={("fedhpl", "iid"): 91.25}), tmp_path)
+    write_table(make(finished, printed={"fedhpl": {"iid": 91.25}}), tmp_path)
     text = (tmp_path / "digits-homogeneous.md").read_text()
     assert f"> **Note.** {SPEC.note}" in text
     assert "| FedHPL | **91.0 ± 1.0** (89.0–93.0)<br>printed 91.25, match | **81.0 ± 1.0** (79.0–83.0)" in text
@@ -348,7 +353,7 @@ def test_csv(finished: Path, tmp_path: Path) -> None:
 
 def test_latex(finished: Path, tmp_path: Path) -> None:
     spec = SPEC.model_copy(update={"title": r"50% of {all} \ #1 ~ ^ <x> $"})
-    write_table(make(finished, spec, printed={("local", "iid"): 81.0}), tmp_path)
+    write_table(make(finished, spec, printed={"local": {"iid": 81.0}}), tmp_path)
     text = (tmp_path / "digits-homogeneous.tex").read_text()
     assert r"50\% of \{all\} \textbackslash{} \#1 \textasciitilde{} \textasciicircum{} $<$x$>$ \$." in text
     assert r"FedAvg \& co\_ &" in text
@@ -372,7 +377,7 @@ def test_text_fits_a_terminal(finished: Path) -> None:
 
 def test_wide_text_is_cut_into_blocks(finished: Path) -> None:
     columns = COLUMNS | {f"split-{index}": f"A rather long split title {index}" for index in range(8)}
-    text = render_text(make(finished, SPEC.model_copy(update={"columns": columns})))
+    text = render_text(make(finished, SPEC.model_copy(update={"columns": columns_of("digits-homogeneous", columns)})))
     assert max(map(len, text.splitlines())) <= 150
     assert text.count("method  ") == 3
     assert all(title in text for title in columns.values())
@@ -455,7 +460,7 @@ def test_site(finished: Path, tmp_path: Path) -> None:
     table = make(finished)
     write_table(table, tables)
     other = SPEC.model_copy(update={"name": "fedhpl-table-1", "title": "Table 1 <b>", "note": ""})
-    write_table(make(finished, other, printed={("fedhpl", "iid"): 91.5, ("local", "iid"): 90.0}), tables)
+    write_table(make(finished, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), tables)
     accuracy_curves(table, finished / "runs", figures)
     communication_figure(table, finished / "runs", figures)
     partition_heatmap([[3, 0], [1, 4]], ["a", "b"], "IID", partitions / "digits" / "iid-s0" / "heatmap.svg")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
@@ -14,7 +16,28 @@ from pydantic import Field, ValidationInfo, field_validator
 from hetfl.config import Settings
 from hetfl.data.store import Split, write_dataset
 from hetfl.draws import Draws
-from hetfl.errors import unknown
+from hetfl.errors import HetflError, unknown
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a data set may come from.
+
+    Attributes:
+        mirror: a folder with local copies that is looked in first, or None.
+        downloads: a folder that keeps what was downloaded.
+    """
+
+    mirror: Path | None
+    downloads: Path
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data set ready to be written: its splits by name, and the copy they were read from."""
+
+    splits: dict[str, Split]
+    source: str
 
 
 @dataclass(frozen=True)
@@ -27,10 +50,9 @@ class Entry:
         origin: who made it and where it is published.
         licence: its licence.
         citation: how to cite it.
-        source: where the copy that ``prepare`` reads is taken from.
         class_names: one name per label value.
         settings: the class of its settings.
-        prepare: turns settings into splits by name.
+        prepare: turns settings and sources into splits.
     """
 
     name: str
@@ -38,10 +60,9 @@ class Entry:
     origin: str
     licence: str
     citation: str
-    source: str
     class_names: tuple[str, ...]
     settings: type[Settings]
-    prepare: Callable[[Any], dict[str, Split]]
+    prepare: Callable[[Any, Sources], Prepared]
 
 
 DIGITS_SIZE = 1797
@@ -65,7 +86,7 @@ class DigitsSettings(Settings):
         return test
 
 
-def prepare_digits(settings: DigitsSettings) -> dict[str, Split]:
+def prepare_digits(settings: DigitsSettings, sources: Sources) -> Prepared:
     """Scikit-learn's 1,797 digits, 8x8x1 with 0..16 stretched to 0..255, cut by one keyed permutation."""
     from sklearn.datasets import load_digits  # a second to import, and needed only here
 
@@ -75,7 +96,51 @@ def prepare_digits(settings: DigitsSettings) -> dict[str, Split]:
     order = Draws(settings.seed).numpy("data:digits").permutation(DIGITS_SIZE)
     public, test, train = np.split(order, [settings.public, settings.public + settings.test])
     parts = {"public": public, "train": train, "test": test}
-    return {name: Split(images[part], labels[part]) for name, part in parts.items()}
+    splits = {name: Split(images[part], labels[part]) for name, part in parts.items()}
+    return Prepared(splits, f"scikit-learn {version('scikit-learn')} bundled copy")
+
+
+class Cifar10Settings(Settings):
+    """CIFAR-10 has none: its training and test images are fixed."""
+
+
+def prepare_cifar10(settings: Cifar10Settings, sources: Sources) -> Prepared:
+    """CIFAR-10 from ``<mirror>/cifar10/{train,test}.npz``, or from its authors through torchvision.
+
+    Raises:
+        HetflError: it is neither in the mirror nor can be downloaded.
+    """
+    if sources.mirror is not None and (sources.mirror / "cifar10").is_dir():
+        folder = sources.mirror / "cifar10"
+        copies = {name: _jpeg_split(folder / f"{name}.npz") for name in ("train", "test")}
+        return Prepared(copies, "mirror, JPEG-coded")
+    from torchvision.datasets import CIFAR10  # seconds to import, and needed only here
+
+    splits = {}
+    for name in ("train", "test"):
+        try:
+            official = CIFAR10(str(sources.downloads / "cifar10"), train=name == "train", download=True)
+        except (OSError, RuntimeError) as error:
+            raise HetflError(
+                f"cifar10: cannot be downloaded ({error}); name a folder that holds cifar10/ in data.mirror of "
+                "params.yaml or in HETFL_MIRROR"
+            ) from error
+        splits[name] = Split(np.asarray(official.data, np.uint8), np.asarray(official.targets, np.int64))
+    return Prepared(splits, "official archive")
+
+
+def _jpeg_split(path: Path) -> Split:
+    # A mirror keeps images as JPEG streams, back to back, with their offsets.
+    from PIL import Image
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            stream, offsets, labels = arrays["jpeg"].tobytes(), arrays["offsets"], arrays["labels"]
+        pairs = zip(offsets[:-1], offsets[1:], strict=True)
+        images = [np.asarray(Image.open(BytesIO(stream[begin:end])).convert("RGB")) for begin, end in pairs]
+    except (OSError, KeyError, ValueError, BadZipFile) as error:
+        raise HetflError(f"{path}: is not a readable set of images ({error}); copy it again") from error
+    return Split(np.stack(images), labels.astype(np.int64))
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -87,10 +152,19 @@ CATALOGUE: dict[str, Entry] = {
         licence="CC BY 4.0",
         citation="E. Alpaydin and C. Kaynak. Optical Recognition of Handwritten Digits. "
         "UCI Machine Learning Repository, 1998. https://doi.org/10.24432/C50P49",
-        source=f"scikit-learn {version('scikit-learn')} bundled copy",
         class_names=tuple("0123456789"),
         settings=DigitsSettings,
         prepare=prepare_digits,
+    ),
+    "cifar10": Entry(
+        name="cifar10",
+        title="CIFAR-10",
+        origin="A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html",
+        licence="none stated; research use",
+        citation="A. Krizhevsky. Learning Multiple Layers of Features from Tiny Images. 2009.",
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        settings=Cifar10Settings,
+        prepare=prepare_cifar10,
     ),
 }
 
@@ -110,26 +184,28 @@ def entry(name: str, where: str = "") -> Entry:
     return CATALOGUE[name]
 
 
-def prepare_dataset(name: str, settings: Settings, folder: Path) -> None:
+def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Sources) -> None:
     """Prepare a data set of the catalogue and write it.
 
     Args:
         name: the data set.
         settings: an instance of its entry's settings class.
         folder: where it goes, replaced as a whole.
+        sources: a mirror and a folder for downloads.
 
     Raises:
         HetflError: the data set is unknown, or what was prepared is not well formed.
     """
     known = entry(name)
+    prepared = known.prepare(settings, sources)
     write_dataset(
         folder,
         name=known.name,
         title=known.title,
         origin=known.origin,
         licence=known.licence,
-        source=known.source,
+        source=prepared.source,
         settings=settings.model_dump(mode="json"),
         class_names=known.class_names,
-        splits=known.prepare(settings),
+        splits=prepared.splits,
     )

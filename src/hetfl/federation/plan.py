@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from hetfl.config import Settings, read_yaml, validate
 from hetfl.data.catalogue import entry
@@ -84,11 +85,38 @@ class ComputeSettings(Settings):
     threads: int = Field(default=1, ge=1)
 
 
+class DataSettings(Settings):
+    """The data sets in use, by name, and where local copies lie.
+
+    Attributes:
+        mirror: a folder that is looked in before anything is downloaded; ``HETFL_MIRROR`` overrides it.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    mirror: str | None = None
+
+    @property
+    def sets(self) -> dict[str, Any]:
+        """Raw settings of each data set."""
+        return self.model_extra or {}
+
+    def folder(self) -> Path | None:
+        """The mirror that is in force.
+
+        Raises:
+            HetflError: it does not exist.
+        """
+        name = os.environ.get("HETFL_MIRROR") or self.mirror
+        if name and not Path(name).is_dir():
+            raise HetflError(f"data.mirror (or HETFL_MIRROR): {name!r} is not a folder; name one or leave it empty")
+        return Path(name) if name else None
+
+
 class Params(Settings):
     """All of params.yaml."""
 
     compute: ComputeSettings = ComputeSettings()
-    data: dict[str, dict[str, Any]]
+    data: DataSettings
     partitions: dict[Name, dict[Name, PartitionSettings]]
     models: dict[str, Annotated[list[str], Field(min_length=1)]]
     pretrain: dict[str, PretrainSettings] = {}
@@ -150,12 +178,12 @@ def load_params(path: Path) -> Params:
     # Keys that start with x- hold values for YAML's anchors.
     raw = {key: value for key, value in read_yaml(path).items() if not str(key).startswith("x-")}
     params = validate(Params, raw, where)
-    for name, raw in params.data.items():
+    for name, raw in params.data.sets.items():
         validate(entry(name, f"{where}: data").settings, raw, f"{where}: data.{name}")
     for dataset in params.partitions:
-        _known("data set", dataset, params.data, f"{where}: partitions")
+        _known("data set", dataset, params.data.sets, f"{where}: partitions")
     for name, pretrain in params.pretrain.items():
-        _known("data set", pretrain.dataset, params.data, f"{where}: pretrain.{name}.dataset")
+        _known("data set", pretrain.dataset, params.data.sets, f"{where}: pretrain.{name}.dataset")
     for name in params.experiments:
         cells(params, name, where)
     return params
@@ -179,7 +207,7 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
     """
     _known("experiment", experiment, params.experiments, f"{where}: experiments")
     settings, key = params.experiments[experiment], f"{where}: experiments.{experiment}"
-    _known("data set", settings.dataset, params.data, f"{key}.dataset")
+    _known("data set", settings.dataset, params.data.sets, f"{key}.dataset")
     _known("model group", settings.models, params.models, f"{key}.models")
     splits = params.partitions.get(settings.dataset, {})
     for split in settings.splits:

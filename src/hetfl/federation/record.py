@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from functools import cache
@@ -19,8 +20,8 @@ import hetfl
 from hetfl.federation.state import State
 from hetfl.files import read_json, write_json, write_tensors, write_text
 
-CORE = ("*.py", "data", "models", "methods", "federation", "metrics")
-"""The parts of the package that can change a number."""
+CORE = ("config.py", "draws.py", "message.py", "data", "models", "methods", "federation")
+"""The parts of the package that can change a number; dvc.yaml's train stages depend on the same."""
 
 
 class Record:
@@ -42,13 +43,20 @@ class Record:
         run = read_json(path)
         return run.get("status") == "complete" and run.get("fingerprint") == fingerprint
 
+    def discard_unless(self, fingerprint: str) -> None:
+        """Remove the record of a run with other settings, inputs or code."""
+        path = self.folder / "run.json"
+        if path.exists() and read_json(path).get("fingerprint") != fingerprint:
+            shutil.rmtree(self.folder)
+
     def begin(self, run: dict[str, Any], completed: int) -> None:
         """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
         kept = [line for line in self.lines() if line["round"] <= completed] if completed else []
         self.run = {**run, "status": "running", "started": _now()}
-        write_json(self.folder / "run.json", self.run)
+        # In this order no reader ever sees lines of an older run under the new run's description.
         (self.folder / "model.safetensors").unlink(missing_ok=True)
         write_text(self._rounds, "".join(json.dumps(line) + "\n" for line in kept))
+        write_json(self.folder / "run.json", self.run)
 
     def append(self, line: dict[str, Any]) -> None:
         """Add one round; on disk before the call returns."""
@@ -76,13 +84,11 @@ class Record:
 def code_checksum() -> str:
     """SHA-256 over the training core's source, in hex: other code is another run."""
     root = Path(hetfl.__file__).parent
-    files = sorted(
-        {path for part in CORE for path in (root.glob(part) if "*" in part else (root / part).rglob("*.py"))}
-    )
+    parts = [root / part for part in CORE]
+    files = sorted(path for part in parts for path in ([part] if part.is_file() else part.rglob("*.py")))
     digest = hashlib.sha256()
     for path in files:
-        if path.name != "cli.py":
-            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -40,6 +40,12 @@ def unfinished(cells: Sequence[Cell], workspace: Workspace) -> list[Cell]:
     ]
 
 
+def discard_outdated(pending: Sequence[Cell], workspace: Workspace) -> None:
+    """Remove records that were made with other settings, inputs or code than their cells have now."""
+    for cell in pending:
+        Record(workspace.runs / cell.path).discard_unless(fingerprint(cell, inputs(cell, workspace)))
+
+
 def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> None:
     """Train cells, several at once where the device is a CPU.
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hetfl.files import write_bytes
-from hetfl.report.records import cell_folder, read_rounds
+from hetfl.report.records import read_rounds
 
 INK, MUTED, GRID, PAPER = "#1f2328", "#656d76", "#dfe3e8", "#ffffff"
 HEAT, ON_HEAT = "#2c6fbb", "#fffffe"
@@ -244,9 +244,9 @@ def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves
     """The training rounds of each seed of a cell, with ``traffic``: all bytes up to the round's end."""
     cell = next(cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column))
     curves = []
-    for seed in cell["seeds"]:
+    for source in cell["provenance"]:
         traffic, lines = 0, []
-        for line in read_rounds(cell_folder(runs, table["experiment"], row, column, seed)):
+        for line in read_rounds(runs.parent / source["run"]):
             traffic += line["up"]["bytes"] + line["down"]["bytes"]
             if line["round"] >= 1:
                 lines.append(line | {"traffic": traffic})

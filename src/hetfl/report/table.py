@@ -8,17 +8,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from pydantic import Field
-
-from hetfl.config import Settings
 from hetfl.errors import HetflError
 from hetfl.files import write_text
+from hetfl.papers.spec import TableSpec
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
 from hetfl.report.records import Record, read_record
 
 __all__ = [
-    "TableSpec",
     "build_table",
     "compare_tables",
     "render_comparison",
@@ -26,28 +23,6 @@ __all__ = [
     "verdict",
     "write_table",
 ]
-
-
-class TableSpec(Settings):
-    """What a table prints.
-
-    Attributes:
-        name: the stage's and the files' name.
-        title: the heading a reader sees.
-        experiment: the folder below ``runs`` and ``evaluations``.
-        rows: row name (a method) -> its title.
-        columns: split name -> its title.
-        seeds: the seeds each cell is averaged over.
-        note: what a reader must know before reading a number, shown beside the title.
-    """
-
-    name: str = Field(min_length=1)
-    title: str
-    experiment: str
-    rows: dict[str, str] = Field(min_length=1)
-    columns: dict[str, str] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
-    note: str = ""
 
 
 def verdict(value: float, std: float | None, printed: float | None) -> str:
@@ -66,7 +41,6 @@ def build_table(
     spec: TableSpec,
     runs: Path,
     evaluations: Path,
-    printed: Mapping[tuple[str, str], float | None] | None = None,
 ) -> dict[str, Any]:
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
@@ -87,7 +61,6 @@ def build_table(
         spec: what to print.
         runs: the folder of run records.
         evaluations: the folder of evaluations.
-        printed: (row, column) -> the paper's value in percent.
 
     Raises:
         HetflError: an evaluation belongs to another run, or cells were made from different inputs.
@@ -95,18 +68,19 @@ def build_table(
     records: list[Record] = []
     cells = []
     for row in spec.rows:
-        for column in spec.columns:
-            found = [read_record(runs, evaluations, spec.experiment, row, column, seed) for seed in spec.seeds]
+        for name, column in spec.columns.items():
+            found = [
+                read_record(runs, evaluations, column.experiment, row, column.split, seed) for seed in spec.seeds
+            ]
             done = [record for record in found if record is not None]
             records += done
-            cells.append({"row": row, "column": column} | _cell(done, (printed or {}).get((row, column))))
+            cells.append({"row": row, "column": name} | _cell(done, spec.printed.get(row, {}).get(name)))
     return {
         "table": spec.name,
         "title": spec.title,
         "note": spec.note,
-        "experiment": spec.experiment,
         "seeds": spec.seeds,
-        "columns": dict(spec.columns),
+        "columns": {name: column.title for name, column in spec.columns.items()},
         "rows": dict(spec.rows),
         "cells": cells,
         "provenance": _shared(records),

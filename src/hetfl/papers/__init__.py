@@ -1,0 +1,1 @@
+"""The papers: what they print, and which of our cells stand beside it."""
