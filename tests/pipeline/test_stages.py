@@ -312,6 +312,7 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         settings(experiments__tiny__defaults={"rounds": 0}),
         ["params.yaml: experiments.tiny.defaults.rounds: 0", "greater than or equal to 1"],
     ),
+    "table of an unknown experiment": ("table", "tinny", settings(), ["unknown", "'tinny'", "did you mean 'tiny'"]),
     "evaluation before training": ("evaluate", "tiny", settings(), ["runs/tiny/fedhpl/iid-s0/run.json", "dvc repro"]),
 }
 
@@ -328,14 +329,6 @@ def test_mistake_is_one_line_and_leaves_nothing_behind(untrained: Path, mistake:
     assert [part for part in expected if part not in stderr] == [], stderr
     # A lock is empty and nobody's result.
     assert {path: time for path, time in times(untrained).items() if not path.startswith(".hetfl/locks/")} == before
-
-
-def test_table_of_an_unknown_experiment_is_one_line(finished: Path) -> None:
-    status, stderr = run_stage(finished, "table", "tinny")
-    assert (status, stderr) == (
-        2,
-        "error: params.yaml: experiments: unknown experiment 'tinny'; did you mean 'tiny'?\n",
-    )
 
 
 def test_command_line_says_the_same(untrained: Path) -> None:

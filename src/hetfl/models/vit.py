@@ -95,21 +95,22 @@ def prompted_vit(
                 values = {key: weights[key] for key, _ in body.named_parameters()}
             params |= {f"body.{key}": value.detach().clone() for key, value in values.items()}
         if module.projection is not None:
-            params |= _linear("projection", module.projection, draws.torch("init:projection", client), "torch")
-        return params | _linear("head", module.head, draws.torch("init:head", client), options.head_init)
+            params |= _linear("projection", module.projection, draws.key("init:projection", client), "torch")
+        return params | _linear("head", module.head, draws.key("init:head", client), options.head_init)
 
     return Model(name, module, module.head.in_features, num_classes, groups, spec, fresh)
 
 
-def _linear(prefix: str, layer: nn.Linear, generator: torch.Generator, rule: str) -> dict[str, Tensor]:
-    weight, bias = torch.empty(layer.weight.shape), torch.zeros(layer.bias.shape)
-    if rule == "timm":
-        nn.init.trunc_normal_(weight, std=0.02, generator=generator)
-    elif rule == "vpt":
-        nn.init.kaiming_normal_(weight, mode="fan_out", generator=generator)
-        bias.fill_(-math.log(99))
-    else:
-        nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
-        bound = 1 / math.sqrt(layer.in_features)
-        bias.uniform_(-bound, bound, generator=generator)
-    return {f"{prefix}.weight": weight, f"{prefix}.bias": bias}
+def _linear(prefix: str, layer: nn.Linear, seed: int, rule: str) -> dict[str, Tensor]:
+    # timm's truncated normal rather than torch's, whose draws changed between versions.
+    from timm.layers import trunc_normal_
+
+    with seeded_library_code(seed):
+        fresh = nn.Linear(layer.in_features, layer.out_features)
+        if rule == "timm":
+            trunc_normal_(fresh.weight, std=0.02)
+            nn.init.zeros_(fresh.bias)
+        elif rule == "vpt":
+            nn.init.kaiming_normal_(fresh.weight, mode="fan_out")
+            nn.init.constant_(fresh.bias, -math.log(99))
+    return {f"{prefix}.weight": fresh.weight.detach(), f"{prefix}.bias": fresh.bias.detach()}
