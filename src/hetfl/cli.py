@@ -28,9 +28,11 @@ def run(command: Callable[..., Any]) -> None:
     except HetflError as error:
         print(f"error: {str(error).replace(f'{Path.cwd()}/', '')}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues from the last completed round", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as end:
+        # typer turns Ctrl-C into this status.
+        if end.code == 130:
+            print("interrupted; the same command continues from the last completed round", file=sys.stderr)
+        raise
 
 
 def main() -> None:

@@ -181,7 +181,8 @@ class Project:
 
     def resume_points(self, identities: dict[str, str]) -> dict[str, int]:
         """The newest resume point of every cell that has one."""
-        folders = {name: self.root / ".hetfl" / "resume" / identity for name, identity in identities.items()}
+        resume = self.root / ".hetfl" / "resume"
+        folders = {name: next(resume.glob(f"*/{identity}"), resume / name) for name, identity in identities.items()}
         rounds = {name: [int(p.name.split("-")[1]) for p in f.glob("round-*")] for name, f in folders.items()}
         return {name: max(numbers) for name, numbers in rounds.items() if numbers}
 

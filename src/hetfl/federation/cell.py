@@ -62,15 +62,21 @@ def run_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: in
     reads = inputs(cell, workspace)
     identity = fingerprint(cell, reads)
     record = Record(workspace.runs / cell.path)
-    locks = workspace.scratch / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{'.'.join(cell.path.parts)}.lock"):
+    lock = workspace.lock(cell)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
         if record.is_complete(identity):
             return
         reset_peak_memory(device)
         setup = set_up(cell, workspace, device)
-        resume = ResumePoints(workspace.scratch / "resume" / identity)
-        run_rounds(setup.engine, setup.draws, record, resume, description(cell, workspace, setup, reads, identity))
+        record.discard_unless(identity)
+        points = workspace.resume_points(cell)
+        for other in points.glob("*"):
+            if other.name != identity:
+                ResumePoints(other).clear()
+        run = description(cell, workspace, setup, reads, identity)
+        run_rounds(setup.engine, setup.draws, record, ResumePoints(points / identity), run)
+        points.rmdir()
 
 
 def description(

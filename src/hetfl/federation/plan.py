@@ -167,6 +167,14 @@ class Workspace:
         """The folder of one partition."""
         return self.partitions / dataset / f"{split}-s{seed}"
 
+    def resume_points(self, cell: Cell) -> Path:
+        """The folder of a cell's resume points, one folder per fingerprint."""
+        return self.scratch / "resume" / ".".join(cell.path.parts)
+
+    def lock(self, cell: Cell) -> Path:
+        """The file that whoever trains a cell holds a lock on."""
+        return self.scratch / "locks" / f"{'.'.join(cell.path.parts)}.lock"
+
 
 def load_params(path: Path) -> Params:
     """Read and check params.yaml as a whole.

@@ -37,10 +37,9 @@ class Record:
 
     def is_complete(self, fingerprint: str) -> bool:
         """Whether the folder holds the finished run of these settings, inputs and code."""
-        path = self.folder / "run.json"
-        if not path.exists():
+        if not all((self.folder / name).exists() for name in ("run.json", "rounds.jsonl", "model.safetensors")):
             return False
-        run = read_json(path)
+        run = read_json(self.folder / "run.json")
         return run.get("status") == "complete" and run.get("fingerprint") == fingerprint
 
     def discard_unless(self, fingerprint: str) -> None:
@@ -53,6 +52,8 @@ class Record:
         """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
         kept = [line for line in self.lines() if line["round"] <= completed] if completed else []
         self.run = {**run, "status": "running", "started": _now()}
+        for left in self.folder.glob(".*"):  # what a killed process could not rename
+            left.unlink()
         # In this order no reader ever sees lines of an older run under the new run's description.
         (self.folder / "model.safetensors").unlink(missing_ok=True)
         write_text(self._rounds, "".join(json.dumps(line) + "\n" for line in kept))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -26,24 +28,25 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def unfinished(cells: Sequence[Cell], workspace: Workspace) -> list[Cell]:
-    """The cells that still need training; checks the inputs of all of them and writes nothing.
+def identities(cells: Sequence[Cell], workspace: Workspace) -> dict[Path, str]:
+    """The fingerprint that each cell's record must have, by the record's folder; checks the inputs of all cells.
 
     Raises:
-        HetflError: an input is missing.
+        HetflError: an input is missing; nothing was written.
     """
-    identities = [fingerprint(cell, inputs(cell, workspace)) for cell in cells]
-    return [
-        cell
-        for cell, identity in zip(cells, identities, strict=True)
-        if not Record(workspace.runs / cell.path).is_complete(identity)
-    ]
+    return {workspace.runs / cell.path: fingerprint(cell, inputs(cell, workspace)) for cell in cells}
 
 
-def discard_outdated(pending: Sequence[Cell], workspace: Workspace) -> None:
-    """Remove records that were made with other settings, inputs or code than their cells have now."""
-    for cell in pending:
-        Record(workspace.runs / cell.path).discard_unless(fingerprint(cell, inputs(cell, workspace)))
+def unfinished(cells: Sequence[Cell], workspace: Workspace, identities: Mapping[Path, str]) -> list[Cell]:
+    """The cells that still need training; resume points of the others are of no more use and go."""
+    pending = []
+    for cell in cells:
+        folder = workspace.runs / cell.path
+        if Record(folder).is_complete(identities[folder]):
+            shutil.rmtree(workspace.resume_points(cell), ignore_errors=True)
+        else:
+            pending.append(cell)
+    return pending
 
 
 def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,10 +99,7 @@ class ResumePoints:
 
     def clear(self) -> None:
         """Remove everything."""
-        for path in self.folder.glob("*"):
-            path.unlink()
-        if self.folder.exists():
-            self.folder.rmdir()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("round-*-*.safetensors"))

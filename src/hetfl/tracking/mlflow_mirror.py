@@ -361,7 +361,7 @@ def _tags(folder: Path, run: Record) -> dict[str, str]:
 
 
 def _params(run: Record) -> dict[str, str]:
-    named = {key: run.get(key, {}) for key in ("inputs", "parameters", "versions")}
+    named = {key: run.get(key, {}) for key in ("partition", "inputs", "parameters", "versions")}
     return dict(_flatten({**run.get("settings", {}), **named}))
 
 

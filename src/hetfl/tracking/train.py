@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hetfl.errors import HetflError
 from hetfl.federation.plan import Cell, Workspace, cells, check_models, load_params
-from hetfl.federation.schedule import discard_outdated, pick_device, run_cells, unfinished
+from hetfl.federation.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.tracking.mlflow_mirror import MlflowMirror
 from hetfl.tracking.progress import Progress
 from hetfl.tracking.watch import Subscriber, Watcher
@@ -30,11 +30,11 @@ def train_experiment(
     chosen = pick(cells(params, experiment), row, split, seed)
     check_models(params, params.experiments[experiment].models)
     pick_device(params.compute.device)
-    pending = unfinished(chosen, workspace)
-    discard_outdated(pending, workspace)
+    expected = identities(chosen, workspace)
+    pending = unfinished(chosen, workspace, expected)
     rounds = sum(cell.settings["rounds"] for cell in chosen)
     subscribers: list[Subscriber] = [Progress(len(chosen), rounds), MlflowMirror(root)]
-    with Watcher([workspace.runs / cell.path for cell in chosen], subscribers):
+    with Watcher(list(expected), subscribers, fingerprints=expected):
         run_cells(pending, workspace, params.compute)
 
 

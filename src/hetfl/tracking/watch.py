@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -63,10 +63,19 @@ class Watcher:
         folders: the cells' folders; they need not exist yet.
         subscribers: who wants to know.
         interval: seconds between two looks at the folders.
+        fingerprints: the only run that counts in a folder, by folder; an older one that still lies there is passed
+            over. Folders that are not named take any run.
     """
 
-    def __init__(self, folders: Sequence[Path], subscribers: Sequence[Subscriber], interval: float = 0.5) -> None:
-        self._followers = [_Follower(folders, subscriber, interval) for subscriber in subscribers]
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        subscribers: Sequence[Subscriber],
+        interval: float = 0.5,
+        fingerprints: Mapping[Path, str] | None = None,
+    ) -> None:
+        expected = {folder: (fingerprints or {}).get(folder) for folder in folders}
+        self._followers = [_Follower(expected, subscriber, interval) for subscriber in subscribers]
 
     def __enter__(self) -> Watcher:
         for follower in self._followers:
@@ -85,11 +94,11 @@ class Watcher:
 
 
 class _Follower(threading.Thread):
-    def __init__(self, folders: Sequence[Path], subscriber: Subscriber, interval: float) -> None:
+    def __init__(self, expected: Mapping[Path, str | None], subscriber: Subscriber, interval: float) -> None:
         super().__init__(name=f"watch-{type(subscriber).__name__}", daemon=True)
         self.subscriber = subscriber
         self.ending = threading.Event()
-        self._cursors = [_Cursor(folder) for folder in folders]
+        self._cursors = [_Cursor(folder, fingerprint) for folder, fingerprint in expected.items()]
         self._interval = interval
 
     def run(self) -> None:
@@ -115,8 +124,8 @@ class _Follower(threading.Thread):
 class _Cursor:
     """How far one subscriber has read one cell's record."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, fingerprint: str | None) -> None:
+        self._folder, self._fingerprint = folder, fingerprint
         self._stamp: tuple[int, ...] | None = None
         self._run: Record | None = None
         self._forget()
@@ -127,7 +136,7 @@ class _Cursor:
     def advance(self, subscriber: Subscriber) -> None:
         """Tell the subscriber everything that is new."""
         run = self._read_run()
-        if run is None:
+        if run is None or self._fingerprint not in (None, run["fingerprint"]):
             return
         if run is not self._run:
             before, self._run = self._run, run
