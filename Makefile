@@ -16,7 +16,7 @@ TARGETS := digits-homogeneous digits-heterogeneous report
 repro: $(VENV)/.ready
 	dvc repro --quiet $(TARGETS)
 	@echo
-	@for table in digits-homogeneous digits-heterogeneous; do hetfl show $$table; echo; done
+	@hetfl show digits-homogeneous digits-heterogeneous
 	@echo "tables:  tables/*.{md,csv,tex,json}    figures: figures/"
 	@echo "report:  report/index.html             runs:    make ui"
 

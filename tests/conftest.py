@@ -15,9 +15,9 @@ from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.federation.federation import build_federation
 from hetfl.federation.sequential import Sequential
-from hetfl.files import write_tensors
 from hetfl.methods import create
 from hetfl.models.registry import DIGITS_VITS, creator, weights_path
+from hetfl.tensors import write_tensors
 
 CLASSES = 3
 GROUPS = {

@@ -13,7 +13,7 @@ ROOT = Path(hetfl.__file__).parent
 LEVELS = [
     {"errors"},
     {"draws", "files", "config"},
-    {"message"},
+    {"message", "tensors"},
     {"data"},
     {"models"},
     {"methods"},

@@ -105,12 +105,13 @@ def sync() -> None:
 
 
 @app.command("show")
-def show(table: Annotated[str, typer.Argument(help="A table of tables/.")]) -> None:
-    """Print a finished table."""
+def show(tables: Annotated[list[str], typer.Argument(help="Tables of tables/.")]) -> None:
+    """Print finished tables."""
     from hetfl.files import read_json
     from hetfl.report.table import render_text
 
-    print(render_text(read_json(Path("tables") / f"{table}.json")))
+    for table in tables:
+        print(render_text(read_json(Path("tables") / f"{table}.json")))
 
 
 @app.command("compare")

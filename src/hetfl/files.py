@@ -7,14 +7,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from hetfl.errors import HetflError
 
@@ -79,27 +75,6 @@ def read_json(path: Path) -> Any:
         raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
     except json.JSONDecodeError as error:
         raise HetflError(f"{path}: is not JSON ({error}); delete it and run dvc repro again") from error
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as safetensors, atomically, moved to the CPU."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(contiguous, dict(metadata or {})))
-
-
-def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Read named tensors and their metadata from a safetensors file.
-
-    Raises:
-        HetflError: the file is missing or is not valid safetensors.
-    """
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
-    except SafetensorError as error:
-        raise HetflError(f"{path}: is not a valid safetensors file ({error}); delete it and make it again") from error
 
 
 def sha256_file(path: Path) -> str:

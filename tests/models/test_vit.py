@@ -10,9 +10,10 @@ import torch
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.files import read_json, write_tensors
+from hetfl.files import read_json
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import weights_path
+from hetfl.tensors import write_tensors
 
 PAPER = {"ViT-S": "vit_small_patch16_224", "ViT-B": "vit_base_patch16_224", "ViT-L": "vit_large_patch16_224"}
 TAG = ".augreg_in21k_ft_in1k"

@@ -26,8 +26,9 @@ from hetfl.federation import rounds
 from hetfl.federation.cell import run_cell
 from hetfl.federation.plan import Workspace, cells, load_params
 from hetfl.federation.state import ResumePoints
-from hetfl.files import read_json, read_tensors, write_tensors
+from hetfl.files import read_json
 from hetfl.models.registry import creator
+from hetfl.tensors import read_tensors, write_tensors
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 ROUNDS = 3

@@ -14,8 +14,9 @@ from hetfl.federation.plan import Cell, Workspace
 from hetfl.federation.record import Record
 from hetfl.federation.rounds import accuracies, evaluate
 from hetfl.federation.state import State
-from hetfl.files import read_json, read_tensors, write_json, write_text
+from hetfl.files import read_json, write_json, write_text
 from hetfl.metrics.accuracy import per_class, summary
+from hetfl.tensors import read_tensors
 
 SAME = 1e-9
 """Accuracies are counts over counts: on the machine that trained, the checkpoint must give the same ones."""

@@ -13,9 +13,9 @@ from hetfl.data.batches import DeviceImages
 from hetfl.data.store import Dataset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.federation.plan import PretrainSettings
-from hetfl.files import write_tensors
 from hetfl.models import input_spec
 from hetfl.models.registry import creator, weights_path
+from hetfl.tensors import write_tensors
 
 
 def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Path, device: torch.device) -> float:

@@ -18,7 +18,8 @@ import torch
 
 import hetfl
 from hetfl.federation.state import State
-from hetfl.files import read_json, write_json, write_tensors, write_text
+from hetfl.files import read_json, write_json, write_text
+from hetfl.tensors import write_tensors
 
 CORE = ("config.py", "draws.py", "message.py", "data", "models", "methods", "federation")
 """The parts of the package that can change a number; dvc.yaml's train stages depend on the same."""

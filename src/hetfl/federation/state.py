@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from hetfl.errors import HetflError
-from hetfl.files import read_tensors, sha256_file, write_tensors
+from hetfl.files import sha256_file
 from hetfl.message import Tensors
+from hetfl.tensors import read_tensors, write_tensors
 
 
 @dataclass

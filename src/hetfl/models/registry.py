@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hetfl.data.batches import InputSpec
 from hetfl.errors import HetflError, unknown
-from hetfl.files import read_tensors
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.vit import prompted_vit
+from hetfl.tensors import read_tensors
 
 DIGITS_VITS: dict[str, dict[str, int]] = {
     # Widths keep the papers' ratio 384 : 768 : 1024 and depths their 12 : 12 : 24.
@@ -118,7 +118,7 @@ def fetch_weights(name: str, folder: Path) -> Path:
     Raises:
         HetflError: the name has no published weights or the hub cannot be reached.
     """
-    from hetfl.files import write_tensors
+    from hetfl.tensors import write_tensors
 
     check_name(name)
     if name in DIGITS_VITS:
