@@ -7,7 +7,7 @@ from hetfl.data.partitions import make_partition, write_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import unknown
-from hetfl.federation.plan import Workspace, load_params, partition_seeds
+from hetfl.federation.plan import Workspace, load_params
 from hetfl.report.figures import partition_heatmap
 
 
@@ -25,9 +25,9 @@ def main(name: str) -> None:
             settings,
             make_partition(settings, train, test, dataset.num_classes, Draws(seed), where),
         )
-        for split, settings in params.partitions[name].items()
-        for where in [f"params.yaml: partitions.{name}.{split}"]
-        for seed in partition_seeds(params, name)
+        for split, settings in params.partitions[name].splits.items()
+        for where in [f"params.yaml: partitions.{name}.splits.{split}"]
+        for seed in params.partitions[name].seeds
     ]
     for split, seed, settings, partition in drawn:
         folder = workspace.partition(name, split, seed)

@@ -58,17 +58,21 @@ MISTAKES = [
     ("data/cifar", {}, "data: unknown data set 'cifar'"),
     ("data/digits/test", 2000, "data.digits.test: 2000 plus public 600 must be less than the 1797 images"),
     (
-        "partitions/digits/iid/scheme",
+        "partitions/digits/splits/iid/scheme",
         "idd",
-        "partitions.digits.iid.scheme: unknown scheme 'idd'; did you mean 'iid'?",
+        "partitions.digits.splits.iid.scheme: unknown scheme 'idd'; did you mean 'iid'?",
     ),
-    ("partitions/digits/iid/scheme", None, "partitions.digits.iid: needs 'scheme'"),
+    ("partitions/digits/splits/iid/scheme", None, "partitions.digits.splits.iid: needs 'scheme'"),
     (
-        "partitions/digits/iid/clients",
+        "partitions/digits/splits/iid/clients",
         0,
-        "partitions.digits.iid.clients: 0 should be greater than or equal to 1",
+        "partitions.digits.splits.iid.clients: 0 should be greater than or equal to 1",
     ),
-    ("partitions/digits/dir/axs", "x", "partitions.digits.dir: unknown setting 'axs'; did you mean 'axis'?"),
+    (
+        "partitions/digits/splits/dir/axs",
+        "x",
+        "partitions.digits.splits.dir: unknown setting 'axs'; did you mean 'axis'?",
+    ),
     ("models/digits-homogeneous", [], "models.digits-homogeneous: [] should have at least 1 item"),
     (
         "models/digits-homogeneous",
@@ -83,6 +87,8 @@ MISTAKES = [
     ),
     (f"{EXPERIMENT}/title", None, f"{HOMOGENEOUS}.title: is missing"),
     (f"{EXPERIMENT}/seeds", [], f"{HOMOGENEOUS}.seeds: [] should have at least 1 item"),
+    ("partitions/digits", None, f"{HOMOGENEOUS}.dataset: 'digits' has no entry in partitions; add one"),
+    (f"{EXPERIMENT}/seeds", [0, 7], f"{HOMOGENEOUS}.seeds: 7 is not among partitions.digits.seeds [0, 1, 2]; add it"),
     (f"{EXPERIMENT}/seeds", [0, 0], f"{HOMOGENEOUS}.seeds: [0, 0] names a seed twice"),
     (
         f"{EXPERIMENT}/dataset",

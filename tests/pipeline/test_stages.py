@@ -35,7 +35,7 @@ ROUNDS = 3
 PARAMS: dict[str, Any] = {
     "compute": {"device": "cpu", "jobs": 1},
     "data": {"digits": {"public": 600, "test": 900}},
-    "partitions": {"digits": {"iid": {"scheme": "iid", "clients": 3}}},
+    "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
     "pretrain": {
         "digits": {
             "dataset": "digits",
@@ -298,14 +298,14 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
     "more clients than samples": (
         "partition",
         "digits",
-        settings(partitions__digits__iid__clients=298),
-        ["params.yaml: partitions.digits.iid.clients: 298", "297 training samples"],
+        settings(partitions__digits__splits__iid__clients=298),
+        ["params.yaml: partitions.digits.splits.iid.clients: 298", "297 training samples"],
     ),
     "more classes for a client than there are": (
         "partition",
         "digits",
-        settings(partitions__digits__iid=PATHOLOGICAL),
-        ["params.yaml: partitions.digits.iid.classes_per_client: 11", "10 classes"],
+        settings(partitions__digits__splits__iid=PATHOLOGICAL),
+        ["params.yaml: partitions.digits.splits.iid.classes_per_client: 11", "10 classes"],
     ),
     "setting out of range": (
         "train",

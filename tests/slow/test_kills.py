@@ -25,7 +25,7 @@ ROUNDS = 6
 CELLS = ("fedavg-s0", "fedavg-s1", "fedhpl-s0", "fedhpl-s1")
 PARAMS: dict[str, Any] = {
     "data": {"digits": {"public": 1000, "test": 300}},
-    "partitions": {"digits": {"iid": {"scheme": "iid", "clients": 3}}},
+    "partitions": {"digits": {"seeds": [0, 1], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
     "pretrain": {
         "digits": {
             "dataset": "digits",

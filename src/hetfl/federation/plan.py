@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, field_validator
 
 from hetfl.config import Settings, read_yaml, validate
-from hetfl.data.catalogue import entry
+from hetfl.data import catalogue
 from hetfl.data.partitions import PartitionSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.federation.record import code_checksum
@@ -56,6 +56,13 @@ class ExperimentSettings(Settings):
         if len(set(seeds)) < len(seeds):
             raise ValueError("names a seed twice")
         return seeds
+
+
+class PartitionsSettings(Settings):
+    """How a data set is shared among clients: once per split and seed, for every experiment alike."""
+
+    seeds: list[int] = Field(min_length=1)
+    splits: dict[Name, PartitionSettings] = Field(min_length=1)
 
 
 class PretrainSettings(Settings):
@@ -117,7 +124,7 @@ class Params(Settings):
 
     compute: ComputeSettings = ComputeSettings()
     data: DataSettings
-    partitions: dict[Name, dict[Name, PartitionSettings]]
+    partitions: dict[Name, PartitionsSettings]
     models: dict[str, Annotated[list[str], Field(min_length=1)]]
     pretrain: dict[str, PretrainSettings] = {}
     experiments: dict[Name, ExperimentSettings]
@@ -187,7 +194,7 @@ def load_params(path: Path) -> Params:
     raw = {key: value for key, value in read_yaml(path).items() if not str(key).startswith("x-")}
     params = validate(Params, raw, where)
     for name, raw in params.data.sets.items():
-        validate(entry(name, f"{where}: data").settings, raw, f"{where}: data.{name}")
+        validate(catalogue.entry(name, f"{where}: data").settings, raw, f"{where}: data.{name}")
     for dataset in params.partitions:
         _known("data set", dataset, params.data.sets, f"{where}: partitions")
     for name, pretrain in params.pretrain.items():
@@ -217,51 +224,56 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
     settings, key = params.experiments[experiment], f"{where}: experiments.{experiment}"
     _known("data set", settings.dataset, params.data.sets, f"{key}.dataset")
     _known("model group", settings.models, params.models, f"{key}.models")
-    splits = params.partitions.get(settings.dataset, {})
+    if settings.dataset not in params.partitions:
+        raise HetflError(f"{key}.dataset: {settings.dataset!r} has no entry in partitions; add one")
+    shared = params.partitions[settings.dataset]
     for split in settings.splits:
-        _known("split", split, splits, f"{key}.splits")
+        _known("split", split, shared.splits, f"{key}.splits")
+    for seed in settings.seeds:
+        if seed not in shared.seeds:
+            at = f"partitions.{settings.dataset}.seeds"
+            raise HetflError(f"{key}.seeds: {seed} is not among {at} {shared.seeds}; add it there")
     models = params.models[settings.models]
-    expanded = []
-    for row, entry_ in settings.rows.items():
-        at = f"{key}.rows.{row}"
-        cls = method_class(entry_.method, f"{at}.method")
-        if not cls.heterogeneous and len(set(models)) > 1:
-            raise HetflError(
-                f"{at}.method: {entry_.method} needs one architecture for all clients, models "
-                f"{settings.models!r} has {len(set(models))}; use a group of equal models"
-            )
-        # Defaults reach a row as far as its method knows them.
-        fields = cls.Settings.model_fields
-        for name in settings.defaults:
-            if not any(name in other.Settings.model_fields for other in METHODS.values()):
-                raise unknown("setting", name, fields, f"{key}.defaults")
-        defaults = {name: value for name, value in settings.defaults.items() if name in fields}
-        validate(cls.Settings, defaults, f"{key}.defaults")
-        resolved = validate(cls.Settings, defaults | entry_.settings, f"{at}.settings")
-        expanded += [
-            Cell(
-                experiment=experiment,
-                row=row,
-                title=entry_.title,
-                paper=settings.paper,
-                split=split,
-                seed=seed,
-                dataset=settings.dataset,
-                models=models,
-                partition=splits[split].model_dump(),
-                method=entry_.method,
-                settings=resolved.model_dump(),
-            )
-            for split in settings.splits
-            for seed in settings.seeds
-        ]
-    return expanded
+    resolved = {row: _resolve(entry, settings, models, row, key) for row, entry in settings.rows.items()}
+    return [
+        Cell(
+            experiment=experiment,
+            row=row,
+            title=entry.title,
+            paper=settings.paper,
+            split=split,
+            seed=seed,
+            dataset=settings.dataset,
+            models=models,
+            partition=shared.splits[split].model_dump(),
+            method=entry.method,
+            settings=resolved[row],
+        )
+        for row, entry in settings.rows.items()
+        for split in settings.splits
+        for seed in settings.seeds
+    ]
 
 
-def partition_seeds(params: Params, dataset: str) -> list[int]:
-    """The seeds for which a data set is partitioned: those of all experiments on it, or 0 where there is none."""
-    used = [experiment.seeds for experiment in params.experiments.values() if experiment.dataset == dataset]
-    return sorted({seed for seeds in used for seed in seeds}) or [0]
+def _resolve(
+    entry: RowSettings, experiment: ExperimentSettings, models: list[str], row: str, key: str
+) -> dict[str, Any]:
+    """A row's settings in full: its own, else the experiment's defaults, else the method's."""
+    at = f"{key}.rows.{row}"
+    cls = method_class(entry.method, f"{at}.method")
+    if not cls.heterogeneous and len(set(models)) > 1:
+        raise HetflError(
+            f"{at}.method: {entry.method} needs one architecture for all clients, models {experiment.models!r} has "
+            f"{len(set(models))}; use a group of equal models"
+        )
+    fields = cls.Settings.model_fields
+    for name in experiment.defaults:
+        if not any(name in other.Settings.model_fields for other in METHODS.values()):
+            raise unknown("setting", name, fields, f"{key}.defaults")
+    # Defaults reach a row as far as its method knows them.
+    defaults = {name: value for name, value in experiment.defaults.items() if name in fields}
+    validate(cls.Settings, defaults, f"{key}.defaults")
+    return validate(cls.Settings, defaults | entry.settings, f"{at}.settings").model_dump()
 
 
 def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
