@@ -87,7 +87,7 @@ MISTAKES = [
     ),
     (f"{EXPERIMENT}/title", None, f"{HOMOGENEOUS}.title: is missing"),
     (f"{EXPERIMENT}/seeds", [], f"{HOMOGENEOUS}.seeds: [] should have at least 1 item"),
-    ("partitions/digits", None, f"{HOMOGENEOUS}.dataset: 'digits' has no entry in partitions; add one"),
+    ("partitions/digits", None, ".dataset: 'digits' has no entry in partitions; add one"),
     (f"{EXPERIMENT}/seeds", [0, 7], f"{HOMOGENEOUS}.seeds: 7 is not among partitions.digits.seeds [0, 1, 2]; add it"),
     (f"{EXPERIMENT}/seeds", [0, 0], f"{HOMOGENEOUS}.seeds: [0, 0] names a seed twice"),
     (
