@@ -38,27 +38,23 @@ lint: $(VENV)/.ready
 lock: $(VENV)/.ready
 	uv pip compile --quiet --universal --generate-hashes --all-extras --no-header pyproject.toml -o requirements.lock
 
-# uv installs several times faster than pip; where it cannot be had, pip does the same from the same lock.
-ifdef KEEP_TORCH
-LOCK := $(VENV)/without-torch.lock
-VENV_FLAGS := --system-site-packages
-INSTALL := uv pip install --quiet --no-deps
-else
-LOCK := requirements.lock
-VENV_FLAGS :=
-INSTALL := uv pip sync --quiet
-endif
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+LOCKED := --quiet --no-deps --require-hashes -r $(VENV)/requirements.lock
 
+# uv installs several times faster than pip; where it cannot be had, pip does the same from the lock.
 $(VENV)/.ready: requirements.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
-	sed -E '/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==/,/^[^ ]/{/^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==/d;/^ /d}' \
-	  requirements.lock > $(VENV)/without-torch.lock
-	if $(VENV)/bin/python -m pip install --quiet $(UV); then \
-	  $(INSTALL) --python $(VENV)/bin/python --require-hashes $(LOCK); \
-	else \
-	  $(VENV)/bin/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK); \
-	fi
-	$(VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --no-index -e .
-	touch $@
+	@echo "making $(VENV) from requirements.lock"
+	@$(PYTHON) -m venv --clear $(VENV)
+ifdef KEEP_TORCH
+	@awk '/^[^ ]/ {drop = /^(torch|torchvision|triton|nvidia-[a-z0-9-]+|cuda-[a-z]+)==/} !drop' requirements.lock \
+	  > $(VENV)/requirements.lock
+	@$(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' \
+	  > $$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/keep-torch.pth
+else
+	@cp requirements.lock $(VENV)/requirements.lock
+endif
+	@{ $(PIP) $(UV) && uv pip install $(LOCKED) --python $(VENV)/bin/python; } || $(PIP) $(LOCKED)
+	@$(PIP) --no-deps --no-build-isolation --no-index -e .
+	@touch $@
 
 .PHONY: repro test slow ui lint lock
