@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from joblib import Parallel, cpu_count, delayed
 
 from hetfl.errors import HetflError
 from hetfl.federation.cell import run_cell
@@ -56,14 +56,12 @@ def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSet
         HetflError: an input is missing or broken.
     """
     device = pick_device(compute.device)
-    jobs = compute.jobs or (max(1, len(os.sched_getaffinity(0)) // compute.threads) if device.type == "cpu" else 1)
-    jobs = min(jobs, len(pending))
+    at_once = max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1
+    jobs = min(compute.jobs or at_once, len(pending))
     if jobs <= 1:
         for cell in pending:
             run_cell(cell, workspace, device, compute.threads)
         return
-    from joblib import Parallel, delayed
-
     # One cell a task: the longest cells are few, and a worker that is free takes the next.
     Parallel(n_jobs=jobs, batch_size=1)(
         delayed(run_cell)(cell, workspace, device, compute.threads) for cell in pending
