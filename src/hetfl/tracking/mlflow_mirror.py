@@ -30,10 +30,11 @@ MAX_CLIENT_CURVES = 20
 # Written last in every round: a round that has it has everything.
 MARKER = "bytes/up_total"
 
-# A mirror that is away must not hold up a run: fail fast, unless the user wants otherwise.
+# A mirror must neither hold up a run when it is away nor write into its display, unless the user wants it to.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
