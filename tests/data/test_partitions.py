@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetfl.config import Settings, validate
@@ -31,7 +31,8 @@ SVHN = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
 
 AlphaMode = Literal["share", "literal"]
 
-quick = settings(max_examples=25, deadline=None)
+# How fast a machine is, is no property of a partition.
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 class_sizes = st.lists(st.integers(20, 60), min_size=1, max_size=8)
 seeds = st.integers(0, 2**31)
 

@@ -295,7 +295,7 @@ def test_mirrored_while_it_runs(root, client, request):
     name = request.node.name
     folder = write_cell(root, make_run(name, status="running"), rounds=2)
     with Watcher([folder], [MlflowMirror(root, every=0.0)], interval=0.01):
-        limit = time.monotonic() + 10
+        limit = time.monotonic() + 60
         while not (runs := runs_of(client, name)) or "accuracy/average" not in runs[0].data.metrics:
             assert time.monotonic() < limit
             time.sleep(0.02)
@@ -341,7 +341,7 @@ def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys)
     begin = time.monotonic()
     with Watcher(folders, [MlflowMirror(tmp_path)]):
         pass
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hetfl:")]
     assert "MlflowMirror stopped" in line and "hetfl sync" in line
     with pytest.raises(HetflError, match="not mirrored to MLflow"):

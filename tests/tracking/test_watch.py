@@ -27,7 +27,7 @@ class Notes:
         self.events.append(("close",))
 
     def wait(self, event):
-        limit = time.monotonic() + 5
+        limit = time.monotonic() + 30
         while event not in self.events:
             assert time.monotonic() < limit, f"{event} not in {self.events}"
             time.sleep(0.005)
@@ -172,7 +172,7 @@ def test_interruption_ends_promptly(tmp_path, capsys, monkeypatch):
     with pytest.raises(KeyboardInterrupt), Watcher([tmp_path], [Stuck(), notes], interval=0.01):
         notes.wait(("started", tmp_path.name, "f"))
         raise KeyboardInterrupt
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 8
     assert notes.events[-1] == ("close",)
     assert "Stuck was still busy" in capsys.readouterr().err
     release.set()
