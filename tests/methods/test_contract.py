@@ -61,6 +61,15 @@ def test_golden_curve(toy_engine, request, variant, group):
     assert curve == json.loads(path.read_text())
 
 
+def after_one_round(toy_engine, variant: str, group: str):
+    """An engine for the variant and its state after the first round of seed 0."""
+    method, settings = VARIANTS[variant]
+    engine = toy_engine(method, group, **settings)
+    state, _ = start(engine, Draws(0))
+    state, _ = play_round(engine, state, Draws(0).at(1))
+    return engine, state
+
+
 def round_to(value: float) -> float:
     return float(f"{value:.6g}")
 
@@ -71,11 +80,8 @@ def test_every_golden_curve_belongs_to_a_variant():
 
 @pytest.mark.parametrize(("variant", "group"), CASES)
 def test_uplinks_do_not_depend_on_the_order_of_clients(toy_engine, variant, group):
-    method, settings = VARIANTS[variant]
-    engine = toy_engine(method, group, **settings)
     draws = Draws(0)
-    state, _ = start(engine, draws)
-    state, _ = play_round(engine, state, draws.at(1))
+    engine, state = after_one_round(toy_engine, variant, group)
     visits = [
         Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k)) for k in range(3)
     ]
@@ -90,11 +96,8 @@ def test_uplinks_do_not_depend_on_the_order_of_clients(toy_engine, variant, grou
 @pytest.mark.parametrize(("variant", "group"), CASES)
 def test_messages_cost_what_they_serialise_to_and_survive_it(toy_engine, variant, group):
     """A client that was sent the bytes does what a client that was handed the tensors does."""
-    method, settings = VARIANTS[variant]
-    engine = toy_engine(method, group, **settings)
     draws = Draws(0)
-    state, _ = start(engine, draws)
-    state, _ = play_round(engine, state, draws.at(1))
+    engine, state = after_one_round(toy_engine, variant, group)
     for k in range(3):
         down = engine.method.downlink(state.server, k)
         sent = Message.from_bytes(down.to_bytes()) if down else down
@@ -112,10 +115,7 @@ def test_messages_cost_what_they_serialise_to_and_survive_it(toy_engine, variant
 def test_state_survives_flattening(toy_engine, variant, group):
     from hetfl.federation.state import State
 
-    method, settings = VARIANTS[variant]
-    engine = toy_engine(method, group, **settings)
-    state, _ = start(engine, Draws(0))
-    state, _ = play_round(engine, state, Draws(0).at(1))
+    engine, state = after_one_round(toy_engine, variant, group)
     again = State.from_tensors(1, state.tensors())
     assert same(again.server, state.server)
     assert set(again.clients) == set(state.clients)
