@@ -90,7 +90,7 @@ def _keys(raw: Any, location: tuple[str | int, ...]) -> list[str]:
     # The tag of a tagged union is part of the location but no key of the file.
     keys = []
     for position, part in enumerate(location):
-        inside = isinstance(raw, dict) and part in raw or isinstance(raw, list) and isinstance(part, int)
+        inside = part in (range(len(raw)) if isinstance(raw, list) else raw if isinstance(raw, dict) else ())
         if inside or position == len(location) - 1:
             keys.append(str(part))
         raw = raw[part] if inside else raw

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -13,7 +14,13 @@ from torch import Tensor
 from hetfl.data.store import Split
 
 NORMALISED_CACHE_BYTES = 256 * 2**20
-"""A split whose normalised images fit into this many bytes is normalised once instead of per batch."""
+"""Images that fit into this many bytes once they are normalised are normalised once instead of per batch."""
+
+CPU_CHUNK = 32
+"""Images that are worked on at once on a CPU, so that what lies between uint8 and the result stays in its cache."""
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]
+"""Changes images [B, C, h, w] in [0, 1], as they are stored, before they are resized; draws from a CPU generator."""
 
 
 @dataclass(frozen=True)
@@ -71,44 +78,133 @@ def class_counts(labels: Tensor, num_classes: int, weight: Tensor | None = None)
 
 
 class DeviceImages:
-    """One split of a data set, resident on the device as uint8, read as normalised images.
+    """Splits of a data set, resident on the device as uint8, read as normalised images.
+
+    On a CPU a single split is not copied: processes that read the same data set share its pages.
 
     Args:
-        split: images uint8 [N, h, w, 1 or 3] and labels [N].
+        splits: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another.
         spec: what the backbone wants.
         device: where everything lives.
-        dtype: of the normalised images.
+        dtype: of the normalised images; arithmetic is in float32 at least.
     """
 
-    def __init__(self, split: Split, spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, splits: Sequence[Split], spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
+    ):
         self.spec, self.device, self.dtype = spec, device, dtype
-        self.labels = torch.from_numpy(np.array(split.labels)).to(device)
-        self._raw = torch.from_numpy(np.array(split.images)).to(device).permute(0, 3, 1, 2)
-        self._mean = torch.tensor(spec.mean, device=device, dtype=dtype)[:, None, None]
-        self._std = torch.tensor(spec.std, device=device, dtype=dtype)[:, None, None]
+        self.labels = _join([split.labels for split in splits]).to(device)
+        self._raw = _join([split.images for split in splits]).to(device)
+        height, width = self._raw.shape[1:3]
+        self._exact = torch.promote_types(dtype, torch.float32)
+        mean = torch.tensor(spec.mean, device=device, dtype=self._exact)
+        std = torch.tensor(spec.std, device=device, dtype=self._exact)
+        # 0..255 is normalised by x * scale + shift. In full size, since broadcasting over three channels is slow.
+        self._scale = (1 / (255 * std)).expand(height, width, 3).contiguous()
+        self._shift = (-mean / std).expand(height, width, 3).contiguous()
+        self._range = torch.stack([-mean / std, (1 - mean) / std], dim=1).tolist()
+        self._rows, self._columns = (
+            _resampler(length, spec).to(device, self._exact) if length != spec.size else None
+            for length in (height, width)
+        )
         self._normalised: Tensor | None = None
-        if len(self) * 3 * spec.size**2 * self._mean.element_size() <= NORMALISED_CACHE_BYTES:
-            self._normalised = torch.cat([self._normalise(part) for part in self._raw.split(1024)])
+        if len(self) * 3 * spec.size**2 * dtype.itemsize <= NORMALISED_CACHE_BYTES:
+            self._normalised = self._read(torch.arange(len(self), device=device))
 
     def __len__(self) -> int:
         return len(self._raw)
 
-    def batch(self, index: Tensor) -> Batch:
-        """The samples at ``index`` [B] (int64, on the device)."""
-        cached = self._normalised
-        images = self._normalise(self._raw[index]) if cached is None else cached[index]
-        return Batch(images, self.labels[index])
+    def batch(
+        self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
+    ) -> Batch:
+        """The samples at ``index`` [B] (int64, on the device), changed by ``transform`` if there is one."""
+        if self._normalised is not None and transform is None:
+            images = self._normalised.index_select(0, index)
+        else:
+            images = self._read(index, transform, generator)
+        return Batch(images, self.labels.index_select(0, index))
 
-    def batches(self, index: Tensor, batch_size: int) -> Iterator[Batch]:
-        """The samples at ``index`` [N] in order, in batches; the last one may be smaller."""
-        for part in index.split(batch_size):
-            yield self.batch(part)
+    def batches(self, index: Tensor, batch_size: int, transform: Transform | None = None, seed: int = 0) -> Batches:
+        """The samples at ``index`` [N] in order, in batches; see :class:`Batches`."""
+        return Batches(self, index, batch_size, transform, seed)
 
-    def _normalise(self, raw: Tensor) -> Tensor:
-        images = raw.to(self.dtype) / 255
-        size = (self.spec.size, self.spec.size)
-        if images.shape[-2:] != size:
-            images = F.interpolate(images, size, mode=self.spec.interpolation, antialias=True)
-        # Interpolation may leave [0, 1]; image files cannot.
-        images = images.clamp(0, 1).expand(-1, 3, -1, -1)
-        return (images - self._mean) / self._std
+    def _read(
+        self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        size = self.spec.size
+        images = _empty((len(index), 3, size, size), self.dtype, self.device)
+        chunk = CPU_CHUNK if self.device.type == "cpu" else max(len(index), 1)
+        for part, out in zip(index.split(chunk), images.split(chunk), strict=True):
+            stored = self._raw.index_select(0, part).to(self._exact)
+            if transform is not None and generator is not None:
+                stored = 255 * transform(stored.permute(0, 3, 1, 2) / 255, generator).permute(0, 2, 3, 1)
+            # A weighted mean commutes with scale and shift, so the small images are normalised, not the large ones.
+            small = torch.addcmul(self._shift, stored, self._scale).permute(0, 3, 1, 2)
+            self._resize(small, out)
+        return images
+
+    def _resize(self, images: Tensor, out: Tensor) -> None:
+        if self._rows is None and self._columns is None:
+            out.copy_(images)
+            return
+        if self._columns is not None:
+            images = images.reshape(-1, images.shape[-1]) @ self._columns.T
+            images = images.view(len(out), 3, -1, self.spec.size)
+        if self._rows is not None:
+            flat = images.reshape(-1, *images.shape[-2:])
+            target = out.view(-1, *out.shape[-2:])
+            rows = self._rows.expand(len(flat), -1, -1)
+            if out.dtype == flat.dtype:
+                torch.bmm(rows, flat, out=target)
+            else:
+                target.copy_(torch.bmm(rows, flat))
+        else:
+            out.copy_(images)
+        if self.spec.interpolation == "bicubic":
+            # Bicubic weights leave [0, 1]; image files cannot.
+            for channel, (low, high) in zip(out.unbind(1), self._range, strict=True):
+                channel.clamp_(low, high)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Some samples in order, in normalised batches; the last one may be smaller. Can be iterated again.
+
+    Attributes:
+        images: where they are read from.
+        index: [N], int64, on the device of the images.
+        batch_size: samples of a batch.
+        transform: changes the images before they are resized, or None.
+        seed: of the generator that the transform draws from, the same in every iteration.
+    """
+
+    images: DeviceImages
+    index: Tensor
+    batch_size: int
+    transform: Transform | None = None
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return -(-len(self.index) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        generator = None if self.transform is None else torch.Generator().manual_seed(self.seed)
+        for part in self.index.split(self.batch_size):
+            yield self.images.batch(part, self.transform, generator)
+
+
+def _join(arrays: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    # numpy asks for huge pages; without them, touching fresh memory costs more than computing what goes there.
+    return torch.from_numpy(np.empty(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _resampler(length: int, spec: InputSpec) -> Tensor:
+    """Weights [size, length] of torch's antialiased interpolation along one axis, which is linear in the image."""
+    unit = torch.eye(length, dtype=torch.float64)[None, None]
+    return F.interpolate(unit, (spec.size, length), mode=spec.interpolation, antialias=True)[0, 0]

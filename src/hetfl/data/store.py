@@ -1,9 +1,9 @@
-"""A prepared data set on disk: uint8 images and labels per split, and a card that says what they are."""
+"""A prepared data set on disk: uint8 images, labels and attributes per split, and a card that says what they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ from hetfl.files import atomic_folder, read_json, sha256_file, sha256_json, writ
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and their labels.
+    """Images, their labels, and what else is known of each.
 
     Attributes:
         images: uint8 [N, H, W, C].
         labels: int64 [N], indices into the data set's class names.
+        attributes: int64 [N] each, by name (``coarse``, ``domain``, ``severity``): indices into the data set's
+            names of that attribute.
     """
 
     images: np.ndarray
     labels: np.ndarray
+    attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -36,13 +39,19 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A prepared data set; ``checksum`` identifies its content wherever it is mentioned."""
+    """A prepared data set.
+
+    Attributes:
+        attributes: per attribute of its samples, the names of its values.
+        checksum: identifies the content wherever it is mentioned.
+    """
 
     name: str
     title: str
     class_names: tuple[str, ...]
     splits: Mapping[str, Split]
     checksum: str
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def num_classes(self) -> int:
@@ -59,6 +68,24 @@ class Dataset:
             raise unknown("split", name, self.splits, f"data set {self.name}")
         return self.splits[name]
 
+    def labels(self, names: Sequence[str]) -> np.ndarray:
+        """Labels of some splits one after another, int64 [sum of sizes].
+
+        Raises:
+            HetflError: a split does not exist.
+        """
+        return np.concatenate([self.split(name).labels for name in names])
+
+    def attribute(self, attribute: str, names: Sequence[str]) -> np.ndarray:
+        """An attribute of some splits one after another, int64 [sum of sizes].
+
+        Raises:
+            HetflError: a split does not exist, or its samples have no such attribute.
+        """
+        if attribute not in self.attributes:
+            raise unknown("attribute", attribute, self.attributes, f"data set {self.name}")
+        return np.concatenate([self.split(name).attributes[attribute] for name in names])
+
 
 class StoredFile(Settings):
     """What the card says about one file."""
@@ -74,10 +101,12 @@ class Card(Settings):
     title: str
     origin: str
     licence: str
-    source: str
-    """Where this copy was taken from, e.g. ``"scikit-learn 1.9.1 bundled copy"``."""
+    source: list[dict[str, str]]
+    """The files this copy was read from: each with ``name``, ``from`` and, but for bundled ones, ``sha256``."""
     settings: dict[str, Any]
     class_names: tuple[str, ...]
+    attributes: dict[str, tuple[str, ...]]
+    """Per attribute of the samples, the names of its values."""
     image_shape: tuple[int, int, int]
     """Height, width, channels."""
     split_sizes: dict[str, int]
@@ -93,10 +122,11 @@ def write_dataset(
     title: str,
     origin: str,
     licence: str,
-    source: str,
+    source: Sequence[Mapping[str, str]],
     settings: Mapping[str, Any],
     class_names: tuple[str, ...],
     splits: Mapping[str, Split],
+    attributes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Write a prepared data set, replacing the folder as a whole.
 
@@ -106,23 +136,25 @@ def write_dataset(
         title: its name in print.
         origin: who made it and where it is published.
         licence: its licence.
-        source: where this copy was taken from.
+        source: the files it was read from, see :class:`Card`.
         settings: what it was prepared with, in JSON's types.
         class_names: one name per label value.
-        splits: images and labels by split name; all images have one shape.
+        splits: images and labels by split name; all images have one shape, all splits the same attributes.
+        attributes: per attribute of the samples, the names of its values.
 
     Raises:
-        HetflError: there is no split, or images or labels have a wrong type, shape or value.
+        HetflError: there is no split, or images, labels or attributes have a wrong type, shape or value.
     """
     if not splits:
         raise HetflError(f"data set {name}: has no split, at least one is needed")
     image_shape = next(iter(splits.values())).images.shape[1:]
+    values = _value_counts(class_names, attributes or {})
     for split_name, split in splits.items():
-        _check_split(split, len(split.labels), image_shape, len(class_names), f"data set {name}: {split_name}")
+        _check_split(split, len(split.labels), image_shape, values, f"data set {name}: {split_name}")
     with atomic_folder(folder) as temporary:
         files = {}
         for split_name, split in splits.items():
-            for array_name, array in (("images", split.images), ("labels", split.labels)):
+            for array_name, array in _arrays(split).items():
                 path = temporary / f"{split_name}-{array_name}.npy"
                 np.save(path, np.ascontiguousarray(array), allow_pickle=False)
                 files[path.name] = StoredFile(bytes=path.stat().st_size, sha256=sha256_file(path))
@@ -131,9 +163,10 @@ def write_dataset(
             title=title,
             origin=origin,
             licence=licence,
-            source=source,
+            source=[dict(file) for file in source],
             settings=dict(settings),
             class_names=class_names,
+            attributes=dict(attributes or {}),
             image_shape=image_shape,
             split_sizes={split_name: len(split) for split_name, split in splits.items()},
             files=files,
@@ -163,12 +196,14 @@ def read_dataset(folder: Path) -> Dataset:
         HetflError: something is missing or is not what the card says.
     """
     card = read_card(folder)
+    values = _value_counts(card.class_names, card.attributes)
     splits = {}
     for name, size in card.split_sizes.items():
-        split = Split(_open(folder, f"{name}-images.npy", card), _open(folder, f"{name}-labels.npy", card))
-        _check_split(split, size, card.image_shape, len(card.class_names), f"{folder}: {name}")
+        opened = {array: _open(folder, f"{name}-{array}.npy", card) for array in ("images", *values)}
+        split = Split(opened.pop("images"), opened.pop("labels"), opened)
+        _check_split(split, size, card.image_shape, values, f"{folder}: {name}")
         splits[name] = split
-    return Dataset(card.name, card.title, card.class_names, splits, card.checksum)
+    return Dataset(card.name, card.title, card.class_names, splits, card.checksum, card.attributes)
 
 
 def verify_dataset(folder: Path) -> None:
@@ -205,21 +240,36 @@ def _open(folder: Path, name: str, card: Card) -> np.ndarray:
     if size != expected:
         raise HetflError(f"{path}: has {size} bytes, the card says {expected}; {_remedy(folder)}")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        # Copy on write: workers share the pages, and torch may wrap the array without a copy.
+        return np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise HetflError(f"{path}: is not an array file of numpy ({error}); {_remedy(folder)}") from error
 
 
-def _check_split(split: Split, size: int, image_shape: tuple[int, ...], num_classes: int, what: str) -> None:
-    images, labels = split.images, split.labels
+def _arrays(split: Split) -> dict[str, np.ndarray]:
+    return {"images": split.images, "labels": split.labels, **split.attributes}
+
+
+def _value_counts(class_names: Sequence[str], attributes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Number of values of the labels and of each attribute."""
+    return {"labels": len(class_names), **{name: len(names) for name, names in attributes.items()}}
+
+
+def _check_split(split: Split, size: int, image_shape: tuple[int, ...], values: Mapping[str, int], what: str) -> None:
+    images, indices = split.images, {"labels": split.labels, **split.attributes}
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape != (size, *image_shape):
         right = f"uint8 [{size}, {', '.join(map(str, image_shape))}]"
         raise HetflError(f"{what} images: {images.dtype} {list(images.shape)}, {right} is needed")
-    if labels.dtype != np.int64 or labels.shape != (size,):
-        raise HetflError(f"{what} labels: {labels.dtype} {list(labels.shape)}, int64 [{size}] is needed")
+    if set(indices) != set(values):
+        raise HetflError(f"{what}: has {', '.join(indices)}; {', '.join(values)} are needed")
+    for name, array in indices.items():
+        if array.dtype != np.int64 or array.shape != (size,):
+            raise HetflError(f"{what} {name}: {array.dtype} {list(array.shape)}, int64 [{size}] is needed")
     if size == 0:
         raise HetflError(f"{what}: has 0 samples, at least one is needed")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= num_classes:
-        wrong = low if low < 0 else high
-        raise HetflError(f"{what} labels: {wrong} is not a class, labels run from 0 to {num_classes - 1}")
+    for name, array in indices.items():
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= values[name]:
+            wrong = low if low < 0 else high
+            kind = "class" if name == "labels" else name
+            raise HetflError(f"{what} {name}: {wrong} is not a {kind}, they run from 0 to {values[name] - 1}")

@@ -1,0 +1,119 @@
+"""Archives and images of data sets, read in memory: nothing is ever extracted, so nothing can be half extracted."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from PIL import Image
+
+from hetfl.errors import HetflError
+
+LARGEST = 512 * 2**20
+"""Bytes of the largest member that is read."""
+
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError, NotImplementedError, RuntimeError)
+
+
+def members(
+    path: Path, wanted: Callable[[str], object] = lambda name: True, largest: int = LARGEST
+) -> Iterator[tuple[str, bytes]]:
+    """The files in a tar (compressed or not) or zip archive, in the archive's order.
+
+    A zip's list is checked as a whole first, a tar's members as they are met.
+
+    Args:
+        path: the archive.
+        wanted: which names are read; folders are never given.
+        largest: bytes of the largest member that is read.
+
+    Yields:
+        Name and content.
+
+    Raises:
+        HetflError: the archive is truncated or damaged, or a member is a link or a device, has an absolute name or
+            one that leads out, or is too large.
+    """
+    with _one_line(path):
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+                for entry in entries:
+                    kind = entry.external_attr >> 28  # the file type of Unix, where the archive was made there
+                    _check_member(path, entry.filename, kind in (0, 0o4, 0o10))
+                for entry in entries:
+                    if not entry.is_dir() and wanted(entry.filename):
+                        _check_size(path, entry.filename, entry.file_size, largest)
+                        yield entry.filename, archive.read(entry)
+            return
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                _check_member(path, name, member.isfile() or member.isdir())
+                if member.isfile() and wanted(name):
+                    _check_size(path, name, member.size, largest)
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    yield name, content.read()
+
+
+def decode(
+    data: bytes,
+    what: str,
+    size: tuple[int, int] | None = None,
+    mode: str = "RGB",
+    resample: Image.Resampling = Image.Resampling.BILINEAR,
+) -> np.ndarray:
+    """One image from its file's content.
+
+    Args:
+        data: a JPEG or PNG file.
+        what: what to call it in an error.
+        size: height and width in pixels to resize it to, without regard to its ratio; None: as it is.
+        mode: ``RGB`` or ``L``.
+        resample: how it is resized, with antialiasing.
+
+    Returns:
+        uint8 [H, W, C], C being 3 or 1.
+
+    Raises:
+        HetflError: it is not a readable image.
+    """
+    try:
+        with Image.open(BytesIO(data), formats=("JPEG", "PNG")) as image:
+            converted = image.convert(mode)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = str(error).partition(" <")[0]
+        raise HetflError(f"{what}: is not a readable image ({reason}); fetch its archive again") from error
+    if size is not None:
+        converted = converted.resize((size[1], size[0]), resample)
+    pixels = np.asarray(converted)
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _BROKEN as error:
+        reason = str(error) or type(error).__name__
+        raise HetflError(f"{path}: is not a whole archive ({reason}); delete it and fetch it again") from error
+
+
+def _check_member(path: Path, name: str, plain: bool) -> None:
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if not plain:
+        raise HetflError(f"{path}: member {name!r} is a link or a device; only plain files are read, fetch it again")
+    if parts.is_absolute() or ".." in parts.parts or ":" in (parts.parts or ("",))[0]:
+        raise HetflError(f"{path}: member {name!r} leads out of the archive; fetch it again")
+
+
+def _check_size(path: Path, name: str, size: int, largest: int) -> None:
+    if size > largest:
+        raise HetflError(f"{path}: member {name!r} has {size} bytes, at most {largest} are read; fetch it again")

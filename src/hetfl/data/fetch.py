@@ -1,0 +1,225 @@
+"""Files that data sets are made of: looked for in a mirror, else downloaded, always checked."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from hetfl.errors import HetflError
+from hetfl.files import sha256_file
+
+ATTEMPTS = 5
+"""How often a download is tried before its next address, or the error."""
+WAIT = 1.0
+"""Seconds before the second attempt; doubled before each further one."""
+TIMEOUT = (10.0, 30.0)
+"""Seconds to connect, and to wait for the next bytes."""
+
+_CHUNK = 2**18
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that the authors of a data set publish.
+
+    Attributes:
+        name: its file name, as published.
+        urls: where it is published, tried in order.
+        checksum: ``md5:``, ``sha256:`` or ``sha512:`` and the digest's hex digits, or as many of its first ones
+            as are known; empty: not known, and then it is only read from a mirror.
+        bytes: its size; None where it is not known.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    checksum: str
+    bytes: int | None = None
+
+
+class Sources:
+    """Where files of data sets come from, and what was taken from where.
+
+    Args:
+        mirror: a folder with local copies that is looked in first, or None.
+        downloads: a folder that keeps what was downloaded.
+    """
+
+    def __init__(self, mirror: Path | None, downloads: Path) -> None:
+        self.mirror, self.downloads = mirror, downloads
+        self.used: list[dict[str, str]] = []
+
+    def note(self, name: str, origin: str, sha256: str = "") -> None:
+        """Remember that a file was used; the prepared data set's card tells."""
+        self.used.append({"name": name, "from": origin} | ({"sha256": sha256} if sha256 else {}))
+
+    def get(self, dataset: str, file: RemoteFile) -> Path:
+        """The file as its authors publish it: the mirror's copy if there is one, else downloaded; checked.
+
+        What is downloaded stays in ``<downloads>/<dataset>``. An interrupted download is continued by the next call;
+        processes that want the same file take turns.
+
+        Raises:
+            HetflError: it can be had from nowhere, or what is there is not the published file.
+        """
+        if (mirrored := self._official(dataset, file)) is not None:
+            found = _digest(mirrored, file.checksum)
+            if not found.startswith(file.checksum):
+                raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
+            self.note(file.name, "mirror", sha256_file(mirrored))
+            return mirrored
+        path = self.downloads / dataset / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{file.name}.lock")):
+            if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
+                path.unlink()
+            if not path.exists():
+                self._download(dataset, file, path)
+        self.note(file.name, "official", sha256_file(path))
+        return path
+
+    def mirrored(self, dataset: str, file: RemoteFile) -> bool:
+        """Whether the mirror holds the file as its authors publish it (its checksum is not looked at)."""
+        return self._official(dataset, file) is not None
+
+    def copy(self, dataset: str, name: str) -> Path | None:
+        """A file of the mirror's own layout, ``<mirror>/<dataset>/<name>``, checked; None if there is none.
+
+        Raises:
+            HetflError: it is not what the mirror's ``SHA256SUMS`` says.
+        """
+        path = self.mirror and self.mirror / dataset / name
+        if not path or not path.is_file():
+            return None
+        assert self.mirror is not None
+        found, sums = sha256_file(path), self.mirror / "SHA256SUMS"
+        if sums.is_file():
+            listed = {line[66:].strip(): line[:64] for line in sums.read_text().splitlines()}
+            expected = listed.get(f"{dataset}/{name}", found)
+            if found != expected:
+                raise HetflError(f"{path}: its {_differ(f'sha256:{found}', f'sha256:{expected}')}; copy it again")
+        self.note(f"{dataset}/{name}", "mirror copy", found)
+        return path
+
+    def _official(self, dataset: str, file: RemoteFile) -> Path | None:
+        if self.mirror is None:
+            return None
+        places = (self.mirror / dataset / file.name, self.mirror / file.name)
+        return next((path for path in places if path.is_file()), None)
+
+    def _download(self, dataset: str, file: RemoteFile, path: Path) -> None:
+        what = f"{dataset}: {file.name}"
+        remedy = f"put it into {dataset}/ of a folder that data.mirror of params.yaml or HETFL_MIRROR names"
+        if not file.checksum:
+            raise HetflError(f"{what} is not downloaded, since its checksum is not known; {remedy}")
+        part = path.with_name(f"{file.name}.part")
+        _check_space(what, file, part)
+        reason = "it has no address"
+        for url in file.urls:
+            try:
+                with _one_line_if_full(what, part):
+                    _fetch(url, part, file)
+            except _DownloadError as error:
+                reason = str(error)
+            else:
+                part.replace(path)
+                return
+        raise HetflError(f"{what} cannot be downloaded ({reason}); {remedy}")
+
+
+class _DownloadError(Exception):
+    """A download that failed; ``passing`` if it may succeed when tried again."""
+
+    def __init__(self, reason: str, passing: bool) -> None:
+        super().__init__(reason)
+        self.passing = passing
+
+
+def _fetch(url: str, part: Path, file: RemoteFile) -> None:
+    """Bring ``part`` to the published content, however many attempts of :data:`ATTEMPTS` that takes."""
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    passing = retry_if_exception(lambda error: isinstance(error, _DownloadError) and error.passing)
+    for attempt in Retrying(
+        retry=passing, stop=stop_after_attempt(ATTEMPTS), wait=wait_exponential(multiplier=WAIT), reraise=True
+    ):
+        with attempt:
+            _continue(url, part, file.name)
+            found = _digest(part, file.checksum)
+            if not found.startswith(file.checksum):
+                part.unlink()
+                raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
+
+
+def _continue(url: str, part: Path, name: str) -> None:
+    """Download what ``part`` lacks; all of it where the server cannot continue."""
+    import requests
+    from tqdm import tqdm
+
+    have = part.stat().st_size if part.exists() else 0
+    # Compressed on the way, a file's length and its parts would mean something else.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+            if response.status_code == 416:  # nothing is left, or the part is of another file: its checksum tells
+                return
+            if not response.ok:
+                passing = response.status_code >= 500 or response.status_code in (408, 429)
+                raise _DownloadError(f"{url}: HTTP {response.status_code} {response.reason}", passing)
+            continues = response.status_code == 206
+            have = have if continues else 0
+            length = response.headers.get("Content-Length")
+            total = have + int(length) if length else None
+            bar = tqdm(
+                desc=name, total=total, initial=have, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
+            )
+            with part.open("ab" if continues else "wb") as out, bar:
+                for chunk in response.iter_content(_CHUNK):
+                    out.write(chunk)
+                    bar.update(len(chunk))
+    except requests.RequestException as error:
+        reason = "timed out" if isinstance(error, requests.Timeout) else "the connection broke"
+        raise _DownloadError(f"{url}: {reason}", passing=True) from error
+    size = part.stat().st_size
+    if total is not None and size < total:
+        raise _DownloadError(f"{url}: ended after {size} of {total} bytes", passing=True)
+
+
+def _check_space(what: str, file: RemoteFile, part: Path) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    free = shutil.disk_usage(part.parent).free
+    if file.bytes is not None and file.bytes - have > free:
+        raise HetflError(
+            f"{what} needs {(file.bytes - have) / 1e6:.1f} MB, {part.parent} has {free / 1e6:.1f} MB free; make room"
+        )
+
+
+@contextmanager
+def _one_line_if_full(what: str, part: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise HetflError(f"{what}: {part} cannot be written ({error.strerror}); check the folder") from error
+        part.unlink(missing_ok=True)
+        raise HetflError(f"{what}: the disk of {part.parent} is full; make room and run it again") from error
+
+
+def _digest(path: Path, checksum: str) -> str:
+    """The file's checksum in the same form, ``<algorithm>:<hex>``."""
+    algorithm = checksum.partition(":")[0] or "sha256"
+    with path.open("rb") as file:
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
+
+
+def _differ(found: str, expected: str) -> str:
+    algorithm, _, digest = found.partition(":")
+    name = {"md5": "MD5", "sha256": "SHA-256", "sha512": "SHA-512"}[algorithm]
+    return f"{name} is {digest[:12]}, published is {expected.partition(':')[2][:12]}"

@@ -1,0 +1,169 @@
+"""The partitions of FGPT (arXiv 2310.18285) and SGPT (CVPR 2024) by label; those by domain are in ``domains``."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hetfl.data.partitions.base import Partition, Scheme
+from hetfl.data.partitions.shares import members, sorted_parts
+from hetfl.data.store import Dataset
+from hetfl.draws import Draws
+from hetfl.errors import HetflError, unknown
+
+
+class Pathological(Scheme):
+    """A few classes per client, training and test split cut with the same shares (FGPT, section 4; SGPT).
+
+    Attributes:
+        classes_per_client: s; every class is cut into s * clients / C portions of uneven size.
+        remainder: what rounding leaves of a class is dropped, or given to its last portion.
+    """
+
+    scheme: Literal["pathological"] = "pathological"
+    classes_per_client: int = Field(ge=1)
+    remainder: Literal["drop", "last"] = "drop"
+
+    test: ClassVar[Literal["shared", "own"]] = "own"
+
+    @property
+    def exhaustive(self) -> bool:
+        """Only where the remainder is not dropped."""
+        return self.remainder == "last"
+
+    def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
+        """Deal the classes to the clients, then cut each class among its holders."""
+        num_classes = dataset.num_classes
+        holders = self._deal(num_classes, draws, where)
+        train: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+        test: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
+        sides = [
+            (side, parts, members(dataset.labels((side,)), num_classes))
+            for side, parts in (("train", train), ("test", test))
+        ]
+        for label, clients in enumerate(holders):
+            weights = draws.numpy("partition:pathological:shares", label).uniform(0.4, 0.6, len(clients))
+            shares = weights / weights.sum()
+            for side, parts, classes in sides:
+                shuffled = draws.numpy(f"partition:pathological:{side}", label).permutation(classes[label])
+                ends = np.cumsum((shares * len(shuffled)).astype(np.int64))
+                if self.remainder == "last":
+                    ends[-1] = len(shuffled)
+                for client, piece in zip(clients, np.split(shuffled, ends)[:-1], strict=True):
+                    parts[client].append(piece)
+        return Partition(sorted_parts(train), sorted_parts(test))
+
+    def _deal(self, num_classes: int, draws: Draws, where: str) -> list[list[int]]:
+        """The clients that hold each class, in the order they took it."""
+        taken, clients = self.classes_per_client, self.clients
+        if taken > num_classes:
+            raise HetflError(f"{where}.classes_per_client: {taken} is more than the {num_classes} classes")
+        if taken * clients % num_classes:
+            step = num_classes // gcd(num_classes, clients)
+            raise HetflError(
+                f"{where}.classes_per_client: {taken} for each of {clients} clients makes {taken * clients} "
+                f"portions, which {num_classes} classes cannot share evenly; use a multiple of {step}"
+            )
+        left = np.full(num_classes, taken * clients // num_classes)
+        holders: list[list[int]] = [[] for _ in range(num_classes)]
+        for client in range(clients):
+            # A class taken has one portion fewer and is not taken again by this client, so taking one after
+            # another, a random one of those with most portions left, is the head of one sorted list.
+            chances = draws.numpy("partition:pathological:classes", client).random(num_classes)
+            chosen = np.lexsort((chances, -left))[:taken]
+            left[chosen] -= 1
+            for label in chosen:
+                holders[label].append(client)
+        return holders
+
+
+class Pachinko(Scheme):
+    """Each client draws from a random tree over coarse and fine labels until nothing is left (FGPT, Dirichlet).
+
+    Training and test split are pooled and dealt in equal parts, client after client in random order: a coarse
+    label from Dir(beta), one of its classes from Dir(beta_fine), one of the samples left of that class. What runs
+    out is dropped and the rest renormalised. A sample is then used for what its own split is for (Reddi et al.,
+    Adaptive Federated Optimization, ICLR 2021, appendix; the variant of FedTP).
+
+    Attributes:
+        beta: concentration over the coarse labels.
+        beta_fine: concentration over the classes of a coarse label.
+        attribute: the attribute that holds the coarse label; one value for each class.
+    """
+
+    scheme: Literal["pachinko"] = "pachinko"
+    beta: float = Field(gt=0)
+    beta_fine: float = Field(default=10.0, gt=0)
+    attribute: str = "coarse"
+
+    test: ClassVar[Literal["shared", "own"]] = "own"
+
+    def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
+        """Draw how much of each class each client takes, then deal the shuffled classes out."""
+        labels = dataset.labels(("train", "test"))
+        groups = self._groups(labels, dataset, where)
+        classes = members(labels, dataset.num_classes)
+        stock = [draws.numpy("partition:pachinko:samples", c).permutation(part) for c, part in enumerate(classes)]
+        given = np.zeros(dataset.num_classes, dtype=np.int64)
+        sizes = np.array([len(part) for part in stock])
+        parts = [np.empty(0, np.int64)] * self.clients
+        order = draws.numpy("partition:pachinko:order").permutation(self.clients)
+        for turn, client in enumerate(order):
+            rng = draws.numpy("partition:pachinko:client", int(client))
+            number = (len(labels) + self.clients - 1 - turn) // self.clients
+            taken = self._draw(number, sizes - given, groups, rng)
+            parts[client] = np.concatenate([part[g : g + t] for part, g, t in zip(stock, given, taken, strict=True)])
+            given += taken
+        train_size = len(dataset.split("train"))
+        train = sorted_parts([part[part < train_size]] for part in parts)
+        test = sorted_parts([part[part >= train_size] - train_size] for part in parts)
+        return Partition(train, test)
+
+    def _groups(self, labels: np.ndarray, dataset: Dataset, where: str) -> np.ndarray:
+        """The coarse label of each class, int64 [C]."""
+        if self.attribute not in dataset.attributes:
+            raise unknown("attribute", self.attribute, dataset.attributes, f"{where}.attribute")
+        coarse = dataset.attribute(self.attribute, ("train", "test"))
+        groups = np.zeros(dataset.num_classes, dtype=np.int64)
+        groups[labels] = coarse
+        if (groups[labels] != coarse).any():
+            name = dataset.class_names[labels[np.argmax(groups[labels] != coarse)]]
+            raise HetflError(
+                f"{where}.attribute: {self.attribute!r} has several values within class {name!r}; "
+                "one that groups the classes is needed"
+            )
+        return groups
+
+    def _draw(self, number: int, left: np.ndarray, groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """How many samples of each class one client draws, int64 [C].
+
+        Args:
+            number: how many it draws in all, at most what is left.
+            left: samples left of each class, int64 [C].
+            groups: the coarse label of each class, int64 [C].
+            rng: the client's source of randomness.
+        """
+        # A weight that underflowed must still count where nothing else is left.
+        tiny = np.finfo(float).tiny
+        coarse = np.maximum(rng.dirichlet(np.full(groups.max() + 1, self.beta)), tiny)
+        # Gamma weights, normalised within the group below, are Dirichlet weights.
+        fine = np.maximum(rng.standard_gamma(self.beta_fine, len(groups)), tiny)
+        taken = np.zeros_like(left)
+        while (missing := number - taken.sum()) > 0:
+            room = left - taken
+            within = np.where(room > 0, fine, 0)
+            of_group = np.bincount(groups, within)
+            upper = np.where(of_group > 0, coarse, 0)
+            weights = (upper / upper.sum())[groups] * within / np.maximum(of_group, tiny)[groups]
+            drawn = rng.choice(len(groups), missing, p=weights / weights.sum())
+            # These weights hold up to the draw that empties a class.
+            order = np.argsort(drawn, kind="stable")
+            starts = np.searchsorted(drawn[order], drawn[order])
+            rank = np.empty_like(order)
+            rank[order] = np.arange(missing) - starts
+            emptying = np.flatnonzero(rank + 1 == room[drawn])[:1]
+            taken += np.bincount(drawn[: emptying[0] + 1] if len(emptying) else drawn, minlength=len(groups))
+        return taken

@@ -1,0 +1,81 @@
+"""A partition on disk: ``indices.npz`` and a card that says what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetfl.data.partitions.base import Partition, Scheme, Side
+from hetfl.data.store import Dataset
+from hetfl.errors import HetflError
+from hetfl.files import atomic_folder, read_json, sha256_file, write_json
+
+
+def write_partition(folder: Path, partition: Partition, settings: Scheme, dataset: Dataset, seed: int) -> None:
+    """Write ``indices.npz`` and ``card.json``, replacing the folder as a whole.
+
+    Args:
+        folder: where they go.
+        partition: the partition.
+        settings: the scheme it was made with.
+        dataset: the data set it shares.
+        seed: the seed of the trial; the one it was drawn with, unless the settings bring their own.
+    """
+    trains, tests = (partition.holders(side, dataset) for side in ("train", "test"))
+    held = np.concatenate(list(trains.values()))
+    unused = np.concatenate([(trains[name] == 0) & (tests.get(name, 0) == 0) for name in trains])
+    sides = {"train": partition.train} | ({} if partition.test is None else {"test": partition.test})
+    arrays: dict[str, Any] = {f"{side}-{k}": part for side, parts in sides.items() for k, part in enumerate(parts)}
+    with atomic_folder(folder) as temporary:
+        indices = temporary / "indices.npz"
+        # Not compressed: the bytes must not depend on the version of zlib.
+        np.savez(indices, **arrays)
+        card = {
+            "settings": settings.model_dump(mode="json"),
+            "seed": seed if settings.seed is None else settings.seed,
+            "dataset": dataset.name,
+            "dataset_checksum": dataset.checksum,
+            "splits": {"train": partition.train_from, "test": partition.test_from},
+            "clients": partition.clients,
+            "sizes": {side: [len(part) for part in parts] for side, parts in sides.items()},
+            "class_names": dataset.class_names,
+            "class_counts": {side: part.tolist() for side, part in class_counts(partition, dataset).items()},
+            "overlap": float(np.mean(held > 1)),
+            "unused": float(np.mean(unused)),
+            "sha256": sha256_file(indices),
+        }
+        write_json(temporary / "card.json", card)
+
+
+def class_counts(partition: Partition, dataset: Dataset) -> dict[str, np.ndarray]:
+    """Samples per client and class, int64 [clients, classes]; of ``test`` only where clients have their own."""
+    sides: dict[Side, tuple[str, ...]] = {"train": partition.train_from}
+    if partition.test is not None:
+        sides["test"] = partition.test_from
+    return {
+        side: partition.class_counts(dataset.labels(names), dataset.num_classes, side)
+        for side, names in sides.items()
+    }
+
+
+def read_partition(folder: Path) -> tuple[Partition, dict[str, Any]]:
+    """Read a partition and its card.
+
+    Raises:
+        HetflError: a file is missing, the card is not one, or the indices are not those it was written for.
+    """
+    card = read_json(folder / "card.json")
+    remedy = "delete the folder and run dvc repro again"
+    if not isinstance(card, dict) or not {"sha256", "splits", "clients"} <= card.keys():
+        raise HetflError(f"{folder / 'card.json'}: is not the card of a partition; {remedy}")
+    indices = folder / "indices.npz"
+    found = sha256_file(indices)
+    if found != card["sha256"]:
+        raise HetflError(f"{indices}: SHA-256 is {found[:12]}, the card says {card['sha256'][:12]}; {remedy}")
+    with np.load(indices, allow_pickle=False) as arrays:
+        train = tuple(arrays[f"train-{client}"] for client in range(card["clients"]))
+        test = tuple(arrays[f"test-{client}"] for client in range(card["clients"])) if "test-0" in arrays else None
+    splits = card["splits"]
+    return Partition(train, test, tuple(splits["train"]), tuple(splits["test"])), card

@@ -1,0 +1,151 @@
+"""Reading the file formats that data sets come in; what is not in its format is told in one line."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from hetfl.data.archive import decode, members
+from hetfl.data.store import Split
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+
+
+@contextmanager
+def reading(what: Path | str) -> Iterator[None]:
+    """Turn what a damaged file makes a library raise into one line."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, BadZipFile, zlib.error) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:160]
+        raise HetflError(f"{what}: is not in its published format ({reason}); fetch it again") from error
+
+
+def arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Some arrays of an npz file.
+
+    Raises:
+        HetflError: the file is damaged or lacks one.
+    """
+    with reading(path), np.load(path, allow_pickle=False) as found:
+        return [found[name] for name in names]
+
+
+def idx(path: Path) -> np.ndarray:
+    """The uint8 array in a gzip-compressed IDX file (MNIST's format): two zero bytes, 8, the rank, big-endian sizes.
+
+    Raises:
+        HetflError: the file is damaged.
+    """
+    with reading(path), gzip.open(path) as file:
+        content = file.read()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("does not start as an IDX file of bytes")
+        shape = np.frombuffer(content, ">i4", content[3], 4).astype(int)
+        body = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
+        if len(body) != prod(shape):
+            raise ValueError(f"holds {len(body)} bytes, its header says {list(shape)}")
+        return body.reshape(shape)
+
+
+def matlab(path: Path, *names: str) -> list[np.ndarray]:
+    """Some arrays of a MATLAB 5 file.
+
+    Raises:
+        HetflError: the file is damaged or lacks one.
+    """
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    with reading(path):
+        try:
+            found: Mapping[str, np.ndarray] = loadmat(path)
+        except (MatReadError, NotImplementedError) as error:
+            raise ValueError(str(error)) from error
+        return [found[name] for name in names]
+
+
+def jpeg_streams(path: Path, stream: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Images of one size from JPEG streams that stand back to back.
+
+    Args:
+        path: the file they were in, for an error.
+        stream: uint8 [bytes].
+        offsets: int [N + 1]; image i is ``stream[offsets[i]:offsets[i + 1]]``.
+
+    Returns:
+        uint8 [N, H, W, 3].
+
+    Raises:
+        HetflError: an image is damaged or has another size.
+    """
+    data = stream.tobytes()
+    images = (
+        decode(data[a:b], f"{path}: image {i}") for i, (a, b) in enumerate(zip(offsets, offsets[1:], strict=False))
+    )
+    first = next(images)
+    out = np.empty((len(offsets) - 1, *first.shape), np.uint8)
+    out[0] = first
+    with reading(path):
+        for index, image in enumerate(images, start=1):
+            out[index] = image
+    return out
+
+
+def pictures(
+    path: Path, wanted: Callable[[str], object], size: tuple[int, int], mode: str = "RGB"
+) -> tuple[list[str], np.ndarray]:
+    """The image files of an archive, sorted by name.
+
+    Args:
+        path: the archive.
+        wanted: which members are images.
+        size: height and width in pixels that every image is stretched to, bilinear with antialiasing.
+        mode: ``RGB`` or ``L``.
+
+    Returns:
+        Names, and images uint8 [N, H, W, 3 or 1].
+
+    Raises:
+        HetflError: the archive or an image is damaged, or none is wanted.
+    """
+    encoded = sorted(members(path, wanted))
+    if not encoded:
+        raise HetflError(f"{path}: holds none of the images that it should; fetch it again")
+    images = np.empty((len(encoded), *size, 1 if mode == "L" else 3), np.uint8)
+    for index, (name, content) in enumerate(encoded):
+        images[index] = decode(content, f"{path}: {name}", size, mode)
+    return [name for name, _ in encoded], images
+
+
+def take(split: Split, index: np.ndarray) -> Split:
+    """The samples of a split at ``index`` [n], in that order."""
+    attributes = {name: values[index] for name, values in split.attributes.items()}
+    return Split(np.asarray(split.images)[index], np.asarray(split.labels)[index], attributes)
+
+
+def held_out(groups: np.ndarray, share: float, draws: Draws, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+    """Cut samples in two, the same share of every group.
+
+    Args:
+        groups: [N], the group of each sample.
+        share: of every group that is held out, rounded to the nearest number of samples.
+        draws: the source of randomness.
+        purpose: the name of the draw.
+
+    Returns:
+        Indices of what is kept and of what is held out, sorted.
+    """
+    out = np.zeros(len(groups), dtype=bool)
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        chosen = draws.numpy(purpose, int(group)).permutation(members)
+        out[chosen[: round(share * len(members))]] = True
+    return np.flatnonzero(~out), np.flatnonzero(out)

@@ -1,0 +1,131 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from hetfl.data import batches
+from hetfl.data.batches import DeviceImages, InputSpec
+from hetfl.data.store import Split
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
+
+
+def split_of(size: int, height: int, width: int, channels: int = 3, seed: int = 0) -> Split:
+    rng = np.random.default_rng(seed)
+    return Split(
+        rng.integers(0, 256, (size, height, width, channels), dtype=np.uint8),
+        rng.integers(0, 7, size, dtype=np.int64),
+    )
+
+
+def images_of(
+    split: Split, size: int, interpolation: str = "bilinear", dtype: torch.dtype = torch.float32
+) -> DeviceImages:
+    return DeviceImages([split], InputSpec(size, interpolation, MEAN, STD), CPU, dtype)
+
+
+def plainly(split: Split, size: int, interpolation: str, dtype: torch.dtype) -> Tensor:
+    """Scale, resize, clamp, normalise: the same thing, one step after the other."""
+    images = torch.from_numpy(split.images).permute(0, 3, 1, 2).to(dtype) / 255
+    if images.shape[-2:] != (size, size):
+        images = F.interpolate(images, (size, size), mode=interpolation, antialias=True).clamp(0, 1)
+    mean, std = (torch.tensor(values, dtype=dtype)[:, None, None] for values in (MEAN, STD))
+    return (images.expand(-1, 3, -1, -1) - mean) / std
+
+
+@pytest.fixture(params=["cached", "per batch"])
+def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "per batch":
+        monkeypatch.setattr(batches, "NORMALISED_CACHE_BYTES", 0)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("height", "width", "channels", "size"),
+    [(32, 32, 3, 32), (32, 32, 3, 224), (28, 28, 1, 32), (50, 40, 3, 24), (24, 40, 1, 24), (40, 24, 3, 24)],
+)
+def test_equals_scale_resize_clamp_normalise(
+    height: int, width: int, channels: int, size: int, interpolation: str
+) -> None:
+    split = split_of(70, height, width, channels)
+    index = torch.tensor([3, 69, 3, 0, *range(40, 68)])
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 5e-6), (torch.bfloat16, 2e-2)):
+        batch = images_of(split, size, interpolation, dtype).batch(index)
+        exact = plainly(split, size, interpolation, torch.float64)[index]
+        assert batch.images.dtype == dtype
+        torch.testing.assert_close(batch.images.double(), exact, rtol=tolerance, atol=tolerance)
+        assert batch.labels.tolist() == split.labels[index].tolist()
+
+
+@pytest.mark.parametrize(("interpolation", "pillow"), [("bilinear", Image.BILINEAR), ("bicubic", Image.BICUBIC)])
+@pytest.mark.parametrize(("stored", "size"), [(32, 224), (64, 24)])
+def test_resizes_as_pillow_does_but_for_its_rounding(stored: int, size: int, interpolation: str, pillow: int) -> None:
+    split = split_of(3, stored, stored)
+    # Far from 0 and 255, since Pillow also clamps after the first axis.
+    split = Split(70 + split.images // 3, split.labels)
+    found = images_of(split, size, interpolation).batch(torch.arange(3)).images
+    grey = found.permute(0, 2, 3, 1) * torch.tensor(STD) + torch.tensor(MEAN)
+    for image, ours in zip(split.images, grey, strict=True):
+        theirs = np.asarray(Image.fromarray(image).resize((size, size), pillow))
+        # Pillow rounds after either axis.
+        assert np.abs(255 * ours.numpy() - theirs).max() < 1.5
+
+
+def test_several_splits_count_through() -> None:
+    one, two = split_of(5, 8, 8, seed=1), split_of(4, 8, 8, seed=2)
+    both = DeviceImages([one, two], InputSpec(8, "bilinear", MEAN, STD), CPU)
+    assert len(both) == 9
+    batch = both.batch(torch.tensor([4, 5, 8]))
+    torch.testing.assert_close(batch.images[:1], images_of(one, 8).batch(torch.tensor([4])).images)
+    torch.testing.assert_close(batch.images[1:], images_of(two, 8).batch(torch.tensor([0, 3])).images)
+    assert batch.labels.tolist() == [one.labels[4], two.labels[0], two.labels[3]]
+
+
+def test_batches_are_an_iterable_in_order() -> None:
+    split = split_of(10, 8, 8)
+    index = torch.tensor([9, 2, 2, 7, 0])
+    found = images_of(split, 8).batches(index, 2)
+    assert len(found) == 3
+    for _ in range(2):
+        assert [len(batch.labels) for batch in found] == [2, 2, 1]
+        assert torch.cat([batch.labels for batch in found]).tolist() == split.labels[index].tolist()
+
+
+def test_no_samples_make_no_wrong_batch() -> None:
+    assert all(len(batch.labels) == 0 for batch in images_of(split_of(4, 8, 8), 8).batches(torch.arange(0), 2))
+
+
+@pytest.mark.usefixtures("cache")
+def test_transform_sees_stored_images_and_keyed_draws() -> None:
+    split = split_of(10, 6, 8)
+
+    def noise(images: Tensor, generator: torch.Generator) -> Tensor:
+        assert images.shape[1:] == (3, 6, 8)
+        assert images.min() >= 0 and images.max() <= 1
+        return (images + 0.1 * torch.randn(images.shape, generator=generator)).clamp(0, 1)
+
+    images, index = images_of(split, 12), torch.arange(10)
+
+    def read(seed: int) -> Tensor:
+        return torch.cat([batch.images for batch in images.batches(index, 4, noise, seed)])
+
+    again = images.batches(index, 4, noise, 1)
+    first, second = (torch.cat([batch.images for batch in again]) for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, read(1), rtol=0, atol=0)
+    assert (first - read(2)).abs().max() > 0.1
+    assert (first - images.batch(index).images).abs().max() > 0.1
+    same = torch.cat([batch.images for batch in images.batches(index, 4, lambda stored, _: stored)])
+    torch.testing.assert_close(same, images.batch(index).images)
+
+
+def test_images_of_a_memory_map_are_not_copied(tmp_path) -> None:
+    split = split_of(10, 6, 8)
+    np.save(tmp_path / "images.npy", split.images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="c")
+    images = images_of(Split(mapped, split.labels), 8)
+    assert images._raw.data_ptr() == mapped.ctypes.data
