@@ -9,7 +9,7 @@ import torch
 from filelock import FileLock
 
 from hetfl.data.partitions import read_partition
-from hetfl.data.store import Dataset, read_dataset
+from hetfl.data.store import Dataset, read_card, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.federation import Federation, build_federation
@@ -46,7 +46,9 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device) -> Setup:
             f"run dvc repro partition@{cell.dataset}"
         )
     method = create(cell.method, cell.settings, dataset.num_classes)
-    federation = build_federation(method, cell.models, dataset, partition, workspace.weights, device)
+    federation = build_federation(
+        method, cell.models, dataset, partition, workspace.weights, device, inputs=cell.input
+    )
     return Setup(method, federation, Sequential(method, federation), Draws(cell.seed), dataset)
 
 
@@ -99,9 +101,11 @@ def description(
         "models": [model.name for model in models],
         "settings": cell.settings,
         "partition": cell.partition,
+        "input": cell.input.model_dump(),
         "rounds": cell.settings["rounds"],
         "clients": len(models),
         "inputs": reads,
+        "data_source": read_card(workspace.dataset(cell.dataset)).source,
         "parameters": {"trainable": trained, "total": [model.total_elements for model in models]},
         "versions": versions(),
         "device": device_name(setup.federation.device),

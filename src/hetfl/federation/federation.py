@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetfl.data.batches import DeviceImages
+from hetfl.data.batches import DeviceImages, Transform
+from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset
 from hetfl.methods.base import Client, Method
@@ -22,14 +23,17 @@ class ClientData:
     """One client's share: images on the device and the indices that are its own.
 
     Attributes:
-        train_images, test_images: the whole splits, shared by all clients whose models want the same input.
+        train_images, test_images: the splits that the indices count through, shared by all clients whose models
+            want the same input.
         train, test: int64 indices on the device; ``test`` is None where the whole test split is meant.
+        augment: changes training images while they are trained on, or None.
     """
 
     train_images: DeviceImages
     train: Tensor
     test_images: DeviceImages
     test: Tensor | None
+    augment: Transform | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def build_federation(
     weights: Path,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
+    inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
 ) -> Federation:
     """Put clients together.
 
@@ -66,30 +71,35 @@ def build_federation(
         weights: folder with pre-trained weights.
         device: where everything lives.
         dtype: of parameters and images.
+        inputs: what the experiment does to images.
 
     Raises:
         HetflError: a model is unknown or its weights are missing.
     """
     options = method.model_options()
     built = {
-        name: build(name, dataset.num_classes, options, weights).to(device, dtype) for name in dict.fromkeys(models)
+        name: build(name, dataset.num_classes, options, weights, inputs).to(device, dtype)
+        for name in dict.fromkeys(models)
     }
     resident: dict[tuple, DeviceImages] = {}
 
-    def images(split: str, model_name: str) -> DeviceImages:
-        key = (split, built[model_name].spec)
-        if key not in resident:
-            resident[key] = DeviceImages(dataset.split(split), built[model_name].spec, device, dtype)
-        return resident[key]
+    def images(names: tuple[str, ...], model_name: str) -> DeviceImages:
+        spec = built[model_name].spec
+        if (names, spec) not in resident:
+            splits = [dataset.split(name) for name in names]
+            resident[names, spec] = DeviceImages(splits, spec, device, dtype)
+        return resident[names, spec]
 
     def on_device(index: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(index, dtype=np.int64)).to(device)
 
-    counts = partition.class_counts(dataset.split("train").labels, dataset.num_classes)
+    counts = partition.class_counts(dataset.labels(partition.train_from), dataset.num_classes)
     clients, data = [], []
     for k in range(partition.clients):
         name = models[k % len(models)]
         clients.append(Client(k, built[name], torch.as_tensor(np.asarray(counts[k]), dtype=torch.int64)))
         test = None if partition.test is None else on_device(partition.test[k])
-        data.append(ClientData(images("train", name), on_device(partition.train[k]), images("test", name), test))
+        train_images, test_images = images(partition.train_from, name), images(partition.test_from, name)
+        train = on_device(partition.train[k])
+        data.append(ClientData(train_images, train, test_images, test, inputs.transform()))
     return Federation(tuple(clients), tuple(data), dataset.num_classes, device)

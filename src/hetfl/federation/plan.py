@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from hetfl.config import Settings, read_yaml, validate
 from hetfl.data import catalogue
+from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import PartitionSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.federation.record import code_checksum
@@ -36,6 +37,7 @@ class ExperimentSettings(Settings):
     """A data set, a model group and a protocol; its cells are row x split x seed.
 
     Attributes:
+        input: what is done to images between the store and the models.
         defaults: settings of every row, unless the row says otherwise.
         splits: partition names of the data set, with their titles in the table.
     """
@@ -46,6 +48,7 @@ class ExperimentSettings(Settings):
     models: str
     splits: dict[Name, str] = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)
+    input: InputSettings = InputSettings()
     defaults: dict[str, Any] = {}
     rows: dict[Name, RowSettings] = Field(min_length=1)
     note: str = ""
@@ -142,6 +145,7 @@ class Cell(Settings):
     dataset: str
     models: list[str]
     partition: dict[str, Any]
+    input: InputSettings
     method: str
     settings: dict[str, Any]
 
@@ -246,6 +250,7 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
             dataset=settings.dataset,
             models=models,
             partition=shared.splits[split].model_dump(),
+            input=settings.input,
             method=entry.method,
             settings=resolved[row],
         )

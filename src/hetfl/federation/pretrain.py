@@ -32,7 +32,7 @@ def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Pa
         The training accuracy in the last epoch, as a fraction.
     """
     draws = Draws(settings.seed)
-    images = DeviceImages(dataset.split(settings.split), input_spec(name), device)
+    images = DeviceImages([dataset.split(settings.split)], input_spec(name), device)
     with seeded_library_code(draws.key(f"pretrain:{name}")):
         body: Any = creator(name)()
         model = nn.Sequential(body, nn.Linear(body.num_features, dataset.num_classes)).to(device)

@@ -121,7 +121,8 @@ class Sequential:
             total.zero_()
             shuffled = torch.randperm(len(data.train), generator=draws.torch("batches", client.index, number, epoch))
             order = data.train[shuffled.to(data.train.device)]
-            for batch in data.train_images.batches(order, phase.batch_size):
+            seed = draws.key("augment", client.index, number, epoch)
+            for batch in data.train_images.batches(order, phase.batch_size, data.augment, seed):
                 loss = self.method.objective(client.model, params, batch, received)
                 optimiser.zero_grad()
                 loss.backward()

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hetfl.data.batches import InputSpec
+from hetfl.data.inputs import InputSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.vit import prompted_vit
@@ -60,7 +61,13 @@ def weights_path(name: str, folder: Path) -> Path:
     return folder / f"{name}.safetensors"
 
 
-def build(name: str, num_classes: int, options: ModelOptions, weights: Path = Path("weights")) -> Model:
+def build(
+    name: str,
+    num_classes: int,
+    options: ModelOptions,
+    weights: Path = Path("weights"),
+    inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
+) -> Model:
     """Build a model as a method wants it.
 
     Args:
@@ -68,6 +75,7 @@ def build(name: str, num_classes: int, options: ModelOptions, weights: Path = Pa
         num_classes: C.
         options: prompts, body, projection, head rule.
         weights: the folder with ``<name>.safetensors``, read when ``options.weights`` is ``pretrained``.
+        inputs: where the experiment's images depart from what the backbone wants.
 
     Raises:
         HetflError: unknown name, missing weights, or weights of another architecture.
@@ -75,7 +83,7 @@ def build(name: str, num_classes: int, options: ModelOptions, weights: Path = Pa
     check_name(name)
     loaded = load_weights(name, weights) if options.weights == "pretrained" else None
     try:
-        return prompted_vit(name, creator(name), num_classes, options, input_spec(name), loaded)
+        return prompted_vit(name, creator(name), num_classes, options, inputs.spec(input_spec(name)), loaded)
     except RuntimeError as error:
         raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_first_line(error)}") from error
 
