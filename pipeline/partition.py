@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from hetfl.cli import run
-from hetfl.data.partitions import make_partition, write_partition
+from hetfl.data.partitions import class_counts, make_partition, write_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import unknown
 from hetfl.federation.plan import Workspace, load_params
-from hetfl.report.figures import partition_heatmap
+from hetfl.report.partitions import Panel, partition_figure
 
 
 def main(name: str) -> None:
@@ -17,14 +17,8 @@ def main(name: str) -> None:
     if name not in params.partitions:
         raise unknown("data set", name, params.partitions, "params.yaml: partitions")
     dataset = read_dataset(workspace.dataset(name))
-    train, test = dataset.split("train").labels, dataset.split("test").labels
     drawn = [
-        (
-            split,
-            seed,
-            settings,
-            make_partition(settings, train, test, dataset.num_classes, Draws(seed), where),
-        )
+        (split, seed, settings, make_partition(settings, dataset, Draws(seed), where))
         for split, settings in params.partitions[name].splits.items()
         for where in [f"params.yaml: partitions.{name}.splits.{split}"]
         for seed in params.partitions[name].seeds
@@ -32,9 +26,10 @@ def main(name: str) -> None:
     for split, seed, settings, partition in drawn:
         folder = workspace.partition(name, split, seed)
         write_partition(folder, partition, settings, dataset, seed)
-        counts = partition.class_counts(train, dataset.num_classes)
-        title = f"{dataset.title}, {split}, seed {seed}"
-        partition_heatmap(counts, dataset.class_names, title, folder / "heatmap.png")
+        counts = sum(class_counts(partition, dataset).values())
+        panel = Panel(f"{dataset.title}, {split}, seed {seed}", counts, dataset.class_names)
+        # As the papers draw them: a few clients as a heat map, many with test data of their own as bubbles.
+        partition_figure([panel], "heatmap" if partition.test is None else "bubbles", folder / "samples")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def test_stages_leave_what_a_person_looks_for(finished: Path) -> None:
         "data/digits/card.json",
         "weights/digits_vit_small.safetensors",
         "partitions/digits/iid-s0/card.json",
-        "partitions/digits/iid-s0/heatmap.png",
+        "partitions/digits/iid-s0/samples.png",
         *(f"runs/{cell}/{name}" for cell in CELLS for name in ("run.json", "rounds.jsonl", "model.safetensors")),
         *(f"evaluations/{cell}/{name}" for cell in CELLS for name in ("metrics.json", "per_class.csv")),
         *(f"tables/tiny.{suffix}" for suffix in ("json", "md", "csv", "tex")),

@@ -12,12 +12,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
 from hetfl.papers.spec import TableSpec, columns_of
-from hetfl.report.figures import accuracy_curves, communication_figure, partition_heatmap
+from hetfl.report.figures import accuracy_curves, communication_figure
+from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
 from hetfl.report.table import (
     build_table,
@@ -427,18 +429,6 @@ def test_comparison_of_absent_cells(finished: Path, experiment: Path) -> None:
     assert problems["fedavg", "dirichlet"] == ""
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(5, 10), (20, 100)])
-def test_heatmap(tmp_path: Path, clients: int, classes: int) -> None:
-    counts = [[(7 * client + 13 * label) % 40 for label in range(classes)] for client in range(clients)]
-    names = [f"class {label}" for label in range(classes)]
-    first = partition_heatmap(counts, names, "Dirichlet", tmp_path / "a" / "heatmap.svg")
-    second = partition_heatmap(counts, names, "Dirichlet", tmp_path / "b" / "heatmap")
-    assert [path.name for path in first] == ["heatmap.svg", "heatmap.png"]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert (">class 3<" in first[0].read_text()) == (classes == 10)
-    assert (">39<" in first[0].read_text()) == (classes == 10)
-
-
 def test_figures_hold_every_row(finished: Path, tmp_path: Path) -> None:
     table = make(finished)
     curves = accuracy_curves(table, finished / "runs", tmp_path)
@@ -463,7 +453,8 @@ def test_site(finished: Path, tmp_path: Path) -> None:
     write_table(make(finished, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), tables)
     accuracy_curves(table, finished / "runs", figures)
     communication_figure(table, finished / "runs", figures)
-    partition_heatmap([[3, 0], [1, 4]], ["a", "b"], "IID", partitions / "digits" / "iid-s0" / "heatmap.svg")
+    panel = Panel("IID", np.array([[3, 0], [1, 4]]), ["a", "b"])
+    partition_figure([panel], "heatmap", partitions / "digits" / "iid-s0" / "samples")
     path = build_site(tables, figures, partitions, tmp_path / "report")
     assert path == tmp_path / "report" / "index.html"
     page = path.read_text()

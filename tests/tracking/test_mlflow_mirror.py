@@ -147,7 +147,7 @@ def test_a_complete_cell(root, client, request):
     partition = root / "partitions" / "digits" / "iid-s0"
     partition.mkdir(parents=True)
     (partition / "card.json").write_text("{}")
-    (partition / "heatmap.png").write_bytes(b"png")
+    (partition / "samples.png").write_bytes(b"png")
     assert sync([folder, folder.with_name("absent")], root) == 1
 
     (run,) = runs_of(client, name)
@@ -174,7 +174,7 @@ def test_a_complete_cell(root, client, request):
     assert final["memory/peak_mib"] == 3 and final["diagnostics/valid classes_"] == 10
     assert set(artifacts(client, run)) == {
         "partition/card.json",
-        "partition/heatmap.png",
+        "partition/samples.png",
         "record/run.json",
         "record/rounds.jsonl",
         "checkpoint/model.safetensors",

@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG, the same bytes every time: accuracy over rounds, accuracy over traffic, partitions.
+"""Figures of results as SVG and PNG: accuracy over rounds, accuracy over traffic.
 
 The SVGs keep their text as text and use a handful of fixed colours, so the site can restyle them for light
 and dark pages.
@@ -6,8 +6,7 @@ and dark pages.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil, log10
 from pathlib import Path
 from statistics import mean
@@ -16,49 +15,11 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from hetfl.files import write_bytes
 from hetfl.report.records import read_rounds
-
-INK, MUTED, GRID, PAPER = "#1f2328", "#656d76", "#dfe3e8", "#ffffff"
-HEAT, ON_HEAT = "#2c6fbb", "#fffffe"
-# Okabe and Ito's colours without yellow, which is too pale for a line.
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5fc7")
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
-_MARKERS = "osD^vPX"
-
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "hetfl",
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "text.color": INK,
-    # A title is plain text; a dollar in it is a dollar.
-    "text.parse_math": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-}
+from hetfl.report.style import DASHES, MARKERS, MUTED, PAPER, SERIES, STYLE, save
 
 Curves = list[list[dict[str, Any]]]
 
@@ -122,68 +83,6 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
     return _panels(table, runs, folder / f"{table['table']}-communication", draw, label, caption)
 
 
-def partition_heatmap(
-    class_counts: Sequence[Sequence[int]] | np.ndarray, class_names: Sequence[str], title: str, path: Path
-) -> list[Path]:
-    """How many training samples of each class each client holds.
-
-    Args:
-        class_counts: samples, clients by classes.
-        class_names: one name per class; left out of the figure where there are more than 20.
-        title: the heading.
-        path: the figure's path; its suffix is replaced by ``.svg`` and ``.png``.
-
-    Returns:
-        The two files.
-    """
-    counts = np.asarray(class_counts)
-    clients, classes = counts.shape
-    named, numbered = classes <= 20, classes <= 20 and clients <= 40
-    width = max(3.6, 1.1 + (0.44 if named else 0.085) * classes)
-    height = 1.15 + (0.29 if numbered else 0.2 if clients <= 40 else 0.09) * clients
-    with mpl.rc_context(_STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.add_subplot()
-        # Opacity, not lightness, carries the count: it reads the same on a dark page.
-        colours = LinearSegmentedColormap.from_list("heat", [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
-        top = max(int(counts.max()), 1)
-        axes.pcolormesh(counts, cmap=colours, vmin=0, vmax=top, edgecolors=PAPER, linewidth=0.8 if named else 0.3)
-        axes.invert_yaxis()
-        axes.set(title=title, xlabel="Class", ylabel="Client")
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-        step = 1 if clients <= 20 else 5 if clients <= 50 else 10
-        axes.set_yticks(np.arange(0, clients, step) + 0.5, [str(k) for k in range(0, clients, step)])
-        if named:
-            slanted = max(map(len, class_names)) > 5
-            axes.set_xticks(
-                np.arange(classes) + 0.5,
-                list(class_names),
-                rotation=35 if slanted else 0,
-                ha="right" if slanted else "center",
-                rotation_mode="anchor",
-            )
-        else:
-            axes.set_xticks(np.arange(0, classes, 10) + 0.5, [str(c) for c in range(0, classes, 10)])
-        if numbered:
-            for (client, label), count in np.ndenumerate(counts):
-                if count:
-                    colour = ON_HEAT if count > 0.8 * top else INK
-                    size = 7.5 if top < 1000 else 6
-                    axes.text(
-                        label + 0.5,
-                        client + 0.5,
-                        str(count),
-                        ha="center",
-                        va="center",
-                        color=colour,
-                        fontsize=size,
-                    )
-        else:
-            axes.set_xlabel(f"Class (full colour: {top} samples)")
-        return _save(figure, path)
-
-
 def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel: str, caption: str) -> list[Path]:
     columns = min(3, len(table["columns"]))
     lines = ceil(len(table["columns"]) / columns)
@@ -192,7 +91,7 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
     entry = 0.75 + 0.075 * max(map(len, table["rows"].values()))
     legend_columns = max(1, min(len(table["rows"]), int(width / entry)))
     legend_lines = ceil(len(table["rows"]) / legend_columns)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, 2.75 * lines + 0.2 * legend_lines + 0.5), layout="constrained")
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
@@ -223,7 +122,7 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
                 handlelength=2.4,
                 columnspacing=1.6,
             )
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _series(index: int) -> dict[str, Any]:
@@ -231,9 +130,9 @@ def _series(index: int) -> dict[str, Any]:
     turn, place = divmod(index, len(SERIES))
     return {
         "color": SERIES[place],
-        "linestyle": _DASHES[turn % len(_DASHES)],
+        "linestyle": DASHES[turn % len(DASHES)],
         "linewidth": 1.6,
-        "marker": _MARKERS[place],
+        "marker": MARKERS[place],
         "markersize": 4,
         "markeredgecolor": PAPER,
         "markeredgewidth": 0.6,
@@ -256,14 +155,3 @@ def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves
 
 def _percent(line: Mapping[str, Any]) -> float:
     return 100 * mean(line["accuracy"])
-
-
-def _save(figure: Figure, path: Path) -> list[Path]:
-    written = []
-    FigureCanvasAgg(figure)
-    for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix[1:], metadata=metadata, dpi=160)
-        written.append(path.parent / (path.name.removesuffix(path.suffix) + suffix))
-        write_bytes(written[-1], buffer.getvalue())
-    return written

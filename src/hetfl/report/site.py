@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_text
-from hetfl.report import figures
+from hetfl.papers.figures import PARTITION_FIGURES
+from hetfl.report import style
 from hetfl.report.formats import (
     WAYS,
     best_cells,
@@ -28,12 +29,12 @@ from hetfl.report.formats import (
 )
 
 _COLOURS = {
-    figures.INK: "ink",
-    figures.MUTED: "muted",
-    figures.GRID: "grid",
-    figures.PAPER: "paper",
-    figures.HEAT: "heat",
-    **{colour: f"series-{index}" for index, colour in enumerate(figures.SERIES)},
+    style.INK: "ink",
+    style.MUTED: "muted",
+    style.GRID: "grid",
+    style.PAPER: "paper",
+    style.HEAT: "heat",
+    **{colour: f"series-{index}" for index, colour in enumerate(style.SERIES)},
 }
 _CAPTIONS = {
     "": "",
@@ -49,7 +50,8 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
 
     Every ``<name>.json`` of the tables folder becomes a section, with ``<name>-curves.svg`` and
     ``<name>-communication.svg`` from the figures folder where they exist, and the heat maps
-    ``<dataset>/<split>-s<seed>/heatmap.svg`` of the first seed from the partitions folder.
+    ``<dataset>/<split>-s<seed>/samples.svg`` of the first seed from the partitions folder. The papers' figures of
+    data distributions, ``<paper>-figure-<number>.svg``, follow.
 
     Returns:
         The page's path.
@@ -68,6 +70,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     page = environment.get_template("index.html.jinja").render(
         tables=[_table_view(table, figures_folder) for table in tables],
         partitions=_partitions(tables, partitions_folder),
+        distributions=_distributions(figures_folder),
     )
     write_text(out / "index.html", page)
     return out / "index.html"
@@ -176,11 +179,20 @@ def _partitions(tables: list[dict[str, Any]], folder: Path) -> list[dict[str, An
         for dataset in table.get("provenance", {}).get("datasets", {}):
             for column, title in table["columns"].items():
                 split = f"{column}-s{min(table['seeds'])}"
-                path = folder / dataset / split / "heatmap.svg"
+                path = folder / dataset / split / "samples.svg"
                 if path.exists():
                     maps = found.setdefault(dataset, {})
                     maps.setdefault(split, inline_svg(path, f"{dataset}, {title}", f"{dataset}-{split}"))
     return [{"dataset": dataset, "maps": list(maps.values())} for dataset, maps in found.items()]
+
+
+def _distributions(folder: Path) -> list[dict[str, Any]]:
+    """The papers' figures of data distributions that have been drawn."""
+    return [
+        {"name": name, "svg": inline_svg(path, name, name)}
+        for name in PARTITION_FIGURES
+        if (path := folder / f"{name}.svg").exists()
+    ]
 
 
 def _provenance(table: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:

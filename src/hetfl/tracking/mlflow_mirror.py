@@ -255,7 +255,7 @@ class MlflowMirror:
     def _artifacts(self, folder: Path, run: Record) -> Iterator[tuple[Path, str]]:
         partition = self.root / "partitions" / run["dataset"] / f"{run['split']}-s{run['seed']}"
         wanted = [
-            (partition / "heatmap.png", "partition"),
+            (partition / "samples.png", "partition"),
             (partition / "card.json", "partition"),
             (folder / "run.json", "record"),
             (folder / "rounds.jsonl", "record"),

@@ -1,0 +1,55 @@
+"""The papers' figures of data distributions, by the name of their stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PartitionFigure:
+    """A figure that shows partitions.
+
+    Attributes:
+        kind: how a partition is drawn.
+        columns: panels side by side.
+        panels: title of each panel -> data set and split.
+    """
+
+    kind: Literal["heatmap", "bubbles"]
+    columns: int
+    panels: Mapping[str, tuple[str, str]]
+
+
+_TITLES = {
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+    "svhn": "SVHN",
+    "fashion-mnist": "FMNIST",
+    "flowers102": "Flowers102",
+    "tiny-imagenet": "Tiny-ImageNet",
+}
+
+
+def _grid(sets: tuple[str, ...], splits: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    return {f"{_TITLES[name]}-{title}": (name, split) for name in sets for split, title in splits.items()}
+
+
+_SMALL, _LARGE = ("fashion-mnist", "cifar10"), ("flowers102", "cifar100", "tiny-imagenet")
+
+PARTITION_FIGURES: dict[str, PartitionFigure] = {
+    "fedhpl-figure-4": PartitionFigure(
+        "heatmap",
+        3,
+        _grid(("cifar10", "cifar100", "svhn"), {"iid": "IID", "dir": "Dir", "noniid": "Non-IID"}),
+    ),
+    "fedtgp-figure-7": PartitionFigure("bubbles", 2, _grid(_SMALL, {"blocks": "pathological"})),
+    "fedtgp-figure-8": PartitionFigure("bubbles", 2, _grid(_SMALL, {"practical": "practical"})),
+    "fedtgp-figure-9": PartitionFigure("bubbles", 3, _grid(_LARGE, {"blocks": "pathological"})),
+    "fedtgp-figure-10": PartitionFigure("bubbles", 3, _grid(_LARGE, {"practical": "practical"})),
+    "fedtgp-figure-11": PartitionFigure(
+        "bubbles", 2, _grid(("cifar100",), {"practical-50": "50 clients", "practical-100": "100 clients"})
+    ),
+}
+"""Of each the first seed is drawn; FedTGP's partitions are the same in every trial."""

@@ -1,0 +1,64 @@
+"""How every figure looks, and how it is written: as SVG and PNG, the same bytes every time.
+
+The SVGs keep their text as text and use a handful of fixed colours, so the site can restyle them for light
+and dark pages.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from hetfl.files import write_bytes
+
+INK, MUTED, GRID, PAPER = "#1f2328", "#656d76", "#dfe3e8", "#ffffff"
+HEAT, ON_HEAT = "#2c6fbb", "#fffffe"
+# Okabe and Ito's colours without yellow, which is too pale for a line.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5fc7")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
+MARKERS = "osD^vPX"
+
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "hetfl",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    # A title is plain text; a dollar in it is a dollar.
+    "text.parse_math": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "legend.frameon": False,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+}
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure as ``.svg`` and ``.png`` in place of the path's suffix; the two files."""
+    written = []
+    FigureCanvasAgg(figure)
+    for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=suffix[1:], metadata=metadata, dpi=160)
+        written.append(path.parent / (path.name.removesuffix(path.suffix) + suffix))
+        write_bytes(written[-1], buffer.getvalue())
+    return written
