@@ -65,6 +65,31 @@ def methods() -> None:
     print(tabulate(rows, headers=["method", "title", "models may differ", "what travels", "source"]))
 
 
+@app.command("data")
+def data(
+    verify: Annotated[bool, typer.Option("--verify", help="Check what is prepared against its checksums.")] = False,
+) -> None:
+    """List the data sets: what is prepared, from which files, under which licence."""
+    from tabulate import tabulate
+
+    from hetfl.data.catalogue import CATALOGUE
+    from hetfl.data.store import read_card, verify_dataset
+    from hetfl.federation.plan import Workspace
+
+    workspace = Workspace(Path.cwd())
+    rows = []
+    for name, entry in CATALOGUE.items():
+        sizes, origin = "not prepared", ""
+        if (folder := workspace.dataset(name)).exists():
+            if verify:
+                verify_dataset(folder)
+            card = read_card(folder)
+            sizes = ", ".join(f"{split} {size}" for split, size in card.split_sizes.items())
+            origin = ", ".join(dict.fromkeys(file["from"] for file in card.source))
+        rows.append((name, entry.title, len(entry.class_names), sizes, origin, entry.licence))
+    print(tabulate(rows, headers=["name", "title", "classes", "prepared", "from", "licence"]))
+
+
 @app.command("cells")
 def list_cells(experiment: Experiment) -> None:
     """List an experiment's cells and whether they are done."""
