@@ -83,7 +83,7 @@ def _size(panel: Panel, kind: Kind) -> tuple[float, float]:
     if kind == "bubbles":
         return max(2.8, 0.9 + _spacing(clients) * clients), max(2.6, 0.9 + _spacing(classes) * classes)
     named, numbered = classes <= 20, _numbered(panel.counts)
-    width = max(3.6, 1.1 + (0.44 if named else 0.085 if classes <= 100 else 0.045) * classes)
+    width = max(3.6, 1.1 + (0.44 if named else 0.05) * classes)
     return width, 1.15 + (0.29 if numbered else 0.2 if clients <= 40 else 0.09) * clients
 
 
@@ -154,6 +154,7 @@ def _bubbles(axes: Axes, counts: np.ndarray, size: tuple[float, float]) -> None:
             color=HEAT,
             alpha=0.75,
             markeredgewidth=0,
+            clip_on=False,
         )
     axes.set(xlabel=f"Client (largest circle: {top} samples)", ylabel="Class")
     axes.set_xlim(-0.8, clients - 0.2)
