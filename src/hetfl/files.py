@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
+
+
+@contextmanager
+def one_line_if_unwritable(what: str, folder: Path) -> Iterator[None]:
+    """Tell in one line what keeps ``what`` from being written into ``folder``.
+
+    Raises:
+        HetflError: the disk is full, or the operating system refuses for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise HetflError(f"{what}: the disk of {folder} is full; make room and run it again") from error
+        raise HetflError(f"{what}: {folder} cannot be written ({error.strerror or error}); check it") from error
 
 
 @contextmanager

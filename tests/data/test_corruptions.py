@@ -68,12 +68,14 @@ def worse(image: np.ndarray, name: str, severity: int, seed: int = 0) -> np.ndar
 
 
 class Fixed:
-    """A generator that draws the same number always."""
+    """A generator that draws the same number always, and remembers the limits of uniform ones."""
 
     def __init__(self, value: float) -> None:
         self.value = value
+        self.limits: list[float] = []
 
-    def uniform(self, low: float, high: float, shape: tuple[int, ...]) -> np.ndarray:
+    def uniform(self, low: float, high: float, shape: tuple[int, ...] = ()) -> np.ndarray:
+        self.limits.append(high)
         return np.full(shape, self.value)
 
     def normal(self, mean: float, deviation: float, shape: tuple[int, ...]) -> np.ndarray:
@@ -132,6 +134,7 @@ def test_impulses_are_salt_and_pepper() -> None:
         for value in (0, 255):
             assert (noisy == value).mean() == pytest.approx(share / 2, rel=0.06)
         assert (noisy == 100).mean() == pytest.approx(1 - share, rel=0.01)
+        assert (noisy == 100).all(axis=-1).mean() == pytest.approx((1 - share) ** 3, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["defocus_blur", "gaussian_blur", "motion_blur", "zoom_blur"])
@@ -227,6 +230,16 @@ def test_snow_only_brightens() -> None:
     np.testing.assert_allclose(flakes, flakes[::-1, ::-1], atol=1)
 
 
+def test_without_flakes_snow_whitens() -> None:
+    image = scene(4)
+    grey = np.asarray(Image.fromarray(image).convert("L"))[..., None] / 255
+    for parameters in CORRUPTIONS["snow"].parameters:
+        weight = parameters[-1]
+        expected = weight * image / 255 + (1 - weight) * np.maximum(image / 255, 1.5 * grey + 0.5)
+        whitened = CORRUPTIONS["snow"].apply(image / 255, Fixed(0), *parameters)
+        np.testing.assert_allclose(whitened, expected, atol=0.5 * 1.5 * (1 - weight) / 255 + 1e-4)
+
+
 def test_frost_is_a_weighted_sum() -> None:
     texture = np.full((40, 50, 3), 100, np.uint8)
     for severity, (weight, frost_weight) in enumerate(CORRUPTIONS["frost"].parameters, start=1):
@@ -261,7 +274,7 @@ def test_fog_is_between_the_image_and_white() -> None:
         fogged = worse(flat(255), "fog", severity)
         assert (fogged.min(), fogged.max()) == (np.floor(255 / (1 + amount)), 255)
         assert np.ptp(fogged, axis=-1).max() == 0
-    assert worse(scene(3), "fog", 5).max() <= scene(3).max()
+    assert worse(scene(3) // 2, "fog", 5).max() <= 127
 
 
 def test_plasma_fills_its_range_wraps_and_roughens_with_less_decay() -> None:
@@ -270,6 +283,12 @@ def test_plasma_fills_its_range_wraps_and_roughens_with_less_decay() -> None:
     rough = [np.abs(np.diff(each, axis=0)).mean() for each in heights]
     assert rough[0] > 1.2 * rough[1] > 1.2 * rough[2]
     assert np.abs(heights[2][0] - heights[2][-1]).mean() < 3 * rough[2]
+
+
+def test_plasma_shrinks_its_random_share_by_the_square_of_decay() -> None:
+    fixed = Fixed(1.0)
+    plasma(8, 2, fixed)
+    assert fixed.limits == [1, 1, 1, 1 / 4, 1 / 4, 1 / 4, 1 / 16, 1 / 16, 1 / 16]
 
 
 def test_contrast_is_its_formula() -> None:
@@ -323,8 +342,9 @@ def test_jpeg_and_pixelate_are_pillows() -> None:
 
 def test_gaussian_blur_is_a_gaussian() -> None:
     dot = flat(0)
-    dot[16, 16] = 255
-    blurred = worse(dot, "gaussian_blur", 5)[..., 0]
+    dot[16, 16, 0] = 255
+    blurred, *others = np.moveaxis(worse(dot, "gaussian_blur", 5), -1, 0)
+    assert not np.any(others)
     weights = np.exp(-(np.arange(-4, 5) ** 2) / 2)
     expected = 255 * np.outer(weights, weights) / weights.sum() ** 2
     assert np.abs(blurred[12:21, 12:21] - (expected - 0.5)).max() < 0.51
@@ -357,6 +377,9 @@ def test_motion_blur_runs_sideways_and_snow_down() -> None:
     dot[16, 16] = 1
     width = np.ptp(np.flatnonzero(moved(dot, 9, 2.5, 45).any(axis=0)))
     assert width == pytest.approx(cos(radians(45)) * 7, abs=1.5)
+    noise = rng().integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    blurred = [worse(noise, "motion_blur", 5, seed) for seed in range(5)]
+    assert np.abs(np.diff(blurred, axis=2)).mean() < np.abs(np.diff(blurred, axis=1)).mean()
     flakes = worse(flat(0), "snow", 5)[..., 0]
     assert np.abs(np.diff(flakes, axis=0)).mean() < np.abs(np.diff(flakes, axis=1)).mean()
 

@@ -52,7 +52,7 @@ def members(
                         _check_size(path, entry.filename, entry.file_size, largest)
                         yield entry.filename, archive.read(entry)
             return
-        with tarfile.open(path, "r|*") as archive:
+        with tarfile.open(path, "r:*") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
                 _check_member(path, name, member.isfile() or member.isdir())
@@ -61,6 +61,12 @@ def members(
                     content = archive.extractfile(member)
                     assert content is not None
                     yield name, content.read()
+            # tarfile takes a cut as the end, and stops reading before the checksum of a compressed archive.
+            assert archive.fileobj is not None
+            if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("ends without its end marks")
+            while archive.fileobj.read(2**20):
+                pass
 
 
 def decode(
@@ -102,7 +108,7 @@ def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
-        reason = str(error) or type(error).__name__
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise HetflError(f"{path}: is not a whole archive ({reason}); delete it and fetch it again") from error
 
 

@@ -10,6 +10,7 @@ from hetfl.data.fetch import Sources
 from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import write_dataset
 from hetfl.errors import HetflError, unknown
+from hetfl.files import one_line_if_unwritable
 
 
 def entry(name: str, where: str = "") -> Entry:
@@ -44,15 +45,16 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
     for split, size in known.sizes.items():
         if len(splits[split]) != size:
             raise HetflError(f"data set {name}: {split} has {len(splits[split])} images, {size} are published")
-    write_dataset(
-        folder,
-        name=known.name,
-        title=known.title,
-        origin=known.origin,
-        licence=known.licence,
-        source=sources.used,
-        settings=settings.model_dump(mode="json"),
-        class_names=known.class_names,
-        splits=splits,
-        attributes=known.attributes,
-    )
+    with one_line_if_unwritable(f"data set {name}", folder.parent):
+        write_dataset(
+            folder,
+            name=known.name,
+            title=known.title,
+            origin=known.origin,
+            licence=known.licence,
+            source=sources.used,
+            settings=settings.model_dump(mode="json"),
+            class_names=known.class_names,
+            splits=splits,
+            attributes=known.attributes,
+        )

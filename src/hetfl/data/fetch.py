@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
 from hetfl.errors import HetflError
-from hetfl.files import sha256_file
+from hetfl.files import one_line_if_unwritable, sha256_file
 
 ATTEMPTS = 5
 """How often a download is tried before its next address, or the error."""
@@ -76,12 +73,13 @@ class Sources:
             self.note(file.name, "mirror", sha256_file(mirrored))
             return mirrored
         path = self.downloads / dataset / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{file.name}.lock")):
-            if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
-                path.unlink()
-            if not path.exists():
-                self._download(dataset, file, path)
+        with one_line_if_unwritable(f"{dataset}: {file.name}", path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_name(f".{file.name}.lock")):
+                if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
+                    path.unlink()
+                if not path.exists():
+                    self._download(dataset, file, path)
         self.note(file.name, "official", sha256_file(path))
         return path
 
@@ -124,10 +122,12 @@ class Sources:
         reason = "it has no address"
         for url in file.urls:
             try:
-                with _one_line_if_full(what, part):
-                    _fetch(url, part, file)
+                _fetch(url, part, file)
             except _DownloadError as error:
                 reason = str(error)
+            except OSError:
+                part.unlink(missing_ok=True)  # on a full disk, it may be what fills it
+                raise
             else:
                 part.replace(path)
                 return
@@ -151,45 +151,52 @@ def _fetch(url: str, part: Path, file: RemoteFile) -> None:
         retry=passing, stop=stop_after_attempt(ATTEMPTS), wait=wait_exponential(multiplier=WAIT), reraise=True
     ):
         with attempt:
-            _continue(url, part, file.name)
+            _continue(url, part, file)
             found = _digest(part, file.checksum)
             if not found.startswith(file.checksum):
                 part.unlink()
                 raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
 
 
-def _continue(url: str, part: Path, name: str) -> None:
+def _continue(url: str, part: Path, file: RemoteFile) -> None:
     """Download what ``part`` lacks; all of it where the server cannot continue."""
     import requests
     from tqdm import tqdm
+    from urllib3.exceptions import HTTPError, TimeoutError
 
     have = part.stat().st_size if part.exists() else 0
     # Compressed on the way, a file's length and its parts would mean something else.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-            if response.status_code == 416:  # nothing is left, or the part is of another file: its checksum tells
+            if (
+                response.status_code == 416 and have
+            ):  # nothing is left, or the part is of another file: its checksum tells
                 return
             if not response.ok:
                 passing = response.status_code >= 500 or response.status_code in (408, 429)
                 raise _DownloadError(f"{url}: HTTP {response.status_code} {response.reason}", passing)
             continues = response.status_code == 206
             have = have if continues else 0
-            length = response.headers.get("Content-Length")
-            total = have + int(length) if length else None
+            length = response.raw.length_remaining
+            total = file.bytes if length is None else have + length
             bar = tqdm(
-                desc=name, total=total, initial=have, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
+                desc=file.name, total=total, initial=have, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
             )
             with part.open("ab" if continues else "wb") as out, bar:
-                for chunk in response.iter_content(_CHUNK):
+                # What has arrived, not a whole chunk: a connection that breaks takes nothing with it.
+                while chunk := response.raw.read1(_CHUNK):
                     out.write(chunk)
                     bar.update(len(chunk))
-    except requests.RequestException as error:
-        reason = "timed out" if isinstance(error, requests.Timeout) else "the connection broke"
+    except (requests.RequestException, HTTPError) as error:
+        if isinstance(error, requests.Timeout | TimeoutError):
+            reason = "timed out"
+        else:
+            reason = "cannot be reached" if isinstance(error, requests.RequestException) else "the connection broke"
         raise _DownloadError(f"{url}: {reason}", passing=True) from error
-    size = part.stat().st_size
-    if total is not None and size < total:
-        raise _DownloadError(f"{url}: ended after {size} of {total} bytes", passing=True)
+    # A server that does not tell the length may stop early without an error.
+    if file.bytes is not None and (size := part.stat().st_size) < file.bytes:
+        raise _DownloadError(f"{url}: ended after {size} of {file.bytes} bytes", passing=True)
 
 
 def _check_space(what: str, file: RemoteFile, part: Path) -> None:
@@ -199,17 +206,6 @@ def _check_space(what: str, file: RemoteFile, part: Path) -> None:
         raise HetflError(
             f"{what} needs {(file.bytes - have) / 1e6:.1f} MB, {part.parent} has {free / 1e6:.1f} MB free; make room"
         )
-
-
-@contextmanager
-def _one_line_if_full(what: str, part: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise HetflError(f"{what}: {part} cannot be written ({error.strerror}); check the folder") from error
-        part.unlink(missing_ok=True)
-        raise HetflError(f"{what}: the disk of {part.parent} is full; make room and run it again") from error
 
 
 def _digest(path: Path, checksum: str) -> str:

@@ -44,19 +44,30 @@ def prepare(
         file: its archive.
         label_bytes: what the bytes before an image's pixels are, in their order.
     """
-    if not sources.mirrored(name, file):
-        copies = {split: sources.copy(name, f"{split}.npz") for split in ("train", "test")}
-        if all(copies.values()):
-            return {split: _jpeg_split(path, label_bytes) for split, path in copies.items() if path is not None}
+    if not sources.mirrored(name, file) and (copies := compact_copies(sources, name)):
+        return {split: _jpeg_split(path, label_bytes) for split, path in copies.items()}
     path = sources.get(name, file)
     records: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for member, content in sorted(members(path, lambda member: member.endswith(".bin"))):
         with reading(f"{path}: {member}"):
             rows = np.frombuffer(content, np.uint8).reshape(-1, len(label_bytes) + _PIXELS)
-        records["test" if "test" in member else "train"].append(rows)
+        records["test" if "test" in member.split("/")[-1] else "train"].append(rows)
     if not all(records.values()):
         raise HetflError(f"{path}: holds no training or no test batch; fetch it again")
     return {split: _binary_split(np.concatenate(rows), label_bytes) for split, rows in records.items()}
+
+
+def compact_copies(sources: Sources, name: str) -> dict[str, Path]:
+    """A mirror's own ``train.npz`` and ``test.npz`` of a data set, by split; empty if it has neither.
+
+    Raises:
+        HetflError: it has one without the other.
+    """
+    copies = {split: path for split in ("train", "test") if (path := sources.copy(name, f"{split}.npz"))}
+    if len(copies) == 1:
+        [path] = copies.values()
+        raise HetflError(f"{path}: stands alone, train.npz and test.npz belong together; copy both")
+    return copies
 
 
 def _binary_split(rows: np.ndarray, label_bytes: tuple[str, ...]) -> Split:

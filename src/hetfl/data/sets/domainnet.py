@@ -84,7 +84,8 @@ def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Split
         names, images = pictures(archive, split_of.__contains__, (settings.size, settings.size))
         if len(names) != len(split_of):
             raise HetflError(f"{archive}: lacks {min(split_of.keys() - names)}, which is listed; fetch it again")
-        labels = np.array([CLASSES.index(name.split("/")[-2]) for name in names], dtype=np.int64)
+        with reading(archive):
+            labels = np.array([CLASSES.index(name.split("/")[-2]) for name in names], dtype=np.int64)
         for split, found in parts.items():
             here = np.array([split_of[name] == split for name in names])
             domains = np.full(here.sum(), number, dtype=np.int64)

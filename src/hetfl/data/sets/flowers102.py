@@ -40,6 +40,8 @@ def prepare(settings: Flowers102Settings, sources: Sources) -> Mapping[str, Spli
         raise HetflError(f"{archive}: holds {len(images)} images, {len(labels)} have a label; fetch it again")
     with reading(lists[1]):
         rows = {name: found.reshape(-1).astype(np.int64) - 1 for name, found in ids.items()}
+        if min(index.min() for index in rows.values()) < 0:
+            raise ValueError("names an image 0, images are counted from 1")
         return {name: Split(images[index], labels[index]) for name, index in rows.items()}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from hetfl.data.entry import Entry, NoSettings
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import arrays, idx
+from hetfl.data.sets.cifar import compact_copies
 from hetfl.data.store import Split
 
 
@@ -39,10 +40,9 @@ def prepare(
     settings: NoSettings, sources: Sources, *, name: str, files: tuple[RemoteFile, ...]
 ) -> Mapping[str, Split]:
     """Both splits in the authors' order, 28x28x1."""
-    if not all(sources.mirrored(name, file) for file in files):
-        copies = {split: sources.copy(name, f"{split}.npz") for split in ("train", "test")}
-        if all(copies.values()):
-            return {split: _split(*arrays(path, "images", "labels")) for split, path in copies.items() if path}
+    mirrored = all(sources.mirrored(name, file) for file in files)
+    if not mirrored and (copies := compact_copies(sources, name)):
+        return {split: _split(*arrays(path, "images", "labels")) for split, path in copies.items()}
     found = [idx(sources.get(name, file)) for file in files]
     return {"train": _split(*found[:2]), "test": _split(*found[2:])}
 

@@ -28,7 +28,7 @@ UNREADABLE = {
     "F/Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png",
 }
 """The two files of the archive that never were images."""
-LETTERS = "ABCDEFGHIJ"
+LETTERS = tuple("ABCDEFGHIJ")
 
 
 class NotMnistSettings(Settings):
@@ -59,7 +59,7 @@ ENTRY = Entry(
     origin="Y. Bulatov, http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
     licence="none stated; research use",
     citation="Y. Bulatov. notMNIST dataset. 2011.",
-    class_names=tuple(LETTERS),
+    class_names=LETTERS,
     settings=NotMnistSettings,
     prepare=prepare,
     files=(FILE,),

@@ -29,6 +29,8 @@ CLASSES = (
     "mug",
     "projector",
 )
+OFFICE31_NAMES = {"back_pack": "backpack"}
+"""Folders that keep Office-31's spelling in some archives."""
 
 
 class OfficeCaltech10Settings(Settings):
@@ -53,7 +55,7 @@ def prepare(settings: OfficeCaltech10Settings, sources: Sources) -> Mapping[str,
     with reading(path):
         places = [name.split("/")[-3:-1] for name in names]
         domains = np.array([DOMAINS.index(domain) for domain, _ in places], dtype=np.int64)
-        labels = np.array([CLASSES.index(label) for _, label in places], dtype=np.int64)
+        labels = np.array([CLASSES.index(OFFICE31_NAMES.get(label, label)) for _, label in places], dtype=np.int64)
     everything = Split(images, labels, {"domain": domains})
     groups = domains * len(CLASSES) + labels
     train, test = held_out(groups, settings.test, Draws(settings.seed), "data:office-caltech10")

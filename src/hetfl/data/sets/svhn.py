@@ -30,9 +30,10 @@ def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Split]:
         path = sources.get("svhn", file)
         images, labels = matlab(path, "X", "y")
         with reading(path):
-            splits[name] = Split(
-                np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels.reshape(-1).astype(np.int64) % 10
-            )
+            digits = labels.reshape(-1).astype(np.int64)
+            if wrong := set(digits.tolist()) - set(range(1, 11)):
+                raise ValueError(f"label {min(wrong)}, labels run from 1 to 10")
+            splits[name] = Split(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), digits % 10)
     return splits
 
 
