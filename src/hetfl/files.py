@@ -17,18 +17,19 @@ from hetfl.errors import HetflError
 
 
 @contextmanager
-def one_line_if_unwritable(what: str, folder: Path) -> Iterator[None]:
-    """Tell in one line what keeps ``what`` from being written into ``folder``.
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Tell in one line why the operating system does not let files of ``what`` be read, or written into ``folder``.
 
     Raises:
-        HetflError: the disk is full, or the operating system refuses for another reason.
+        HetflError: the disk is full, or what else the system refuses.
     """
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, None):  # numpy gives no number when it cannot write all of an array
             raise HetflError(f"{what}: the disk of {folder} is full; make room and run it again") from error
-        raise HetflError(f"{what}: {folder} cannot be written ({error.strerror or error}); check it") from error
+        place = error.filename or folder
+        raise HetflError(f"{what}: {place} cannot be read or written ({error.strerror}); check it") from error
 
 
 @contextmanager

@@ -17,10 +17,14 @@ class Server:
         url: of the server, without a path.
         content: what every path holds.
         faults: what goes wrong, one for each request; where none is left, all is well. ``drop``: the connection ends
-            in the middle; ``drop-unsized``: so, and no length was given; ``wrong``: other content; ``stall``: silent
-            in the middle; ``whole``: Range is ignored; ``redirect``; or the number of an HTTP error.
+            in the middle of the body; ``drop-unsized``: so, and no length was given; ``drop-chunked``: so, of a
+            chunked body; ``drop-early``: before any answer; ``wrong``: other content; ``stall``: silent in the middle
+            until ``go`` is set; ``whole``: Range is ignored; ``shifted``: another range than the one asked for;
+            ``gzip``: it claims a Content-Encoding; ``badlength``: Content-Length is no number; ``redirect``;
+            ``loop``: a redirect to itself; or the number of an HTTP error.
         requests: of each request its path and its Range, or an empty string.
         sent: bytes of content that were sent in all.
+        go: ends every silence.
     """
 
     url: str
@@ -28,7 +32,7 @@ class Server:
     faults: list[str] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     sent: int = 0
-    closing: Event = field(default_factory=Event)
+    go: Event = field(default_factory=Event)
 
 
 @contextmanager
@@ -41,38 +45,56 @@ def serve(content: bytes) -> Iterator[Server]:
             server.requests.append((self.path, requested))
             fault = server.faults.pop(0) if server.faults else ""
             if fault.isdigit():
-                return self.send_error(int(fault))
-            if fault == "redirect":
+                self.send_error(int(fault))
+            elif fault in ("redirect", "loop"):
                 self.send_response(302)
-                self.send_header("Location", "/moved")
-                return self.end_headers()
+                self.send_header("Location", self.path if fault == "loop" else "/moved")
+                self.end_headers()
+            elif fault != "drop-early":
+                self._body(fault, requested)
+
+        def _body(self, fault: str, requested: str) -> None:
             body = bytes(len(server.content)) if fault == "wrong" else server.content
             start = 0 if fault == "whole" or not requested else int(requested.removeprefix("bytes=").rstrip("-"))
             if start >= len(body):
                 return self.send_error(416)
             self.send_response(206 if start else 200)
-            if fault != "drop-unsized":
+            start -= fault == "shifted"
+            if fault == "drop-chunked":
+                self.send_header("Transfer-Encoding", "chunked")
+            elif fault == "badlength":
+                self.send_header("Content-Length", "many")
+            elif fault != "drop-unsized":
                 self.send_header("Content-Length", str(len(body) - start))
+            if fault == "gzip":
+                self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            end = start + (len(body) - start) // 2 if fault in ("drop", "drop-unsized", "stall") else len(body)
+            halves = ("drop", "drop-unsized", "drop-chunked", "stall")
+            end = start + (len(body) - start) // 2 if fault in halves else len(body)
+            if fault == "drop-chunked":
+                self.wfile.write(b"%x\r\n" % (len(body) - start))
             self.wfile.write(body[start:end])
             server.sent += end - start
-            if fault == "stall":
-                self.wfile.flush()
-                server.closing.wait(5)
+            if fault == "stall" and server.go.wait(60):
+                self.wfile.write(body[end:])
+                server.sent += len(body) - end
             return None
 
         def log_message(self, *arguments: object) -> None:
             """Say nothing."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *arguments: object) -> None:
+            """A client that left is no news."""
+
+    http = Quiet(("127.0.0.1", 0), Handler)
     server = Server(f"http://127.0.0.1:{http.server_address[1]}", content)
     thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield server
     finally:
-        server.closing.set()
+        server.go.set()
         http.shutdown()
         http.server_close()
         thread.join()

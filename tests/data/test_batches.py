@@ -129,3 +129,36 @@ def test_images_of_a_memory_map_are_not_copied(tmp_path) -> None:
     mapped = np.load(tmp_path / "images.npy", mmap_mode="c")
     images = images_of(Split(mapped, split.labels), 8)
     assert images._raw.data_ptr() == mapped.ctypes.data
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_batch_that_is_kept_is_not_written_over() -> None:
+    split = split_of(40, 8, 8)
+    images = images_of(split, 12)
+    kept = [batch.images for batch in images.batches(torch.arange(40), 4)]
+    parts = [batch.images[1] for batch in images.batches(torch.arange(40), 4)]
+    again = images.batch(torch.arange(40)).images
+    torch.testing.assert_close(torch.cat(kept), again, rtol=0, atol=0)
+    torch.testing.assert_close(torch.stack(parts), again[1::4], rtol=0, atol=0)
+
+
+def test_a_batch_that_autograd_keeps_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "NORMALISED_CACHE_BYTES", 0)
+    images = images_of(split_of(40, 8, 8), 12)
+    weight = torch.ones(3, 1, 1, requires_grad=True)
+    loss = torch.zeros(())
+    for batch in images.batches(torch.arange(40), 4):
+        loss = loss + (weight * batch.images).sum()
+    loss.backward()
+    expected = images.batch(torch.arange(40)).images.sum(dim=(0, 2, 3))
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad.flatten(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_memory_is_used_again_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "NORMALISED_CACHE_BYTES", 0)
+    monkeypatch.setattr(batches, "_memory", batches._Memory())
+    images = images_of(split_of(40, 8, 8), 12)
+    # A batch is held while the next one is made, so two places take turns; the last, smaller batch fits as well.
+    places = {batch.images.data_ptr() for batch in images.batches(torch.arange(38), 4)}
+    assert len(places) == 2

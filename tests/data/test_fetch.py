@@ -1,30 +1,34 @@
-from __future__ import annotations
-
 import errno
 import hashlib
-import multiprocessing
+import io
 import os
 import re
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from serving import Server, serve
 
 from hetfl.data import fetch
+from hetfl.data.catalogue import prepare_dataset
 from hetfl.data.fetch import RemoteFile, Sources
+from hetfl.data.sets.digits import DigitsSettings
+from hetfl.data.store import read_card, verify_dataset
 from hetfl.errors import HetflError
 
-CONTENT = np.random.default_rng(0).bytes(200_000)
+SIZE = 200_000
+CONTENT = np.random.default_rng(0).bytes(SIZE)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+REMEDY = "put it into toy/ of a folder that data.mirror of params.yaml or HETFL_MIRROR names"
 
 
 @pytest.fixture
@@ -36,16 +40,24 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "WAIT", 0.0)
-    monkeypatch.setattr(fetch, "TIMEOUT", (1.0, 0.3))
+    monkeypatch.setattr(fetch, "TIMEOUT", (10.0, 10.0))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def file_at(server: Server, checksum: str = f"sha256:{SHA256}") -> RemoteFile:
-    return RemoteFile("set.bin", (f"{server.url}/set.bin",), checksum, len(CONTENT))
+@pytest.fixture
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "TIMEOUT", (10.0, 0.2))
+    monkeypatch.setattr(fetch, "ATTEMPTS", 3)
 
 
-def left(folder: Path) -> list[str]:
-    """Files below a folder, without locks."""
-    return sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
+def published(server: Server, checksum: str = f"sha256:{SHA256}", bytes: int | None = SIZE) -> RemoteFile:
+    return RemoteFile("set.bin", (f"{server.url}/set.bin",), checksum, bytes)
+
+
+def left(folder: Path) -> dict[str, int]:
+    """Sizes of the files below a folder, without locks."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {path.name: path.stat().st_size for path in files}
 
 
 def failure(sources: Sources, file: RemoteFile) -> str:
@@ -53,220 +65,343 @@ def failure(sources: Sources, file: RemoteFile) -> str:
         sources.get("toy", file)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith("toy: set.bin")
+    assert sources.used == []
     return message
+
+
+def is_had(server: Server, folder: Path, file: RemoteFile | None = None) -> None:
+    """The next run succeeds and leaves the file alone."""
+    assert Sources(None, folder).get("toy", file or published(server)).read_bytes() == CONTENT
+    assert left(folder) == {"set.bin": SIZE}
 
 
 def test_download_is_kept_checked_and_noted(server: Server, tmp_path: Path) -> None:
     sources = Sources(None, tmp_path)
-    path = sources.get("toy", file_at(server))
+    path = sources.get("toy", published(server))
     assert path == tmp_path / "toy" / "set.bin"
-    assert path.read_bytes() == CONTENT
     assert sources.used == [{"name": "set.bin", "from": "official", "sha256": SHA256}]
-    assert Sources(None, tmp_path).get("toy", file_at(server)) == path
+    is_had(server, tmp_path)
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("fault", ["drop", "drop-unsized", "stall"])
+@pytest.mark.parametrize("fault", ["drop", "drop-unsized", "drop-chunked"])
 def test_broken_download_goes_on_where_it_broke(server: Server, tmp_path: Path, fault: str) -> None:
     server.faults = [fault, fault]
-    checksum = f"sha256:{SHA256}"
-    path = Sources(None, tmp_path).get("toy", file_at(server, checksum))
-    assert path.read_bytes() == CONTENT
-    assert left(tmp_path) == ["set.bin"]
-    if fault != "drop-unsized":
-        # Without a length, only the checksum tells that something is missing.
-        assert [asked for _, asked in server.requests] == ["", "bytes=100000-", "bytes=150000-"]
-        assert server.sent == len(CONTENT)
+    is_had(server, tmp_path)
+    assert [asked for _, asked in server.requests] == ["", "bytes=100000-", "bytes=150000-"]
+    assert server.sent == SIZE
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "429", "408", "wrong", "redirect"])
-def test_what_passes_is_tried_again(server: Server, tmp_path: Path, fault: str) -> None:
-    server.faults = [fault]
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
+@pytest.mark.usefixtures("short_timeout")
+def test_stalled_download_goes_on_where_it_stalled(server: Server, tmp_path: Path) -> None:
+    server.faults = ["stall"]
+    is_had(server, tmp_path)
+    assert [asked for _, asked in server.requests] == ["", "bytes=100000-"]
+
+
+def test_early_end_is_found_out_where_neither_server_nor_catalogue_knows_the_size(
+    server: Server, tmp_path: Path
+) -> None:
+    server.faults = ["drop-unsized"]
+    is_had(server, tmp_path, published(server, bytes=None))
     assert len(server.requests) == 2
 
 
-def test_server_that_ignores_ranges_starts_anew(server: Server, tmp_path: Path) -> None:
-    server.faults = ["drop", "whole"]
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
+@pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])
+def test_wrong_size_in_the_catalogue_does_no_harm(server: Server, tmp_path: Path, size: int) -> None:
+    is_had(server, tmp_path, published(server, bytes=size))
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "429", "408", "wrong", "redirect", "drop-early"])
+def test_what_passes_is_tried_again(server: Server, tmp_path: Path, fault: str) -> None:
+    server.faults = [fault]
+    is_had(server, tmp_path)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("fault", ["gzip", "badlength"])
+def test_headers_that_mislead_do_no_harm(server: Server, tmp_path: Path, fault: str) -> None:
+    server.faults = [fault]
+    is_had(server, tmp_path)
+
+
+@pytest.mark.parametrize(("fault", "requests"), [("whole", 2), ("shifted", 3), ("416", 3)])
+def test_server_that_cannot_continue_starts_anew(server: Server, tmp_path: Path, fault: str, requests: int) -> None:
+    server.faults = ["drop", fault]
+    is_had(server, tmp_path)
+    assert len(server.requests) == requests
+
+
+OTHER = hashlib.sha256(bytes(SIZE)).hexdigest()[:12]
 
 
 @pytest.mark.parametrize(
-    ("faults", "requests", "reason", "stays"),
+    ("fault", "requests", "reason", "stays"),
     [
-        (["404"] * 9, 1, "HTTP 404 Not Found", []),
-        (["403"] * 9, 1, "HTTP 403 Forbidden", []),
-        (["500"] * 9, 5, "HTTP 500 Internal Server Error", []),
-        (["drop"] * 9, 5, "ended after 193750 of 200000 bytes|the connection broke", ["set.bin.part"]),
-        (["stall"] * 9, 5, "timed out|the connection broke", ["set.bin.part"]),
-        (["wrong"] * 9, 5, "its SHA-256 is [0-9a-f]{12}, published is " + SHA256[:12], []),
+        ("404", 1, "HTTP 404 Not Found", {}),
+        ("403", 1, "HTTP 403 Forbidden", {}),
+        ("416", 1, "HTTP 416 .*", {}),
+        ("500", 5, "HTTP 500 Internal Server Error", {}),
+        ("loop", None, "cannot be reached", {}),
+        ("drop-early", 5, "cannot be reached", {}),
+        ("drop", 5, "the connection broke", {"set.bin.part": 193_750}),
+        ("drop-chunked", 5, "the connection broke", {"set.bin.part": 193_750}),
+        ("drop-unsized", 5, "ended after 193750 of 200000 bytes", {"set.bin.part": 193_750}),
+        ("wrong", 5, f"its SHA-256 is {OTHER}, published is {SHA256[:12]}", {}),
     ],
 )
 def test_what_does_not_pass_is_one_line(
-    server: Server, tmp_path: Path, faults: list[str], requests: int, reason: str, stays: list[str]
+    server: Server, tmp_path: Path, fault: str, requests: int | None, reason: str, stays: dict[str, int]
 ) -> None:
-    server.faults = faults
-    message = failure(Sources(None, tmp_path), file_at(server))
-
-    assert re.search(reason, message), message
-    assert "HETFL_MIRROR" in message
-    assert len(server.requests) == requests
+    server.faults = [fault] * 999
+    message = failure(Sources(None, tmp_path), published(server))
+    assert re.fullmatch(
+        rf"toy: set.bin cannot be downloaded \({server.url}/set.bin: {reason}\); {re.escape(REMEDY)}", message
+    )
+    assert requests is None or len(server.requests) == requests
     assert left(tmp_path) == stays
     server.faults = []
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
+    is_had(server, tmp_path)
+
+
+@pytest.mark.usefixtures("short_timeout")
+def test_stalls_without_end_are_one_line(server: Server, tmp_path: Path) -> None:
+    server.faults = ["stall"] * 9
+    assert f"({server.url}/set.bin: timed out); {REMEDY}" in failure(Sources(None, tmp_path), published(server))
+    assert len(server.requests) == 3
+    assert left(tmp_path) == {"set.bin.part": 175_000}
+    server.faults = []
+    is_had(server, tmp_path)
 
 
 def test_nobody_there_is_one_line(server: Server, tmp_path: Path) -> None:
-    file = replace(file_at(server), urls=("http://127.0.0.1:9/set.bin",))
-    assert "the connection broke" in failure(Sources(None, tmp_path), file)
-    assert left(tmp_path) == []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/set.bin"
+        message = failure(Sources(None, tmp_path), replace(published(server), urls=(url,)))
+    assert message == f"toy: set.bin cannot be downloaded ({url}: cannot be reached); {REMEDY}"
+    assert left(tmp_path) == {}
 
 
-def test_second_address_is_tried(server: Server, tmp_path: Path) -> None:
-    server.faults = ["404"]
-    file = replace(file_at(server), urls=(f"{server.url}/one", f"{server.url}/two"))
-    assert Sources(None, tmp_path).get("toy", file).read_bytes() == CONTENT
-    assert [path for path, _ in server.requests] == ["/one", "/two"]
+@pytest.mark.parametrize("fault", ["404", "drop"])
+def test_second_address_goes_on_where_the_first_ends(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(fetch, "ATTEMPTS", 1)
+    server.faults = [fault]
+    is_had(server, tmp_path, replace(published(server), urls=(f"{server.url}/one", f"{server.url}/two")))
+    assert server.requests == [("/one", ""), ("/two", "bytes=100000-" if fault == "drop" else "")]
 
 
-@pytest.mark.parametrize("part", [b"of another file" * 9, CONTENT + b"and more", b""])
-def test_part_of_something_else_is_found_out(server: Server, tmp_path: Path, part: bytes) -> None:
+def test_no_address_is_one_line(server: Server, tmp_path: Path) -> None:
+    message = failure(Sources(None, tmp_path), replace(published(server), urls=()))
+    assert message == f"toy: set.bin cannot be downloaded (it has no address); {REMEDY}"
+
+
+@pytest.mark.parametrize("part", [b"of another file" * 9, bytes(SIZE), CONTENT + b"and more", CONTENT, b""])
+def test_whatever_a_part_is_of_the_file_is_had(server: Server, tmp_path: Path, part: bytes) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin.part").write_bytes(part)
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
+    is_had(server, tmp_path)
 
 
 def test_damaged_download_is_fetched_again(server: Server, tmp_path: Path) -> None:
-    path = Sources(None, tmp_path).get("toy", file_at(server))
-    path.write_bytes(CONTENT[:-1])
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
+    path = Sources(None, tmp_path).get("toy", published(server))
+    path.write_bytes(CONTENT[:-1] + b"?")
+    is_had(server, tmp_path)
+    assert len(server.requests) == 2
 
 
-def test_first_digits_of_a_checksum_are_enough(server: Server, tmp_path: Path) -> None:
-    digits = hashlib.sha512(CONTENT).hexdigest()[:50]
-    assert Sources(None, tmp_path).get("toy", file_at(server, f"sha512:{digits}")).exists()
-    other = "0" + digits[1:] if digits[0] != "0" else "1" + digits[1:]
-    assert "SHA-512" in failure(Sources(None, tmp_path / "b"), file_at(server, f"sha512:{other}"))
+@pytest.mark.parametrize("algorithm", ["md5", "sha256", "sha512"])
+def test_first_digits_of_a_checksum_are_enough(server: Server, tmp_path: Path, algorithm: str) -> None:
+    digits = hashlib.new(algorithm, CONTENT).hexdigest()[:20]
+    is_had(server, tmp_path / "right", published(server, f"{algorithm}:{digits}"))
+    other = digits[:-1] + ("1" if digits[-1] == "0" else "0")
+    message = failure(Sources(None, tmp_path / "wrong"), published(server, f"{algorithm}:{other}"))
+    assert f"is {digits[:12]}, published is {digits[:12]}" in message
+    assert left(tmp_path / "wrong") == {}
 
 
-def test_unknown_checksum_is_not_downloaded(server: Server, tmp_path: Path) -> None:
-    assert "its checksum is not known" in failure(Sources(None, tmp_path), file_at(server, ""))
+def test_unknown_checksum_is_read_from_a_mirror_only(server: Server, tmp_path: Path) -> None:
+    message = failure(Sources(None, tmp_path / "downloads"), published(server, ""))
+    assert message == f"toy: set.bin is not downloaded, since its checksum is not known; {REMEDY}"
     assert server.requests == []
-    (tmp_path / "mirror").mkdir()
-    (tmp_path / "mirror" / "set.bin").write_bytes(CONTENT)
-    assert Sources(tmp_path / "mirror", tmp_path).get("toy", file_at(server, "")).read_bytes() == CONTENT
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "set.bin").write_bytes(CONTENT)
+    sources = Sources(tmp_path, tmp_path / "downloads")
+    assert sources.get("toy", published(server, "")) == tmp_path / "toy" / "set.bin"
+    assert sources.used == [{"name": "set.bin", "from": "mirror", "sha256": SHA256}]
 
 
-@pytest.mark.parametrize("place", ["toy/set.bin", "set.bin"])
-def test_mirror_comes_first(server: Server, tmp_path: Path, place: str) -> None:
-    mirrored = tmp_path / "mirror" / place
+def test_mirror_comes_first(server: Server, tmp_path: Path) -> None:
+    mirrored = tmp_path / "mirror" / "toy" / "set.bin"
     mirrored.parent.mkdir(parents=True)
     mirrored.write_bytes(CONTENT)
     sources = Sources(tmp_path / "mirror", tmp_path / "downloads")
-    assert sources.mirrored("toy", file_at(server))
-    assert sources.get("toy", file_at(server)) == mirrored
+    assert sources.mirrored("toy", published(server))
+    assert sources.get("toy", published(server)) == mirrored
     assert sources.used == [{"name": "set.bin", "from": "mirror", "sha256": SHA256}]
+    mirrored.write_bytes(bytes(SIZE))
+    message = failure(Sources(tmp_path / "mirror", tmp_path / "downloads"), published(server))
+    assert message == f"{mirrored}: its SHA-256 is {OTHER}, published is {SHA256[:12]}; copy it again"
+    assert mirrored.read_bytes() == bytes(SIZE)
     assert server.requests == []
-    mirrored.write_bytes(CONTENT[1:])
-    with pytest.raises(HetflError, match=f"{mirrored}: its SHA-256 is .*, published is {SHA256[:12]}; copy it again"):
-        sources.get("toy", file_at(server))
-    assert mirrored.exists()
+    assert left(tmp_path / "downloads") == {}
+
+
+def test_what_a_mirror_lacks_is_downloaded(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "mirror" / "toy").mkdir(parents=True)
+    sources = Sources(tmp_path / "mirror", tmp_path / "downloads")
+    assert not sources.mirrored("toy", published(server))
+    assert sources.get("toy", published(server)) == tmp_path / "downloads" / "toy" / "set.bin"
+    assert left(tmp_path / "mirror") == {}
 
 
 def test_mirrors_own_copies_are_checked_against_its_list(tmp_path: Path) -> None:
+    path = tmp_path / "toy" / "train.npz"
     sources = Sources(tmp_path, tmp_path / "downloads")
     assert sources.copy("toy", "train.npz") is None
     assert Sources(None, tmp_path).copy("toy", "train.npz") is None
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "train.npz").write_bytes(CONTENT)
-    assert sources.copy("toy", "train.npz") == tmp_path / "toy" / "train.npz"
-    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  other/train.npz\n{SHA256}  toy/train.npz\n")
-    sources.copy("toy", "train.npz")
-    assert sources.used[-1] == {"name": "toy/train.npz", "from": "mirror copy", "sha256": SHA256}
-    (tmp_path / "toy" / "train.npz").write_bytes(CONTENT[1:])
-    with pytest.raises(HetflError, match="train.npz: its SHA-256 is .* copy it again"):
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    assert sources.copy("toy", "train.npz") == path
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  other/train.npz\n\n{SHA256} *toy/train.npz\n")
+    assert sources.copy("toy", "train.npz") == path
+    assert sources.used == [{"name": "toy/train.npz", "from": "mirror copy", "sha256": SHA256}] * 2
+    path.write_bytes(bytes(SIZE))
+    with pytest.raises(HetflError) as caught:
         sources.copy("toy", "train.npz")
+    assert str(caught.value) == f"{path}: its SHA-256 is {OTHER}, published is {SHA256[:12]}; copy it again"
+    assert len(sources.used) == 2
 
 
 def test_full_disk_is_told_before_anything_is_fetched(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 50_000))
-    assert "needs 0.2 MB" in (message := failure(Sources(None, tmp_path), file_at(server)))
-    assert "0.1 MB free" in message or "0.0 MB free" in message
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 50_000, 50_000))
+    (tmp_path / "toy").mkdir()
+    part = tmp_path / "toy" / "set.bin.part"
+    part.write_bytes(CONTENT[:100_000])
+    message = failure(Sources(None, tmp_path), published(server))
+    assert message == f"toy: set.bin needs 0.10 MB, {tmp_path / 'toy'} has 0.05 MB free; make room and run it again"
     assert server.requests == []
-    assert left(tmp_path) == []
+    part.write_bytes(CONTENT[:150_000])
+    is_had(server, tmp_path)
+    assert server.requests == [("/set.bin", "bytes=150000-")]
 
 
-def test_disk_that_fills_leaves_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Path.open
+class FullDisk(io.FileIO):
+    """A file on a disk that has room for the first 70,000 bytes."""
 
-    def full(self: Path, mode: str = "r", *arguments, **named):
-        file = opened(self, mode, *arguments, **named)
-        if self.name.endswith(".part") and mode in ("ab", "wb"):
-            file.write(b"some bytes")
+    def write(self, data: Any) -> int:
+        room = 70_000 - self.tell()
+        if room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(bytes(data)[:room])
 
-            class Full:
-                def write(self, data: bytes) -> int:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-                def __enter__(self):
-                    return self
+def fill_disk_for(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    opened: Callable[..., Any] = Path.open
 
-                def __exit__(self, *error: object) -> None:
-                    file.close()
-
-            return Full()
-        return file
+    def full(self: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if self.suffix == suffix and mode in ("ab", "wb"):
+            return io.BufferedWriter(FullDisk(self, mode))
+        return opened(self, mode, *arguments, **named)
 
     monkeypatch.setattr(Path, "open", full)
-    assert "is full; make room" in failure(Sources(None, tmp_path), file_at(server))
-    assert left(tmp_path) == []
-    monkeypatch.setattr(Path, "open", opened)
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
 
 
-FETCH = """
+def test_download_on_a_disk_that_fills_goes_on_when_there_is_room(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fill_disk_for(patch, ".part")
+        message = failure(Sources(None, tmp_path), published(server))
+    assert message == f"toy: set.bin: the disk of {tmp_path / 'toy'} is full; make room and run it again"
+    assert len(server.requests) == 1
+    assert left(tmp_path) == {"set.bin.part": 70_000}
+    is_had(server, tmp_path)
+    assert server.requests[1:] == [("/set.bin", "bytes=70000-")]
+
+
+def test_unusable_downloads_folder_is_one_line(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "downloads").write_text("a file")
+    message = failure(Sources(None, tmp_path / "downloads"), published(server))
+    place = tmp_path / "downloads" / "toy"
+    assert message == f"toy: set.bin: {place} cannot be read or written (Not a directory); check it"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, None])
+def test_disk_that_fills_while_a_data_set_is_written_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    def prepare(seed: int) -> None:
+        prepare_dataset("digits", DigitsSettings(seed=seed), tmp_path / "digits", Sources(None, tmp_path))
+
+    prepare(0)
+    before, saved = read_card(tmp_path / "digits"), np.save
+
+    def save(file: Path, array: np.ndarray, **named: Any) -> None:
+        if file.name.startswith("train"):
+            file.write_bytes(b"the first of its bytes")
+            # Numpy tells a short write in words only.
+            raise OSError(number, os.strerror(number)) if number else OSError("64000 requested and 22 written")
+        saved(file, array, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", save)
+        with pytest.raises(HetflError) as caught:
+            prepare(1)
+    assert str(caught.value) == f"data set digits: the disk of {tmp_path} is full; make room and run it again"
+    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
+    verify_dataset(tmp_path / "digits")
+    assert read_card(tmp_path / "digits") == before
+    prepare(1)
+    assert read_card(tmp_path / "digits").settings["seed"] == 1
+
+
+def run(server: Server, folder: Path) -> subprocess.Popen[str]:
+    """Another process that downloads; it writes a line when it starts to."""
+    script = """
 import sys
 from pathlib import Path
 from hetfl.data.fetch import RemoteFile, Sources
 url, sha256, folder = sys.argv[1:]
+print("ready", flush=True)
 Sources(None, Path(folder)).get("toy", RemoteFile("set.bin", (url,), f"sha256:{sha256}"))
 """
+    command = [sys.executable, "-c", script, f"{server.url}/set.bin", SHA256, str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_killed_download_goes_on_in_the_next_run(server: Server, tmp_path: Path) -> None:
     server.faults = ["stall"]
     part = tmp_path / "toy" / "set.bin.part"
-    command = [sys.executable, "-c", FETCH, f"{server.url}/set.bin", SHA256, str(tmp_path)]
-    with subprocess.Popen(command) as process:
-        until = time.monotonic() + 60
-        while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
-            # What was received is on disk once a chunk is full or the connection ends.
-            if server.requests:
-                server.closing.set()
-            time.sleep(0.02)
-            if process.poll() is not None:
-                break
-        process.send_signal(signal.SIGKILL)
-    assert left(tmp_path) == ["set.bin.part"]
-    assert Sources(None, tmp_path).get("toy", file_at(server)).read_bytes() == CONTENT
-    assert left(tmp_path) == ["set.bin"]
-    assert server.requests[-1][1] == "bytes=100000-"
-
-
-def _get(url: str, folder: str) -> None:
-    Sources(None, Path(folder)).get("toy", RemoteFile("set.bin", (url,), f"sha256:{SHA256}"))
+    with run(server, tmp_path) as process:
+        wait_for(lambda: part.exists() and part.stat().st_size > 50_000)
+        process.kill()
+    assert process.returncode < 0
+    have = part.stat().st_size
+    assert left(tmp_path) == {"set.bin.part": have}
+    is_had(server, tmp_path)
+    assert server.requests == [("/set.bin", ""), ("/set.bin", f"bytes={have}-")]
 
 
 def test_two_processes_download_once(server: Server, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    both = [context.Process(target=_get, args=(f"{server.url}/set.bin", str(tmp_path))) for _ in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(60)
-        assert process.exitcode == 0
+    server.faults = ["stall"]
+    with run(server, tmp_path) as one, run(server, tmp_path) as other:
+        assert one.stdout and one.stdout.readline() and other.stdout and other.stdout.readline()
+        wait_for(lambda: server.requests)
+        time.sleep(0.3)  # the other would have asked by now
+        server.go.set()
+        assert (one.wait(60), other.wait(60)) == (0, 0)
     assert len(server.requests) == 1
+    assert left(tmp_path) == {"set.bin": SIZE}

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import pickle
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
+from hetfl.data.archive import decode
 from hetfl.data.readers import arrays, held_out, idx, jpeg_streams, matlab, pictures, take
 from hetfl.data.store import Split
 from hetfl.draws import Draws
@@ -19,7 +23,7 @@ from hetfl.errors import HetflError
 
 def idx_file(array: np.ndarray) -> bytes:
     head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-    return gzip.compress(head + array.tobytes())
+    return gzip.compress(head + array.tobytes(), mtime=0)
 
 
 def jpeg(size: tuple[int, int] = (6, 4), seed: int = 0) -> bytes:
@@ -29,85 +33,161 @@ def jpeg(size: tuple[int, int] = (6, 4), seed: int = 0) -> bytes:
     return file.getvalue()
 
 
-def one_line(match: str, read, *arguments) -> None:
+def one_line(match: str, read: Callable[..., object], *arguments: object) -> None:
     with pytest.raises(HetflError, match=match) as caught:
         read(*arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_npz(tmp_path: Path) -> None:
+def truncated(content: bytes) -> list[bytes]:
+    return [content[: len(content) * twentieths // 20] for twentieths in range(20)] + [content[:-1]]
+
+
+def test_arrays_of_an_npz_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    np.savez(path, a=np.arange(3), b=np.arange(2))
-    a, b = arrays(path, "a", "b")
-    assert a.tolist() == [0, 1, 2] and b.tolist() == [0, 1]
-    one_line("a.npz: is not in its published format .*c", arrays, path, "c")
-    np.savez(path, a=np.array([{}, None], dtype=object))
-    one_line("a.npz: is not in its published format .*pickle", arrays, path, "a")
+    np.savez_compressed(path, a=np.arange(300), b=np.arange(2))
+    b, a = arrays(path, "b", "a")
+    assert a.tolist() == list(range(300)) and b.tolist() == [0, 1]
+    one_line("a.npz: is not in its published format .*c.*; fetch it again", arrays, path, "c")
     content = path.read_bytes()
-    for damaged in (b"", b"text", content[:-30], content[:50]):
+    unknown = content.replace(b"PK\1\2\x2d\3\x2d\0", b"PK\1\2\x2d\3\xff\0")
+    assert unknown != content
+    for damaged in (
+        b"text",
+        unknown,
+        content[:150] + bytes([content[150] ^ 0xFF]) + content[151:],
+        *truncated(content),
+    ):
         path.write_bytes(damaged)
-        one_line("a.npz: is not in its published format", arrays, path, "a")
+        one_line("a.npz: is not in its published format", arrays, path, "a", "b")
+    one_line("b.npz: does not exist", arrays, tmp_path / "b.npz", "a")
 
 
-def test_idx(tmp_path: Path) -> None:
-    path = tmp_path / "images-idx3-ubyte.gz"
-    images = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
-    path.write_bytes(idx_file(images))
-    np.testing.assert_array_equal(idx(path), images)
-    whole = gzip.decompress(idx_file(images))
-    damages = {
-        "start as": gzip.compress(b"\0\0\x0d" + whole[3:]),
-        "holds 59 bytes": gzip.compress(whole[:-1]),
-        "holds 61 bytes": gzip.compress(whole + b"x"),
-        "buffer": gzip.compress(whole[:9]),
-        "Not a gzipped file": whole,
-        "end-of-stream": idx_file(images)[:-12],
-    }
-    for reason, damaged in damages.items():
-        path.write_bytes(damaged)
-        one_line(f"idx3-ubyte.gz: is not in its published format .*{reason}", idx, path)
+class Harmful:
+    """Runs code when it is unpickled."""
+
+    ran = False
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[type, str, bool]]:
+        return setattr, (Harmful, "ran", True)
 
 
-def test_matlab(tmp_path: Path) -> None:
+def test_pickle_in_an_npz_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.array([Harmful()], dtype=object))
+    one_line("a.npz: is not in its published format .*allow_pickle", arrays, path, "a")
+    assert not Harmful.ran
+    # Also where it is no array but a bare pickle.
+    path.write_bytes(pickle.dumps(Harmful()))
+    one_line("a.npz: is not in its published format .*allow_pickle", arrays, path, "a")
+    assert not Harmful.ran
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+WHOLE = gzip.decompress(idx_file(IMAGES))
+
+
+@pytest.mark.parametrize("array", [IMAGES, np.arange(7, dtype=np.uint8)])
+def test_idx(tmp_path: Path, array: np.ndarray) -> None:
+    (tmp_path / "a.gz").write_bytes(idx_file(array))
+    np.testing.assert_array_equal(idx(tmp_path / "a.gz"), array)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (gzip.compress(b"\0\0\x0d" + WHOLE[3:], mtime=0), "does not start as"),
+        (gzip.compress(b"\x08\0" + WHOLE[2:], mtime=0), "does not start as"),
+        (gzip.compress(b"", mtime=0), "does not start as"),
+        (gzip.compress(WHOLE[:3], mtime=0), "index out of range"),
+        (gzip.compress(WHOLE[:9], mtime=0), "buffer"),
+        (gzip.compress(WHOLE[:-1], mtime=0), r"holds 59 bytes, its header says \[5, 4, 3\]"),
+        (gzip.compress(WHOLE + b"x", mtime=0), "holds 61 bytes"),
+        (gzip.compress(WHOLE[:4] + b"\xff" * 8 + WHOLE[12:], mtime=0), r"its header says \[-1, -1, 3\]"),
+        (WHOLE, "Not a gzipped file"),
+        (idx_file(IMAGES)[:-8] + bytes(8), "CRC check failed"),
+        (idx_file(IMAGES) + b"x", "Not a gzipped file"),
+    ],
+)
+def test_damaged_idx_file_is_one_line(tmp_path: Path, damaged: bytes, reason: str) -> None:
+    (tmp_path / "a.gz").write_bytes(damaged)
+    one_line(f"a.gz: is not in its published format .*{reason}.*; fetch it again", idx, tmp_path / "a.gz")
+
+
+def test_truncated_idx_file_is_one_line(tmp_path: Path) -> None:
+    for damaged in truncated(idx_file(IMAGES)):
+        (tmp_path / "a.gz").write_bytes(damaged)
+        one_line("a.gz: is not in its published format", idx, tmp_path / "a.gz")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matlab(tmp_path: Path, compressed: bool) -> None:
     path = tmp_path / "a.mat"
-    savemat(path, {"X": np.ones((2, 2, 3, 4), np.uint8), "y": np.arange(4)})
+    images = np.random.default_rng(0).integers(0, 256, (2, 2, 3, 4), dtype=np.uint8)
+    savemat(path, {"X": images, "y": np.arange(4)}, do_compression=compressed)
     x, y = matlab(path, "X", "y")
-    assert x.shape == (2, 2, 3, 4) and y.reshape(-1).tolist() == [0, 1, 2, 3]
-    one_line("a.mat: is not in its published format .*z", matlab, path, "z")
+    np.testing.assert_array_equal(x, images)
+    assert y.reshape(-1).tolist() == [0, 1, 2, 3]
+    one_line(r"a.mat: is not in its published format \('z'\); fetch it again", matlab, path, "y", "z")
     content = path.read_bytes()
-    for damaged in (b"", b"text", content[:150], content[:-20], b"MATLAB 7.3" + bytes(600)):
+    later = content.replace(b"\0\1IM", b"\0\2IM")  # MATLAB 7.3, which is HDF5
+    assert later != content
+    for damaged in (b"text", later, *truncated(content)):
         path.write_bytes(damaged)
         one_line("a.mat: is not in its published format", matlab, path, "X", "y")
+    one_line("b.mat: does not exist", matlab, tmp_path / "b.mat", "X")
+
+
+def back_to_back(*streams: bytes) -> tuple[np.ndarray, np.ndarray]:
+    return np.frombuffer(b"".join(streams), np.uint8), np.cumsum([0, *map(len, streams)])
 
 
 def test_jpeg_streams() -> None:
     streams = [jpeg(seed=seed) for seed in range(3)]
-    offsets = np.cumsum([0, *map(len, streams)])
-    stream = np.frombuffer(b"".join(streams), np.uint8)
-    images = jpeg_streams(Path("x.npz"), stream, offsets)
+    images = jpeg_streams(Path("x.npz"), *back_to_back(*streams))
+    assert images.dtype == np.uint8
     for image, data in zip(images, streams, strict=True):
         np.testing.assert_array_equal(image, np.asarray(Image.open(io.BytesIO(data))))
-    one_line(
-        "x.npz: image 1: is not a readable image", jpeg_streams, Path("x.npz"), stream, offsets + [0, 0, -200, 0]
-    )
-    unlike = [jpeg(), jpeg((4, 6))]
-    offsets = np.cumsum([0, *map(len, unlike)])
-    stream = np.frombuffer(b"".join(unlike), np.uint8)
-    one_line("x.npz: is not in its published format", jpeg_streams, Path("x.npz"), stream, offsets)
+
+
+@pytest.mark.parametrize(
+    ("stream", "offsets", "match"),
+    [
+        (*back_to_back(jpeg(), b"no image", jpeg()), "x.npz: image 1: is not a readable image"),
+        (
+            back_to_back(jpeg(), jpeg())[0][:-200],
+            back_to_back(jpeg(), jpeg())[1],
+            "x.npz: image 1: is not a readable",
+        ),
+        (*back_to_back(jpeg(), jpeg((4, 6))), "x.npz: is not in its published format .*shape"),
+        (back_to_back(jpeg())[0], np.array([0, 0]), "x.npz: image 0: is not a readable image"),
+        (back_to_back(jpeg())[0], np.array([0]), r"x.npz: is not in its published format \(holds no image\)"),
+        (back_to_back(jpeg())[0], np.array([0.0, 99.0]), "x.npz: is not in its published format .*integer"),
+    ],
+)
+def test_damaged_jpeg_streams_are_one_line(stream: np.ndarray, offsets: np.ndarray, match: str) -> None:
+    one_line(match, jpeg_streams, Path("x.npz"), stream, offsets)
+
+
+def is_jpeg(name: str) -> bool:
+    return name.endswith(".jpg")
 
 
 def test_pictures_are_sorted_and_stretched(tmp_path: Path) -> None:
-    import zipfile
-
     path = tmp_path / "set.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("b.jpg", "a.jpg", "list.txt"):
             archive.writestr(name, jpeg(seed=ord(name[0])))
-    names, images = pictures(path, lambda name: name.endswith(".jpg"), (8, 5))
+    names, images = pictures(path, is_jpeg, (8, 5))
     assert names == ["a.jpg", "b.jpg"]
     assert images.shape == (2, 8, 5, 3) and images.dtype == np.uint8
+    for name, image in zip(names, images, strict=True):
+        np.testing.assert_array_equal(image, decode(jpeg(seed=ord(name[0])), name, (8, 5)))
     assert pictures(path, lambda name: name == "a.jpg", (8, 5), "L")[1].shape == (1, 8, 5, 1)
-    one_line("set.zip: holds none of the images", pictures, path, lambda name: False, (8, 5))
+    one_line("set.zip: holds none of the images that it should; fetch", pictures, path, lambda name: False, (8, 5))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("c.jpg", jpeg()[:300])
+    one_line("set.zip: c.jpg: is not a readable image", pictures, path, is_jpeg, (8, 5))
 
 
 def test_taking_keeps_everything_together() -> None:
@@ -118,13 +198,25 @@ def test_taking_keeps_everything_together() -> None:
     assert part.attributes["domain"].tolist() == [13, 11]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.floats(0.05, 0.95), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.floats(0, 1), st.integers(0, 99))
 def test_the_same_share_of_every_group_is_held_out(sizes: list[int], share: float, seed: int) -> None:
     groups = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     kept, out = held_out(groups, share, Draws(seed), "test")
     assert sorted([*kept, *out]) == list(range(len(groups)))
     assert np.bincount(groups[out], minlength=len(sizes)).tolist() == [round(share * size) for size in sizes]
     assert (np.diff(kept) > 0).all() and (np.diff(out) > 0).all()
-    again = held_out(groups, share, Draws(seed), "test")[1]
-    assert np.array_equal(out, again)
+    np.testing.assert_array_equal(out, held_out(groups, share, Draws(seed), "test")[1])
+    # The draw of one group does not hang on the others.
+    more = np.concatenate([groups, np.full(9, len(sizes))])
+    again = held_out(more, share, Draws(seed), "test")[1]
+    np.testing.assert_array_equal(out, again[again < len(groups)])
+
+
+def test_what_is_held_out_is_drawn_by_seed_and_purpose() -> None:
+    groups = np.repeat(np.arange(2), 50)
+    draws = [(Draws(0), "one"), (Draws(0), "other"), (Draws(1), "one")]
+    assert len({held_out(groups, 0.5, *draw)[1].tobytes() for draw in draws}) == 3
+    # Groups of one size are not cut at the same places.
+    out = held_out(groups, 0.5, Draws(0), "one")[1]
+    assert not np.array_equal(out[out < 50], out[out >= 50] - 50)

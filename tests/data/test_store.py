@@ -1,45 +1,55 @@
 import json
 from collections.abc import Callable
-from io import BytesIO
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 
 from hetfl.config import validate
-from hetfl.data.catalogue import Cifar10Settings, DigitsSettings, Sources, entry, prepare_dataset
+from hetfl.data.catalogue import entry, prepare_dataset
+from hetfl.data.fetch import Sources
+from hetfl.data.sets.digits import DigitsSettings
 from hetfl.data.store import Dataset, Split, read_card, read_dataset, verify_dataset, write_dataset
 from hetfl.errors import HetflError
 
-NOWHERE = Sources(mirror=None, downloads=Path("/nonexistent"))
+DOMAINS = {"domain": ("amazon", "webcam")}
+SOURCE = [{"name": "tiny.zip", "from": "mirror", "sha256": "0" * 64}, {"name": "load_tiny", "from": "bundled"}]
 
 
-def some_split(size: int = 6, classes: int = 3) -> Split:
+def nowhere() -> Sources:
+    """Sources that have nothing, new each time, since they remember what was taken."""
+    return Sources(mirror=None, downloads=Path("/nonexistent"))
+
+
+def some_split(size: int = 6, classes: int = 3, **attributes: Any) -> Split:
     rng = np.random.default_rng(size)
     images = rng.integers(0, 256, (size, 4, 5, 3), dtype=np.uint8)
-    return Split(images, np.arange(size, dtype=np.int64) % classes)
+    values = {name: np.asarray(of) for name, of in attributes.items()}
+    return Split(images, np.arange(size, dtype=np.int64) % classes, values)
 
 
-def write(folder: Path, **splits: Split) -> None:
+def write(folder: Path, attributes: dict[str, tuple[str, ...]] | None = None, **splits: Split) -> None:
     write_dataset(
         folder,
         name="tiny",
         title="Tiny",
         origin="this test",
         licence="none",
-        source="a generator",
+        source=SOURCE,
         settings={"seed": 3},
         class_names=("a", "b", "c"),
         splits=splits or {"train": some_split(6), "test": some_split(4)},
+        attributes=attributes,
     )
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("data") / "digits"
-    prepare_dataset("digits", DigitsSettings(), folder, NOWHERE)
+    prepare_dataset("digits", DigitsSettings(), folder, nowhere())
     verify_dataset(folder)
     return read_dataset(folder)
 
@@ -65,6 +75,77 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert card.image_shape == (4, 5, 3)
     assert card.split_sizes == {"train": 6, "test": 4}
     assert card.settings == {"seed": 3}
+    assert card.source == SOURCE
+    assert card.attributes == dataset.attributes == {}
+
+
+def test_attributes_are_written_and_read(tmp_path: Path) -> None:
+    train, test = some_split(6, domain=[0, 1] * 3, coarse=[0] * 6), some_split(4, coarse=[0] * 4, domain=[1, 1, 0, 1])
+    names = DOMAINS | {"coarse": ("everything",)}
+    write(tmp_path / "tiny", names, train=train, test=test)
+    dataset = read_dataset(tmp_path / "tiny")
+    assert dataset.attributes == names
+    assert isinstance(dataset.split("train").attributes["domain"], np.memmap)
+    assert dataset.split("train").attributes["domain"].tolist() == [0, 1] * 3
+    assert dataset.attribute("domain", ["test", "train"]).tolist() == [1, 1, 0, 1, *[0, 1] * 3]
+    assert dataset.attribute("coarse", ["test"]).tolist() == [0] * 4
+    assert read_card(tmp_path / "tiny").attributes == names
+    other = replace(test, attributes=test.attributes | {"domain": 1 - test.attributes["domain"]})
+    write(tmp_path / "other", names, train=train, test=other)
+    assert read_dataset(tmp_path / "other").checksum != dataset.checksum
+    verify_dataset(tmp_path / "tiny")
+
+
+def test_labels_of_splits_stand_one_after_another(tmp_path: Path) -> None:
+    write(tmp_path / "tiny")
+    dataset = read_dataset(tmp_path / "tiny")
+    assert dataset.labels(["test", "train"]).tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1, 2]
+    assert dataset.labels(["test"]).dtype == np.int64
+    with pytest.raises(HetflError, match="data set tiny: unknown split 'val'"):
+        dataset.labels(["train", "val"])
+
+
+def test_missing_attribute_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "tiny", DOMAINS, train=some_split(2, domain=[0, 1]))
+    dataset = read_dataset(tmp_path / "tiny")
+    with pytest.raises(HetflError, match="data set tiny: unknown attribute 'domains'; did you mean 'domain'"):
+        dataset.attribute("domains", ["train"])
+    with pytest.raises(HetflError, match="data set tiny: unknown split 'tset'; known: train"):
+        dataset.attribute("domain", ["tset"])
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (some_split(2), "test: has labels; labels, domain are needed"),
+        (some_split(2, domain=[0, 1], coarse=[0, 0]), "test: has labels, domain, coarse; labels, domain are needed"),
+        (some_split(2, coarse=[0, 1]), "test: has labels, coarse; labels, domain are needed"),
+        (some_split(2, domain=[0.0, 1.0]), r"test domain: float64 \[2\], int64 \[2\] is needed"),
+        (some_split(2, domain=[0]), r"test domain: int64 \[1\], int64 \[2\] is needed"),
+        (some_split(2, domain=[[0], [1]]), r"test domain: int64 \[2, 1\], int64 \[2\] is needed"),
+        (some_split(2, domain=[0, 2]), "test domain: 2 is not a domain, they run from 0 to 1"),
+        (some_split(2, domain=[-1, 2]), "test domain: -1 is not a domain, they run from 0 to 1"),
+    ],
+)
+def test_malformed_attributes_are_not_written(tmp_path: Path, test: Split, message: str) -> None:
+    with pytest.raises(HetflError, match=f"^data set tiny: {message}$"):
+        write(tmp_path / "tiny", DOMAINS, train=some_split(2, domain=[0, 1]), test=test)
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_no_split_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(HetflError, match="data set tiny: has no split"):
+        write_dataset(
+            tmp_path / "tiny",
+            name="tiny",
+            title="Tiny",
+            origin="this test",
+            licence="none",
+            source=[],
+            settings={},
+            class_names=("a",),
+            splits={},
+        )
 
 
 def test_checksum_depends_on_content_only(tmp_path: Path) -> None:
@@ -101,6 +182,22 @@ def test_missing_file_says_what_to_run(tmp_path: Path) -> None:
     write(tmp_path / "tiny")
     (tmp_path / "tiny" / "test-labels.npy").unlink()
     with pytest.raises(HetflError, match="test-labels.npy: does not exist; run dvc repro download@tiny"):
+        read_dataset(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "test-domain.npy: does not exist; run dvc repro download@tiny"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-8]), "test-domain.npy: has 136 bytes, the card says 144"),
+        (lambda path: np.save(path, np.array([0, 2])), "test domain: 2 is not a domain"),
+        (lambda path: np.save(path, np.array([0.0, 1.0])), r"test domain: float64 \[2\], int64 \[2\] is needed"),
+    ],
+)
+def test_damaged_attribute_is_found_on_reading(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    write(tmp_path / "tiny", DOMAINS, train=some_split(2, domain=[0, 1]), test=some_split(2, domain=[1, 0]))
+    damage(tmp_path / "tiny" / "test-domain.npy")
+    with pytest.raises(HetflError, match=message):
         read_dataset(tmp_path / "tiny")
 
 
@@ -142,7 +239,7 @@ def test_labels_outside_the_classes_are_found_on_reading(tmp_path: Path) -> None
     write(tmp_path / "tiny")
     path = tmp_path / "tiny" / "train-labels.npy"
     np.save(path, np.load(path) + 1)
-    with pytest.raises(HetflError, match="train labels: 3 is not a class, labels run from 0 to 2"):
+    with pytest.raises(HetflError, match="train labels: 3 is not a class, they run from 0 to 2"):
         read_dataset(tmp_path / "tiny")
 
 
@@ -186,9 +283,17 @@ def test_digits_are_scikit_learns(digits: Dataset) -> None:
     assert max(int(split.images.max()) for split in splits) == 255
 
 
+def test_digits_are_bundled(tmp_path: Path) -> None:
+    prepare_dataset("digits", DigitsSettings(), tmp_path / "digits", nowhere())
+    [source] = read_card(tmp_path / "digits").source
+    assert source["name"] == "load_digits"
+    assert source["from"].startswith("bundled with scikit-learn ")
+    assert set(source) == {"name", "from"}
+
+
 def test_digits_follow_their_seed(digits: Dataset, tmp_path: Path) -> None:
-    prepare_dataset("digits", DigitsSettings(), tmp_path / "again", NOWHERE)
-    prepare_dataset("digits", DigitsSettings(seed=1), tmp_path / "other", NOWHERE)
+    prepare_dataset("digits", DigitsSettings(), tmp_path / "again", nowhere())
+    prepare_dataset("digits", DigitsSettings(seed=1), tmp_path / "other", nowhere())
     assert read_dataset(tmp_path / "again").checksum == digits.checksum
     assert read_dataset(tmp_path / "other").checksum != digits.checksum
 
@@ -210,45 +315,3 @@ def test_digits_settings_leave_training_images(raw: dict[str, int], message: str
 def test_unknown_data_set_is_named() -> None:
     with pytest.raises(HetflError, match="params.yaml: x: unknown data set 'digit'; did you mean 'digits'"):
         entry("digit", "params.yaml: x")
-
-
-@pytest.fixture(scope="module")
-def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in a mirror's layout with a few random CIFAR-10 images."""
-    folder = tmp_path_factory.mktemp("mirror")
-    (folder / "cifar10").mkdir()
-    rng = np.random.default_rng(0)
-    for name, size in (("train", 20), ("test", 10)):
-        streams = []
-        for image in rng.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8):
-            buffer = BytesIO()
-            Image.fromarray(image).save(buffer, "JPEG", quality=95, subsampling=0)
-            streams.append(buffer.getvalue())
-        offsets = np.cumsum([0, *map(len, streams)])
-        jpeg = np.frombuffer(b"".join(streams), np.uint8)
-        np.savez(folder / "cifar10" / f"{name}.npz", jpeg=jpeg, offsets=offsets, labels=np.arange(size) % 10)
-    return folder
-
-
-def test_cifar10_from_a_mirror(mirror: Path, tmp_path: Path) -> None:
-    prepare_dataset("cifar10", Cifar10Settings(), tmp_path / "cifar10", Sources(mirror, tmp_path))
-    dataset = read_dataset(tmp_path / "cifar10")
-    assert (len(dataset.split("train")), len(dataset.split("test")), dataset.num_classes) == (20, 10, 10)
-    assert dataset.split("train").images.shape == (20, 32, 32, 3)
-    assert read_card(tmp_path / "cifar10").source == "mirror, JPEG-coded"
-
-
-def test_a_broken_mirror_and_no_network_are_one_line(mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cifar10").mkdir()
-    (tmp_path / "cifar10/train.npz").write_bytes((mirror / "cifar10/train.npz").read_bytes()[:500])
-    with pytest.raises(HetflError, match=r"train.npz: is not a readable set of images .*copy it again$"):
-        prepare_dataset("cifar10", Cifar10Settings(), tmp_path / "out", Sources(tmp_path, tmp_path))
-    import torchvision.datasets
-
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", offline)
-    with pytest.raises(HetflError, match=r"cannot be downloaded \(no route to host\); name a folder .*HETFL_MIRROR$"):
-        prepare_dataset("cifar10", Cifar10Settings(), tmp_path / "out", Sources(None, tmp_path))
-    assert not (tmp_path / "out").exists()

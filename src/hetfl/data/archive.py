@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import tarfile
 import zipfile
 import zlib
@@ -18,7 +19,12 @@ from hetfl.errors import HetflError
 LARGEST = 512 * 2**20
 """Bytes of the largest member that is read."""
 
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError, NotImplementedError, RuntimeError)
+DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(OSError, EOFError, ValueError, RuntimeError),
+)
+"""What the standard library raises on a damaged archive (an encoding error is a ValueError, an unknown compression
+method a RuntimeError)."""
 
 
 def members(
@@ -61,10 +67,11 @@ def members(
                     content = archive.extractfile(member)
                     assert content is not None
                     yield name, content.read()
-            # tarfile takes a cut as the end, and stops reading before the checksum of a compressed archive.
+            # tarfile takes a cut or a damaged header as the end, and stops before the checksum of what is compressed.
             assert archive.fileobj is not None
+            archive.fileobj.seek(archive.offset)
             if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError("ends without its end marks")
+                raise tarfile.ReadError("ends without its end mark")
             while archive.fileobj.read(2**20):
                 pass
 
@@ -107,8 +114,10 @@ def decode(
 def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
-    except _BROKEN as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
+    except FileNotFoundError as error:
+        raise HetflError(f"{path}: does not exist; fetch it again") from error
+    except DAMAGE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")[:160]
         raise HetflError(f"{path}: is not a whole archive ({reason}); delete it and fetch it again") from error
 
 

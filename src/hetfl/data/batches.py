@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -200,8 +201,38 @@ def _join(arrays: Sequence[np.ndarray]) -> Tensor:
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    # numpy asks for huge pages; without them, touching fresh memory costs more than computing what goes there.
-    return torch.from_numpy(np.empty(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return torch.from_numpy(_memory.take(prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+
+
+class _Memory:
+    """Memory of batches on a CPU, used again once no tensor lies in it.
+
+    Touching fresh memory costs more than computing what goes there. Two pieces are kept, since a loop holds one batch
+    while the next one is made; whoever keeps more batches gets fresh memory for them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[np.ndarray, ReferenceType]] = []
+
+    def take(self, size: int) -> np.ndarray:
+        """An array uint8 [size] of anything; a tensor made from it keeps its memory from being given out again."""
+        free = [place for place, (_, user) in enumerate(self._kept) if user() is None]
+        place = next((place for place in free if self._kept[place][0].size >= size), None)
+        # numpy asks for huge pages, torch does not.
+        piece = np.empty(size, np.uint8) if place is None else self._kept[place][0]
+        if place is None and len(self._kept) == 2:
+            place = free[0] if free else None
+        # The slice is what a tensor holds on to, so it tells how long there is one.
+        given = piece[:size]
+        entry = (piece, ref(given))
+        if place is not None:
+            self._kept[place] = entry
+        elif len(self._kept) < 2:
+            self._kept.append(entry)
+        return given
+
+
+_memory = _Memory()
 
 
 def _resampler(length: int, spec: InputSpec) -> Tensor:

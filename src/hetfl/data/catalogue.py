@@ -10,7 +10,7 @@ from hetfl.data.fetch import Sources
 from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import write_dataset
 from hetfl.errors import HetflError, unknown
-from hetfl.files import one_line_if_unwritable
+from hetfl.files import disk_errors
 
 
 def entry(name: str, where: str = "") -> Entry:
@@ -45,7 +45,7 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
     for split, size in known.sizes.items():
         if len(splits[split]) != size:
             raise HetflError(f"data set {name}: {split} has {len(splits[split])} images, {size} are published")
-    with one_line_if_unwritable(f"data set {name}", folder.parent):
+    with disk_errors(f"data set {name}", folder.parent):
         write_dataset(
             folder,
             name=known.name,

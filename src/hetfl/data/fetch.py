@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from hetfl.errors import HetflError
-from hetfl.files import one_line_if_unwritable, sha256_file
+from hetfl.files import disk_errors, sha256_file
 
 ATTEMPTS = 5
 """How often a download is tried before its next address, or the error."""
@@ -66,22 +66,22 @@ class Sources:
         Raises:
             HetflError: it can be had from nowhere, or what is there is not the published file.
         """
-        if (mirrored := self._official(dataset, file)) is not None:
-            found = _digest(mirrored, file.checksum)
-            if not found.startswith(file.checksum):
-                raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
-            self.note(file.name, "mirror", sha256_file(mirrored))
-            return mirrored
         path = self.downloads / dataset / file.name
-        with one_line_if_unwritable(f"{dataset}: {file.name}", path.parent):
+        with disk_errors(f"{dataset}: {file.name}", path.parent):
+            if (mirrored := self._official(dataset, file)) is not None:
+                found = _digest(mirrored, file.checksum)
+                if not found.startswith(file.checksum):
+                    raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
+                self.note(file.name, "mirror", sha256_file(mirrored))
+                return mirrored
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f".{file.name}.lock")):
                 if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
                     path.unlink()
                 if not path.exists():
                     self._download(dataset, file, path)
-        self.note(file.name, "official", sha256_file(path))
-        return path
+            self.note(file.name, "official", sha256_file(path))
+            return path
 
     def mirrored(self, dataset: str, file: RemoteFile) -> bool:
         """Whether the mirror holds the file as its authors publish it (its checksum is not looked at)."""
@@ -107,10 +107,8 @@ class Sources:
         return path
 
     def _official(self, dataset: str, file: RemoteFile) -> Path | None:
-        if self.mirror is None:
-            return None
-        places = (self.mirror / dataset / file.name, self.mirror / file.name)
-        return next((path for path in places if path.is_file()), None)
+        path = self.mirror and self.mirror / dataset / file.name
+        return path if path and path.is_file() else None
 
     def _download(self, dataset: str, file: RemoteFile, path: Path) -> None:
         what = f"{dataset}: {file.name}"
@@ -125,9 +123,6 @@ class Sources:
                 _fetch(url, part, file)
             except _DownloadError as error:
                 reason = str(error)
-            except OSError:
-                part.unlink(missing_ok=True)  # on a full disk, it may be what fills it
-                raise
             else:
                 part.replace(path)
                 return
@@ -169,10 +164,8 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-            if (
-                response.status_code == 416 and have
-            ):  # nothing is left, or the part is of another file: its checksum tells
-                return
+            if response.status_code == 416 and have:
+                return  # nothing is left, or the part is of another file: its checksum tells
             if not response.ok:
                 passing = response.status_code >= 500 or response.status_code in (408, 429)
                 raise _DownloadError(f"{url}: HTTP {response.status_code} {response.reason}", passing)
@@ -200,12 +193,12 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
 
 
 def _check_space(what: str, file: RemoteFile, part: Path) -> None:
+    """Better now than after an hour."""
     have = part.stat().st_size if part.exists() else 0
     free = shutil.disk_usage(part.parent).free
-    if file.bytes is not None and file.bytes - have > free:
-        raise HetflError(
-            f"{what} needs {(file.bytes - have) / 1e6:.1f} MB, {part.parent} has {free / 1e6:.1f} MB free; make room"
-        )
+    if file.bytes is not None and (need := file.bytes - have) > free:
+        room = f"needs {need / 1e6:.2f} MB, {part.parent} has {free / 1e6:.2f} MB free"
+        raise HetflError(f"{what} {room}; make room and run it again")
 
 
 def _digest(path: Path, checksum: str) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
-from hetfl.data.archive import decode, members
+from hetfl.data.archive import DAMAGE, decode, members
 from hetfl.data.store import Split
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -23,7 +21,9 @@ def reading(what: Path | str) -> Iterator[None]:
     """Turn what a damaged file makes a library raise into one line."""
     try:
         yield
-    except (OSError, KeyError, ValueError, TypeError, IndexError, EOFError, BadZipFile, zlib.error) as error:
+    except FileNotFoundError as error:
+        raise HetflError(f"{what}: does not exist; fetch it again") from error
+    except (*DAMAGE, LookupError, TypeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:160]
         raise HetflError(f"{what}: is not in its published format ({reason}); fetch it again") from error
 
@@ -51,7 +51,7 @@ def idx(path: Path) -> np.ndarray:
         shape = np.frombuffer(content, ">i4", content[3], 4).astype(int)
         body = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
         if len(body) != prod(shape):
-            raise ValueError(f"holds {len(body)} bytes, its header says {list(shape)}")
+            raise ValueError(f"holds {len(body)} bytes, its header says {shape.tolist()}")
         return body.reshape(shape)
 
 
@@ -64,10 +64,10 @@ def matlab(path: Path, *names: str) -> list[np.ndarray]:
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    with reading(path):
+    with reading(path), path.open("rb") as file:
         try:
-            found: Mapping[str, np.ndarray] = loadmat(path)
-        except (MatReadError, NotImplementedError) as error:
+            found: Mapping[str, np.ndarray] = loadmat(file)
+        except MatReadError as error:
             raise ValueError(str(error)) from error
         return [found[name] for name in names]
 
@@ -87,13 +87,14 @@ def jpeg_streams(path: Path, stream: np.ndarray, offsets: np.ndarray) -> np.ndar
         HetflError: an image is damaged or has another size.
     """
     data = stream.tobytes()
-    images = (
-        decode(data[a:b], f"{path}: image {i}") for i, (a, b) in enumerate(zip(offsets, offsets[1:], strict=False))
-    )
-    first = next(images)
-    out = np.empty((len(offsets) - 1, *first.shape), np.uint8)
-    out[0] = first
     with reading(path):
+        spans = list(zip(offsets, offsets[1:], strict=False))
+        if not spans:
+            raise ValueError("holds no image")
+        images = (decode(data[a:b], f"{path}: image {i}") for i, (a, b) in enumerate(spans))
+        first = next(images)
+        out = np.empty((len(spans), *first.shape), np.uint8)
+        out[0] = first
         for index, image in enumerate(images, start=1):
             out[index] = image
     return out

@@ -8,9 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from hetfl.config import Settings
+from hetfl.data.archive import decode, members
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
-from hetfl.data.readers import pictures, reading
+from hetfl.data.readers import reading
 from hetfl.data.store import Split
 from hetfl.errors import HetflError
 
@@ -70,41 +71,50 @@ class DomainNetSettings(Settings):
 
 
 def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Split]:
-    """The ten classes of the published training and test lists, by domain and file name."""
-    wanted = tuple(f"/{label}/" for label in CLASSES)
-    parts: dict[str, list[Split]] = {"train": [], "test": []}
+    """The ten classes of the published training and test lists, by domain and file name.
+
+    The lists come first: they are small, and tell how large the arrays are that images are decoded into.
+    """
+    listed: dict[str, list[list[str]]] = {"train": [], "test": []}
+    for domain in DOMAINS:
+        train, test = (_listed(sources, LISTS[f"{domain}_{split}"]) for split in listed)
+        listed["train"].append(sorted(train - test))
+        listed["test"].append(sorted(test))
+    splits = {split: _blank(names, settings.size) for split, names in listed.items()}
     for number, domain in enumerate(DOMAINS):
-        split_of: dict[str, str] = {}
-        for split in parts:
-            path = sources.get("domainnet", LISTS[f"{domain}_{split}"])
-            with reading(path):
-                names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
-            split_of |= {name: split for name in names if any(label in name for label in wanted)}
+        places: dict[str, np.ndarray] = {}
+        for split, names in listed.items():
+            start = sum(map(len, names[:number]))
+            places |= zip(names[number], splits[split].images[start:], strict=False)
         archive = sources.get("domainnet", ARCHIVES[domain])
-        names, images = pictures(archive, split_of.__contains__, (settings.size, settings.size))
-        if len(names) != len(split_of):
-            raise HetflError(f"{archive}: lacks {min(split_of.keys() - names)}, which is listed; fetch it again")
-        with reading(archive):
-            labels = np.array([CLASSES.index(name.split("/")[-2]) for name in names], dtype=np.int64)
-        for split, found in parts.items():
-            here = np.array([split_of[name] == split for name in names])
-            domains = np.full(here.sum(), number, dtype=np.int64)
-            found.append(Split(images[here], labels[here], {"domain": domains}))
-    return {split: _join(found) for split, found in parts.items()}
+        for name, content in members(archive, places.__contains__):
+            places.pop(name)[:] = decode(content, f"{archive}: {name}", (settings.size, settings.size))
+        if places:
+            raise HetflError(f"{archive}: lacks {min(places)}, which is listed; fetch it again")
+    return splits
 
 
-def _join(parts: list[Split]) -> Split:
-    return Split(
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        {"domain": np.concatenate([part.attributes["domain"] for part in parts])},
-    )
+def _listed(sources: Sources, file: RemoteFile) -> set[str]:
+    """The images of the ten classes in a list, ``<domain>/<class>/<file>``."""
+    path = sources.get("domainnet", file)
+    with reading(path):
+        names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+        return {name for name in names for _, label, _ in [name.split("/")] if label in CLASSES}
+
+
+def _blank(names: list[list[str]], size: int) -> Split:
+    """A split for the images of those names, of each domain in turn, whose pixels are still to come."""
+    labels = [CLASSES.index(name.split("/")[1]) for domain in names for name in domain]
+    domains = np.repeat(np.arange(len(names)), [len(domain) for domain in names])
+    images = np.empty((len(labels), size, size, 3), np.uint8)
+    return Split(images, np.array(labels, dtype=np.int64), {"domain": domains})
 
 
 ENTRY = Entry(
     name="domainnet",
     title="DomainNet (ten classes)",
-    origin="X. Peng et al., http://ai.bu.edu/M3SDA/",
+    origin="X. Peng et al., http://ai.bu.edu/M3SDA/. No checksum of painting's lists is known, so they are read from a "
+    "mirror",
     licence="fair use notice of its authors; research use",
     citation="X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang. Moment Matching for Multi-Source Domain "
     "Adaptation. ICCV, 2019.",

@@ -14,7 +14,7 @@ from hetfl.data.readers import held_out, pictures, reading, take
 from hetfl.data.store import Split
 from hetfl.draws import Draws
 
-FILE = RemoteFile("office_caltech_10.zip", ("https://cloud.tsinghua.edu.cn/f/5aca3f6c81b5448f85bc/?dl=1",), "")
+FILE = RemoteFile("office_caltech_10.zip", (), "")
 COPY = "office-caltech10-short256.tar"
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 CLASSES = (
@@ -65,8 +65,8 @@ def prepare(settings: OfficeCaltech10Settings, sources: Sources) -> Mapping[str,
 ENTRY = Entry(
     name="office-caltech10",
     title="Office-Caltech10",
-    origin="B. Gong et al.; images of Office-31 and Caltech-256. No checksum of the public archives is known, so it "
-    "is read from a mirror",
+    origin="B. Gong et al.; images of Office-31 and Caltech-256. The authors publish no archive that can be "
+    "checked, so it is read from a mirror",
     licence="none stated; research use",
     citation="B. Gong, Y. Shi, F. Sha, K. Grauman. Geodesic flow kernel for unsupervised domain adaptation. CVPR, "
     "2012.",
