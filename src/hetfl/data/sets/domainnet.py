@@ -113,8 +113,8 @@ def _blank(names: list[list[str]], size: int) -> Split:
 ENTRY = Entry(
     name="domainnet",
     title="DomainNet (ten classes)",
-    origin="X. Peng et al., http://ai.bu.edu/M3SDA/. No checksum of painting's lists is known, so they are read from a "
-    "mirror",
+    origin="X. Peng et al., http://ai.bu.edu/M3SDA/. No checksum of painting's lists is known, so they are read from "
+    "a mirror",
     licence="fair use notice of its authors; research use",
     citation="X. Peng, Q. Bai, X. Xia, Z. Huang, K. Saenko, B. Wang. Moment Matching for Multi-Source Domain "
     "Adaptation. ICCV, 2019.",
