@@ -1,0 +1,50 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hetfl.federation.plan import load_params
+from hetfl.papers.figures import PARTITION_FIGURES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", PARTITION_FIGURES)
+def test_figures_name_partitions_that_exist_and_have_a_stage(name: str) -> None:
+    params = load_params(ROOT / "params.yaml")
+    stage = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][name]
+    for dataset, split in PARTITION_FIGURES[name].panels.values():
+        assert split in params.partitions[dataset].splits
+        assert f"partitions/{dataset}" in stage["deps"]
+    assert stage["cmd"] == f"python pipeline/figure.py {name}"
+    assert [next(iter(out)) for out in stage["outs"]] == [f"figures/{name}.svg", f"figures/{name}.png"]
+
+
+def draw(folder: Path, name: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "pipeline" / "figure.py", name]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_figure_is_drawn_from_the_cards_that_are_there(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    card = tmp_path / "partitions" / "cifar10" / "blocks-s0" / "card.json"
+    card.parent.mkdir(parents=True)
+    counts = {"train": [[3, 0], [0, 4]], "test": [[1, 0], [0, 900]]}
+    card.write_text(json.dumps({"class_counts": counts, "class_names": ["a", "b"]}))
+    done = draw(tmp_path, "fedtgp-figure-7")
+    assert done.returncode == 0, done.stderr
+    assert "make it with dvc repro partition@fashion-mnist" in done.stdout
+    text = (tmp_path / "figures" / "fedtgp-figure-7.svg").read_text()
+    # Training and test samples together.
+    assert "largest circle: 904 samples" in text
+    assert text.count("not prepared") == 1
+
+
+def test_unknown_figure_is_one_line(tmp_path: Path) -> None:
+    done = draw(tmp_path, "fedtgp-figure-77")
+    assert done.returncode == 2
+    assert done.stderr == "error: unknown figure 'fedtgp-figure-77'; did you mean 'fedtgp-figure-7'?\n"
