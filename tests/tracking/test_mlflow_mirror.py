@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetfl.errors import HetflError
+from hetfl.files import write_text
 from hetfl.tracking import MlflowMirror, Watcher, sync
 
 
@@ -65,8 +66,9 @@ def make_line(number, clients=5, shift=0.0):
 def write_cell(root: Path, run, rounds=6, **kind) -> Path:
     folder = root / "runs" / run["experiment"] / run["row"] / f"{run['split']}-s{run['seed']}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rounds.jsonl").write_text(
-        "".join(json.dumps(make_line(number, **kind)) + "\n" for number in range(rounds))
+    # As a record is written: no reader ever sees a part.
+    write_text(
+        folder / "rounds.jsonl", "".join(json.dumps(make_line(number, **kind)) + "\n" for number in range(rounds))
     )
     if run["status"] == "complete":
         (folder / "model.safetensors").write_bytes(b"weights")
@@ -291,19 +293,20 @@ def test_evaluation_may_come_later(root, client, request):
     assert {"evaluation/metrics.json", "evaluation/per_class.csv"} <= set(artifacts(client, run))
 
 
-def test_mirrored_while_it_runs(root, client, request):
+def test_mirrored_while_it_runs(root, client, request, capfd):
     name = request.node.name
     folder = write_cell(root, make_run(name, status="running"), rounds=2)
     with Watcher([folder], [MlflowMirror(root, every=0.0)], interval=0.01):
         limit = time.monotonic() + 60
         while not (runs := runs_of(client, name)) or "accuracy/average" not in runs[0].data.metrics:
-            assert time.monotonic() < limit
+            assert time.monotonic() < limit, capfd.readouterr().err
             time.sleep(0.02)
         assert runs[0].info.status == "RUNNING"
         write_cell(root, make_run(name, status="running"), rounds=5)
         write_cell(root, make_run(name))
     (run,) = runs_of(client, name)
-    assert run.info.status == "FINISHED" and len(history(client, run, "accuracy/average")) == 5
+    assert run.info.status == "FINISHED", capfd.readouterr().err
+    assert len(history(client, run, "accuracy/average")) == 5, capfd.readouterr().err
 
 
 def test_many_clients_and_rounds(root, client, request):
