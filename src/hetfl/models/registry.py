@@ -1,33 +1,84 @@
 """Which models exist, and how one is built.
 
-A name is either one of the tiny vision transformers of the embedded default or a vision transformer of timm with
-its weights' tag, e.g. ``vit_base_patch16_224.augreg_in21k_ft_in1k``.
+A name is either one of the project's own architectures (tiny ones of the embedded default, MoCo-v3's, pFedPT's) or a
+vision transformer or residual network of timm with its weights' tag, e.g.
+``vit_base_patch16_224.augreg_in21k_ft_in1k``. The tag ``random`` stands for an architecture with weights that are
+drawn from its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hetfl.data.batches import InputSpec
 from hetfl.data.inputs import InputSettings
+from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError, unknown
+from hetfl.files import sha256_file
 from hetfl.models.base import Model, ModelOptions
-from hetfl.models.vit import prompted_vit
-from hetfl.tensors import read_tensors
+from hetfl.models.fitting import fit
+from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
+from hetfl.models.vit import PromptedViT
+from hetfl.tensors import read_tensors, write_tensors
 
-DIGITS_VITS: dict[str, dict[str, int]] = {
+DIGITS_VITS: dict[str, dict[str, Any]] = {
     # Widths keep the papers' ratio 384 : 768 : 1024 and depths their 12 : 12 : 24.
-    "digits_vit_small": {"embed_dim": 24, "depth": 2, "num_heads": 2},
-    "digits_vit_base": {"embed_dim": 48, "depth": 2, "num_heads": 3},
-    "digits_vit_large": {"embed_dim": 64, "depth": 4, "num_heads": 4},
+    "digits_vit_small": {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2},
+    "digits_vit_base": {"patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3},
+    "digits_vit_large": {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 4},
+    "digits_pfedpt_vit": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2},
 }
-"""Tiny stand-ins for ViT-S, -B and -L on 32x32 images with 8x8 patches."""
+"""Tiny stand-ins for ViT-S, -B and -L and for pFedPT's, on 32x32 images with 8x8 patches."""
 
-DIGITS_INPUT = InputSpec(32, "bilinear", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+DIGITS_RESNETS: dict[str, dict[str, Any]] = {
+    # Widths of the last map keep the papers' ratio 512 : 512 : 2048.
+    "digits_resnet_small": {"block": "basic", "layers": (1, 1, 0, 0), "channels": (8, 16, 16, 16)},
+    "digits_resnet_base": {"block": "basic", "layers": (1, 2, 0, 0), "channels": (8, 16, 16, 16)},
+    "digits_resnet_large": {"block": "bottleneck", "layers": (1, 1, 0, 0), "channels": (8, 16, 16, 16)},
+}
+"""Tiny stand-ins for ResNet18, -34 and -50, on 16x16 images."""
+
+MOCO_VITS: dict[str, dict[str, Any]] = {
+    # Twelve heads for S, where timm's has six.
+    "mocov3_vit_small": {"embed_dim": 384, "depth": 12, "num_heads": 12},
+    "mocov3_vit_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "mocov3_vit_large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+"""Chen et al., "An Empirical Study of Training Self-Supervised Vision Transformers", ICCV 2021; L is MMPretrain's."""
+
+MOCO_FILES = {
+    "mocov3_vit_small": "https://dl.fbaipublicfiles.com/moco-v3/vit-s-300ep/vit-s-300ep.pth.tar",
+    "mocov3_vit_base": "https://dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/vit-b-300ep.pth.tar",
+    "mocov3_vit_large": "https://download.openmmlab.com/mmselfsup/1.x/mocov3/"
+    "mocov3_vit-large-p16_64xb64-amp-coslr-300e_in1k/"
+    "mocov3_vit-large-p16_64xb64-amp-coslr-300e_in1k-224_20220829-9b88a442.pth",
+}
+
+PFEDPT_VITS: dict[str, dict[str, Any]] = {
+    "pfedpt_vit": {"patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 8, "mlp_ratio": 2},
+}
+"""pFedPT's own, 1,076,106 parameters with a head for 10 classes (FedHPL Table 5)."""
+
+_HALF = (0.5, 0.5, 0.5)
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+OWN_VITS = {**DIGITS_VITS, **PFEDPT_VITS, **MOCO_VITS}
+OWN_SPECS = {
+    **dict.fromkeys([*DIGITS_VITS, *PFEDPT_VITS], InputSpec(32, "bilinear", _HALF, _HALF)),
+    **dict.fromkeys(DIGITS_RESNETS, InputSpec(16, "bilinear", _HALF, _HALF)),
+    **dict.fromkeys(MOCO_VITS, InputSpec(224, "bicubic", *_IMAGENET)),
+}
+"""What the project's own architectures want to see, by name."""
+
+RANDOM = "random"
+"""The tag of weights that are drawn from the model's name."""
 
 
 def check_name(name: str, where: str = "") -> None:
@@ -36,29 +87,75 @@ def check_name(name: str, where: str = "") -> None:
     Raises:
         HetflError: it does not; the nearest known name is suggested.
     """
-    if name in DIGITS_VITS:
-        return
-    timm = _timm()
     architecture = name.partition(".")[0]
-    vits = [*DIGITS_VITS, *timm.list_models("vit_*", module="vision_transformer")]
-    if architecture not in vits:
-        raise unknown("model", name, vits, where)
-    tags = timm.list_pretrained(f"{architecture}.*")
+    tags = [f"{architecture}.{RANDOM}"]
+    if architecture not in OWN_SPECS:
+        known = _timm_architectures()
+        if architecture not in known:
+            raise unknown("model", name, (*OWN_SPECS, *known), where)
+        tags += _timm().list_pretrained(f"{architecture}.*")
     if "." in name and name not in tags:
         raise unknown("weights tag", name, tags, where)
 
 
+def check_options(
+    name: str,
+    options: ModelOptions,
+    where: str = "",
+    inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
+) -> None:
+    """Check that a model can be fitted out as a method wants it, without building it.
+
+    Args:
+        name: a name of this registry.
+        options: what the method wants.
+        where: the key that is at fault, e.g. ``"params.yaml: experiments.x.rows.y"``.
+        inputs: where the experiment's images depart from what the backbone wants.
+
+    Raises:
+        HetflError: the family does not take such prompts, or pre-trained weights do not allow such a stem or size.
+    """
+    prefix = f"{where}: " if where else ""
+    if options.prompts in ("shallow", "deep") and not is_vit(name):
+        raise HetflError(f"{prefix}{name} takes no {options.prompts} prompts, a ResNet has no tokens; use frame")
+    if options.prompts == "frame" and is_vit(name):
+        raise HetflError(f"{prefix}{name} takes no frame, a vision transformer's size is fixed; use deep or shallow")
+    if options.weights == "scratch" or is_random(name):
+        return
+    if options.stem == "cifar" and not is_vit(name):
+        raise HetflError(f"{prefix}{name}: pre-trained weights have the imagenet stem; a cifar stem needs scratch")
+    if is_vit(name) and inputs.size is not None and inputs.size != (size := input_spec(name).size):
+        raise HetflError(f"{prefix}{name}: pre-trained weights want {size} pixels, input.size is {inputs.size}")
+
+
+def is_vit(name: str) -> bool:
+    """Whether a model of this registry is a vision transformer; else it is a ResNet."""
+    architecture = name.partition(".")[0]
+    return architecture in OWN_VITS or architecture.startswith("vit_")
+
+
+def is_random(name: str) -> bool:
+    """Whether a model's weights are drawn from its name, so that there is no file of them."""
+    return name.partition(".")[2] == RANDOM
+
+
 def input_spec(name: str) -> InputSpec:
     """What the backbone wants to see; for timm models the statistics its weights were trained with."""
-    if name in DIGITS_VITS:
-        return DIGITS_INPUT
-    config = _timm().get_pretrained_cfg(name)
+    architecture = name.partition(".")[0]
+    if architecture in OWN_SPECS:
+        return OWN_SPECS[architecture]
+    config = _timm().get_pretrained_cfg(architecture if is_random(name) else name)
     return InputSpec(config.input_size[-1], config.interpolation, tuple(config.mean), tuple(config.std))
 
 
 def weights_path(name: str, folder: Path) -> Path:
     """Where a model's pre-trained weights lie."""
     return folder / f"{name}.safetensors"
+
+
+def weights_file(name: str, folder: Path) -> Path | None:
+    """The file that a model's pre-trained weights are read from, there or not; None for a ``random`` one."""
+    return None if is_random(name) else weights_path(name, folder)
 
 
 def build(
@@ -73,29 +170,49 @@ def build(
     Args:
         name: a name of this registry.
         num_classes: C.
-        options: prompts, body, projection, head rule.
+        options: prompts, body, feature, head.
         weights: the folder with ``<name>.safetensors``, read when ``options.weights`` is ``pretrained``.
         inputs: where the experiment's images depart from what the backbone wants.
 
     Raises:
-        HetflError: unknown name, missing weights, or weights of another architecture.
+        HetflError: unknown name, options that do not fit, missing weights, or weights of another architecture.
     """
     check_name(name)
-    loaded = load_weights(name, weights) if options.weights == "pretrained" else None
+    check_options(name, options, inputs=inputs)
+    spec = inputs.spec(input_spec(name))
+    vit = is_vit(name)
+    create = creator(name, spec.size)
+    if options.stem == "cifar" and not vit:
+        create = cifar_stem(create)
+    loaded = None
+    if options.weights == "pretrained":
+        loaded = _random_weights(name, create) if is_random(name) else load_weights(name, weights)
     try:
-        return prompted_vit(name, creator(name), num_classes, options, inputs.spec(input_spec(name)), loaded)
+        return fit(name, PromptedViT if vit else FittedResNet, create, num_classes, options, spec, loaded)
     except RuntimeError as error:
-        raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_first_line(error)}") from error
+        if loaded is None or is_random(name):
+            raise
+        raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_one_line(error)}") from error
 
 
-def creator(name: str) -> Callable[[], nn.Module]:
-    """A function that makes the backbone without a head, with fresh weights."""
-    if name in DIGITS_VITS:
+def creator(name: str, size: int | None = None) -> Callable[[], nn.Module]:
+    """A function that makes the backbone without a head, with fresh weights.
+
+    Args:
+        name: a name of this registry.
+        size: pixels of a side that a vision transformer is made for; None: what its weights want.
+    """
+    architecture = name.partition(".")[0]
+    if architecture in DIGITS_RESNETS:
+        return lambda: small_resnet(**DIGITS_RESNETS[architecture])
+    size = size or input_spec(name).size
+    if architecture in OWN_VITS:
         from timm.models.vision_transformer import VisionTransformer
 
-        size: dict[str, Any] = DIGITS_VITS[name]
-        return lambda: VisionTransformer(img_size=32, patch_size=8, num_classes=0, **size)
-    return lambda: _timm().create_model(name, pretrained=False, num_classes=0)
+        return lambda: VisionTransformer(img_size=size, num_classes=0, **OWN_VITS[architecture])
+    arguments = {"img_size": size} if is_vit(name) and size != input_spec(name).size else {}
+    made = architecture if is_random(name) else name
+    return lambda: _timm().create_model(made, pretrained=False, num_classes=0, **arguments)
 
 
 def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
@@ -107,41 +224,83 @@ def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
     path = weights_path(name, folder)
     if not path.exists():
         raise HetflError(missing_weights(name, path))
-    return read_tensors(path)[0]
+    # A count of batches, which files of other programs hold, decides nothing.
+    return {key: value for key, value in read_tensors(path)[0].items() if not key.endswith("num_batches_tracked")}
 
 
 def missing_weights(name: str, path: Path) -> str:
     """One line that says what to do about weights that are not there."""
-    if name in DIGITS_VITS:
-        return f"{path}: the weights of {name} are missing; make them with dvc repro pretrain"
-    return (
-        f"{path}: the weights of {name} are missing; where the hub can be reached run `hetfl weights {name}`, "
-        "else copy that file from such a machine"
-    )
+    return f"{path}: the weights of {name} are missing; {_remedy(name)}"
 
 
 def fetch_weights(name: str, folder: Path) -> Path:
     """Download a backbone's published weights through timm and store them as safetensors.
 
     Raises:
-        HetflError: the name has no published weights or the hub cannot be reached.
+        HetflError: the name has no weights that timm publishes or the hub cannot be reached.
     """
-    from hetfl.tensors import write_tensors
-
     check_name(name)
-    if name in DIGITS_VITS:
-        raise HetflError(f"{name}: is trained by this project; run dvc repro pretrain")
+    if is_random(name) or name in OWN_SPECS:
+        raise HetflError(f"{name}: {_remedy(name)}")
     try:
         model = _timm().create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # the hub client raises many kinds
-        raise HetflError(f"{name}: cannot be downloaded ({_first_line(error)})") from error
+        raise HetflError(f"{name}: cannot be downloaded ({_one_line(error)})") from error
     path = weights_path(name, folder)
     write_tensors(path, model.state_dict(), {"model": name})
     return path
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def convert_weights(name: str, source: Path, folder: Path) -> Path:
+    """Store a published checkpoint as a backbone's weights, with the checkpoint's name and SHA-256 in the metadata.
+
+    Args:
+        name: a name of this registry.
+        source: see :func:`hetfl.models.published.backbone_weights`.
+        folder: gets ``<name>.safetensors``.
+
+    Raises:
+        HetflError: the name is unknown or has no weights from elsewhere, or the file is not of that architecture.
+    """
+    from hetfl.models.published import backbone_weights
+
+    check_name(name)
+    if is_random(name) or (name in OWN_SPECS and name not in MOCO_VITS):
+        raise HetflError(f"{name}: takes no weights from elsewhere; {_remedy(name)}")
+    with torch.device("meta"):
+        body = creator(name)()
+    tensors = backbone_weights(source, body)
+    path = weights_path(name, folder)
+    write_tensors(path, tensors, {"model": name, "source": source.name, "source_sha256": sha256_file(source)})
+    return path
+
+
+def _remedy(name: str) -> str:
+    if is_random(name):
+        return "they are drawn from the name, nothing needs to be stored"
+    if name in DIGITS_VITS or name in DIGITS_RESNETS:
+        return "make them with dvc repro pretrain"
+    if name in PFEDPT_VITS:
+        return f"nobody publishes any, so use a method that starts from scratch, or {name}.{RANDOM}"
+    if name in MOCO_FILES:
+        return f"fetch {MOCO_FILES[name]} and run `hetfl weights {name} --from FILE`"
+    return f"where the hub can be reached run `hetfl weights {name}`, else copy that file from such a machine"
+
+
+def _random_weights(name: str, create: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    with seeded_library_code(Draws(0).key(f"weights:{name}")):
+        return {key: value for key, value in create().state_dict().items() if not key.endswith("num_batches_tracked")}
+
+
+@cache
+def _timm_architectures() -> tuple[str, ...]:
+    timm = _timm()
+    vits = timm.list_models("vit_*", module="vision_transformer")
+    return (*vits, *timm.list_models("resnet*", module="resnet"))
+
+
+def _one_line(error: Exception) -> str:
+    return shorten(str(error), 300) or type(error).__name__
 
 
 def _timm() -> Any:

@@ -1,0 +1,96 @@
+"""Prompts in the space of pixels: a frame around the image, or a border that is added to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hetfl.data.batches import InputSpec
+from hetfl.errors import HetflError
+from hetfl.models.base import ModelOptions
+
+
+class PixelPrompts(nn.Module):
+    """Parameters that turn images [B, 3, H, W] into prompted ones."""
+
+    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Start values by name of parameter."""
+        raise NotImplementedError
+
+
+class Frame(PixelPrompts):
+    """A frame that enlarges the image to [B, 3, H + 2w, W + 2w]; its ends own the corners.
+
+    The frame is held in pixel values and normalised as images are at every forward pass, but never clamped.
+    Source: the "pad" location of Jia et al., "Visual Prompt Tuning", ECCV 2022; FedHPL Table 8.
+
+    Args:
+        width: w, pixels of the frame on each side.
+        spec: size and channel statistics of the images.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, width: int, spec: InputSpec) -> None:
+        super().__init__()
+        size = spec.size
+        self.width = width
+        self.sides = nn.Parameter(torch.zeros(1, 3, size, 2 * width))
+        self.ends = nn.Parameter(torch.zeros(1, 3, 2 * width, size + 2 * width))
+        self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] with the frame around them."""
+        w, many = self.width, (len(images), -1, -1, -1)
+        sides = ((self.sides - self.mean) / self.std).expand(many)
+        ends = ((self.ends - self.mean) / self.std).expand(many)
+        rows = torch.cat([sides[..., :w], images, sides[..., w:]], dim=3)
+        return torch.cat([ends[:, :, :w], rows, ends[:, :, w:]], dim=2)
+
+    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Uniform in [0, 1], as VPT's default."""
+        return {name: torch.empty(p.shape).uniform_(generator=generator) for name, p in self.named_parameters()}
+
+
+class Border(PixelPrompts):
+    """A border that is added to the outer pixels of the normalised image; the middle stays as it is.
+
+    Source: Li et al., "Visual Prompt Based Personalized Federated Learning" (pFedPT), TMLR 2024.
+
+    Args:
+        width: w, pixels of the border on each side.
+        size: pixels of a side of the image.
+
+    Raises:
+        HetflError: the border leaves no middle.
+    """
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        inner = size - 2 * width
+        if inner < 1:
+            raise HetflError(f"prompt_length: a border of {width} leaves nothing of {size}x{size} images; use less")
+        self.inner = inner
+        self.up = nn.Parameter(torch.zeros(1, 3, width, size))
+        self.down = nn.Parameter(torch.zeros(1, 3, width, size))
+        self.left = nn.Parameter(torch.zeros(1, 3, inner, width))
+        self.right = nn.Parameter(torch.zeros(1, 3, inner, width))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] plus the border."""
+        middle = images.new_zeros(1, 3, self.inner, self.inner)
+        rows = torch.cat([self.left, middle, self.right], dim=3)
+        return images + torch.cat([self.up, rows, self.down], dim=2)
+
+    def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Standard normal, as in the authors' code."""
+        return {name: torch.empty(p.shape).normal_(generator=generator) for name, p in self.named_parameters()}
+
+
+def pixel_prompts(options: ModelOptions, spec: InputSpec) -> PixelPrompts | None:
+    """The frame or border of a method's options, or None."""
+    if options.prompts == "frame":
+        return Frame(options.prompt_length, spec)
+    return Border(options.prompt_length, spec.size) if options.prompts == "border" else None

@@ -1,0 +1,84 @@
+"""Residual networks on timm's implementation.
+
+Sources: He et al., CVPR 2016; FedHPL Tables 7 and 8 for stems and features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetfl.data.batches import InputSpec
+from hetfl.errors import HetflError
+from hetfl.models.base import ModelOptions
+from hetfl.models.fitting import Fitted
+
+
+class FittedResNet(Fitted):
+    """A residual network whose last map is averaged to one value per channel, or to a few and flattened."""
+
+    def __init__(self, body: Any, outputs: int, options: ModelOptions, spec: InputSpec) -> None:
+        super().__init__(body, outputs, options, spec)
+        self.side = 1 if options.flat is None else math.isqrt(options.flat // body.num_features)
+
+    def feature_width(self, options: ModelOptions) -> int:
+        """Channels, or ``flat`` where it is channels times a square.
+
+        Raises:
+            HetflError: ``flat`` is not.
+        """
+        channels = self.body.num_features
+        if options.flat is None:
+            return channels
+        if (side := math.isqrt(options.flat // channels)) < 1 or channels * side**2 != options.flat:
+            raise HetflError(f"flat: {options.flat} is not {channels} channels times a square; use {4 * channels}")
+        return options.flat
+
+    def features(self, images: Tensor) -> Tensor:
+        """The pooled last map [B, d] of ``images`` [B, 3, H, W]."""
+        last = self.body.forward_features(images)
+        if self.side == 1:
+            return self.body.forward_head(last, pre_logits=True)
+        return F.adaptive_avg_pool2d(last, self.side).flatten(1)
+
+
+def cifar_stem(create: Callable[[], Any]) -> Callable[[], nn.Module]:
+    """Replace the stem of what ``create`` makes by one for small images: 3x3 with stride 1, no max-pool.
+
+    Raises:
+        HetflError: when called, for a stem of several convolutions.
+    """
+
+    def made() -> nn.Module:
+        body = create()
+        if not isinstance(body.conv1, nn.Conv2d):
+            raise HetflError("stem: a ResNet with a deep stem has no cifar stem; use imagenet")
+        body.conv1 = nn.Conv2d(3, body.conv1.out_channels, 3, stride=1, padding=1, bias=False)
+        body.maxpool = nn.Identity()
+        nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")
+        return body
+
+    return made
+
+
+def small_resnet(block: str, layers: Sequence[int], channels: Sequence[int]) -> nn.Module:
+    """A residual network of a few channels, with fresh weights and no head.
+
+    Args:
+        block: ``basic`` or ``bottleneck``.
+        layers: blocks of the four stages; the last ones may be empty.
+        channels: of the stages; the stem has the first's.
+    """
+    from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+
+    kinds: dict[str, Any] = {"basic": BasicBlock, "bottleneck": Bottleneck}
+    # timm's plain stem has 64 channels; a deep one has as many as it is told, and is made plain here.
+    stem: dict[str, Any] = {"stem_type": "deep", "stem_width": channels[0] // 2}
+    body: Any = ResNet(kinds[block], tuple(layers), num_classes=0, channels=tuple(channels), **stem)
+    body.conv1 = nn.Conv2d(3, channels[0], 7, stride=2, padding=3, bias=False)
+    body.init_weights()
+    return body
