@@ -16,14 +16,26 @@ from hetfl.draws import Draws, seeded_library_code
 from hetfl.federation.federation import build_federation
 from hetfl.federation.sequential import Sequential
 from hetfl.methods import create
-from hetfl.models.registry import DIGITS_VITS, creator, weights_path
+from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
 from hetfl.tensors import write_tensors
 
 CLASSES = 3
 GROUPS = {
     "homogeneous": ["digits_vit_base"] * 3,
     "heterogeneous": ["digits_vit_small", "digits_vit_base", "digits_vit_large"],
+    "resnets": ["digits_resnet_small", "digits_resnet_base", "digits_resnet_large"],
 }
+
+TOY = {
+    "fedgen": {"embedding": 16, "noise": 4, "server_steps": 5},
+    "fedgh": {"embedding": 16},
+    "fedmd": {"public_epochs": 1, "private_epochs": 1, "local_epochs": 2, "alignment_samples": 12, "digest_batch": 8},
+    "fedproto": {"embedding": 16, "flat": None},
+    "fedtgp": {"embedding": 16, "server_epochs": 5},
+    "pfedpg": {"prompt_length": 2, "inner": 8, "batch_size": 8, "local_epochs": 2},
+    "pfedpt": {"prompt_length": 2, "prompt_epochs": 1, "local_epochs": 1},
+}
+"""Settings that keep a method small on the toy federation."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +51,7 @@ def one_thread() -> None:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with random weights of every digits backbone."""
     folder = tmp_path_factory.mktemp("weights")
-    for number, name in enumerate(DIGITS_VITS):
+    for number, name in enumerate([*DIGITS_VITS, *DIGITS_RESNETS]):
         with seeded_library_code(number):
             write_tensors(weights_path(name, folder), creator(name)().state_dict())
     return folder
@@ -60,6 +72,13 @@ def toy_data() -> Dataset:
 
 
 @pytest.fixture(scope="session")
+def toy_public() -> Split:
+    """20 images of two other classes, for methods with a public data set."""
+    images = Draws(1).numpy("toy").integers(0, 256, (20, 8, 8, 1))
+    return Split(images.astype(np.uint8), np.arange(20) % 2)
+
+
+@pytest.fixture(scope="session")
 def toy_partition() -> Partition:
     """Three clients with 15, 19 and 26 samples; the first has none of class 2."""
     labels = np.arange(60) % CLASSES
@@ -72,7 +91,7 @@ Engine = Callable[..., Sequential]
 
 
 @pytest.fixture
-def toy_engine(weights: Path, toy_data: Dataset, toy_partition: Partition) -> Engine:
+def toy_engine(weights: Path, toy_data: Dataset, toy_public: Split, toy_partition: Partition) -> Engine:
     """Builds an engine for ``(method, group, **settings)`` on the toy federation."""
 
     def build(
@@ -82,9 +101,16 @@ def toy_engine(weights: Path, toy_data: Dataset, toy_partition: Partition) -> En
         partition: Partition | None = None,
         **settings: Any,
     ) -> Sequential:
-        made = create(method, {"rounds": 3, "batch_size": 8, **settings}, CLASSES)
+        made = create(method, {"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings}, CLASSES, 2)
         federation = build_federation(
-            made, GROUPS[group], toy_data, partition or toy_partition, weights, torch.device("cpu"), dtype
+            made,
+            GROUPS[group],
+            toy_data,
+            partition or toy_partition,
+            weights,
+            torch.device("cpu"),
+            dtype,
+            public=toy_public if made.public else None,
         )
         return Sequential(made, federation)
 

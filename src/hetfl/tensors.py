@@ -15,7 +15,14 @@ from hetfl.files import write_bytes
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors as safetensors, atomically, moved to the CPU."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    contiguous: dict[str, torch.Tensor] = {}
+    written: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        # The format has no shared memory: a tensor under two names is written twice.
+        place = value.untyped_storage().data_ptr()
+        contiguous[name] = value.clone() if place in written else value
+        written.add(place)
     write_bytes(path, save(contiguous, dict(metadata or {})))
 
 

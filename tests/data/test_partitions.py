@@ -94,6 +94,23 @@ def test_quantity_keeps_a_nested_part_of_the_training_samples(scheme: Scheme) ->
 
 
 @every_scheme
+def test_test_quantity_keeps_a_part_of_the_test_samples(scheme: Scheme) -> None:
+    dataset = toy()
+    whole = make_partition(scheme, dataset, Draws(3))
+    thin = make_partition(scheme.model_copy(update={"test_quantity": 0.5}), dataset, Draws(3))
+    assert digest(replace(thin, test=whole.test)) == digest(whole)
+    assert thin.test is not None
+    if whole.test is None:
+        sizes = [len(dataset.labels(whole.test_from)) // 2] * scheme.clients
+        assert lengths(thin.test) == sizes
+        assert all(np.array_equal(part, thin.test[0]) for part in thin.test)
+    else:
+        for few, more in zip(thin.test, whole.test, strict=True):
+            assert len(few) == max(1, len(more) // 2) or not len(more)
+            np.testing.assert_array_equal(few, more[np.isin(more, few)])
+
+
+@every_scheme
 def test_a_hundred_clients_and_classes_are_quick(scheme: Scheme) -> None:
     labels = labels_of([500] * 100)
     dataset = dataset_of(labels, labels_of([100] * 100, 1), coarse=np.arange(100) % 20, domains=50)

@@ -84,7 +84,7 @@ def test_fedprox_gradient_is_the_papers():
     w = torch.tensor([[1.0, 0.0], [0.0, 2.0]], requires_grad=True)
     reference = {"w": torch.tensor([[0.0, 0.0], [0.0, 1.0]])}
     batch = Batch(torch.zeros(1, 2), torch.tensor([0]))
-    method.objective(Linear(), {"w": w}, batch, reference).backward()
+    method.objective(Linear(), {"w": w}, batch, reference, None).backward()
     assert torch.allclose(w.grad, 0.5 * (w.detach() - reference["w"]))
 
 
@@ -97,16 +97,16 @@ def test_fedproto_averages_over_the_owners(fedproto):
     uplinks = {
         0: Message(
             {
-                "prototypes": torch.tensor([[1.0, 0], [0, 4]]),
+                "means": torch.tensor([[1.0, 0], [0, 4]]),
                 "labels": torch.tensor([0, 2], dtype=torch.int32),
             }
         ),
-        1: Message({"prototypes": torch.tensor([[3.0, 2]]), "labels": torch.tensor([0], dtype=torch.int32)}),
+        1: Message({"means": torch.tensor([[3.0, 2]]), "labels": torch.tensor([0], dtype=torch.int32)}),
     }
     server = fedproto.aggregate({}, uplinks, Draws(0))
     assert server["labels"].tolist() == [0, 2]
-    assert server["prototypes"].tolist() == [[2, 1], [0, 4]]
-    received = fedproto.receive(fedproto.downlink(server, 0))
+    assert server["means"].tolist() == [[2, 1], [0, 4]]
+    received = fedproto.receive(fedproto.downlink(server, 0), {})
     assert received["valid"].tolist() == [True, False, True]
 
 
@@ -114,7 +114,7 @@ def test_fedproto_objective_and_prediction(fedproto):
     from hetfl.models import Output
 
     received = {
-        "prototypes": torch.tensor([[2.0, 1], [0, 0], [0, 4]]),
+        "means": torch.tensor([[2.0, 1], [0, 0], [0, 4]]),
         "valid": torch.tensor([True, False, True]),
     }
     features = torch.tensor([[0.0, 1], [1, 5], [0, 1]])
@@ -123,8 +123,8 @@ def test_fedproto_objective_and_prediction(fedproto):
     def model(params, images):
         return Output(images, torch.zeros(3, 3))
 
-    plain = fedproto.objective(model, {}, batch, {})
-    pulled = fedproto.objective(model, {}, batch, received)
+    plain = fedproto.objective(model, {}, batch, {}, None)
+    pulled = fedproto.objective(model, {}, batch, received, None)
     # Mean over dimensions, class 1 has no prototype, mean over the whole batch.
     assert (pulled - plain).item() == pytest.approx((4 / 2 + 0 + 9 / 2) / 3)
     scores = fedproto.predict(model, {}, features, received)

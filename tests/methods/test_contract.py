@@ -17,11 +17,9 @@ from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-TOY = {"fedproto": {"embedding": 16}}
-"""Settings that keep a method small on the toy federation."""
-
 VARIANTS = {
-    **{name: (name, TOY.get(name, {})) for name in sorted(METHODS)},
+    **{name: (name, {}) for name in sorted(METHODS)},
+    "fedhpl-cnn": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
     "fedhpl-local": ("fedhpl", {"communicate": False}),
     "fedhpl-shallow": ("fedhpl", {"prompts": "shallow"}),
     "fedhpl-average-upload": ("fedhpl", {"upload": "average"}),
@@ -31,11 +29,20 @@ VARIANTS = {
     "fedhpl-plus-p": ("fedhpl", {"share": "prompts"}),
     "fedhpl-plus-h": ("fedhpl", {"share": "head"}),
 }
-CASES = [
-    (variant, group)
-    for variant, (method, _) in VARIANTS.items()
-    for group in (["homogeneous", "heterogeneous"] if METHODS[method].heterogeneous else ["homogeneous"])
-]
+
+
+def groups(variant: str) -> list[str]:
+    """The model groups a variant runs on; ResNets for whatever trains any architecture from scratch."""
+    method, settings = VARIANTS[variant]
+    if settings.get("prompts") == "frame":
+        return ["resnets"]
+    if not METHODS[method].heterogeneous:
+        return ["homogeneous"]
+    trained = create(method, settings, 3).model_options().body == "trained"
+    return ["homogeneous", "heterogeneous", *(["resnets"] if trained else [])]
+
+
+CASES = [(variant, group) for variant in VARIANTS for group in groups(variant)]
 
 
 @pytest.mark.parametrize(("variant", "group"), CASES)

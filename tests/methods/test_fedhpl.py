@@ -116,9 +116,9 @@ def test_squared_temperature_scales_the_distillation_term(toy_engine):
     params = model.init(Draws(0), 0)
     batch = plain.federation.data[0].train_images.batch(torch.arange(6))
     received = {"logits": torch.randn(3, 3), "valid": torch.ones(3, dtype=torch.bool)}
-    ce = plain.method.objective(model, params, batch, {})
-    kd = plain.method.objective(model, params, batch, received) - ce
-    assert torch.allclose(scaled.method.objective(model, params, batch, received) - ce, kd * 4.5**2, rtol=1e-4)
+    ce = plain.method.objective(model, params, batch, {}, None)
+    kd = plain.method.objective(model, params, batch, received, None) - ce
+    assert torch.allclose(scaled.method.objective(model, params, batch, received, None) - ce, kd * 4.5**2, rtol=1e-4)
 
 
 def uplinks(engine, round: int = 1) -> dict[int, Message]:
@@ -222,7 +222,7 @@ def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names
     assert line["up"]["elements"] == 4 * kept + 3 * parameters
     # What was overwritten starts the next round without momentum, the rest goes on with it.
     params = state.clients[1].params
-    adopted = engine.method.adopt(params, engine.method.receive(down))
+    adopted = engine.method.adopt(params, engine.method.receive(down, {}))
     assert {name for name in params if adopted[name] is not params[name]} == names
 
 

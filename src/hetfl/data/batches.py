@@ -42,11 +42,15 @@ class Batch:
         images: [B, 3, H, W], normalised.
         labels: [B], int64.
         weight: [B], 1 for a sample and 0 for padding; None when nothing is padded.
+        rows: [B], int64, the samples' places in a round's alignment set; None for other data.
+        seed: for what is drawn anew with this batch.
     """
 
     images: Tensor
     labels: Tensor
     weight: Tensor | None = None
+    rows: Tensor | None = None
+    seed: int = 0
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value per sample [B] over the real samples."""

@@ -52,12 +52,14 @@ class InputSettings(Settings):
     """Where an experiment departs from what its backbones want, for all methods alike.
 
     Attributes:
+        size: pixels of a side; None: what the backbone wants.
         interpolation: of the resize; None: the backbone's own.
         mean: channel means of the normalisation, in [0, 1]; None: the backbone's own.
         std: channel standard deviations; None: the backbone's own.
         augment: random changes of training images.
     """
 
+    size: int | None = Field(default=None, ge=1)
     interpolation: Literal["bilinear", "bicubic"] | None = None
     mean: Channels | None = None
     std: Channels | None = None
@@ -67,6 +69,7 @@ class InputSettings(Settings):
         """What a backbone is given, from what it wants."""
         return replace(
             wanted,
+            size=self.size or wanted.size,
             interpolation=self.interpolation or wanted.interpolation,
             mean=self.mean or wanted.mean,
             std=self.std or wanted.std,

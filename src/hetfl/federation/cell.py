@@ -12,7 +12,7 @@ from hetfl.data.partitions import read_partition
 from hetfl.data.store import Dataset, read_card, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation.federation import Federation, build_federation
+from hetfl.federation.federation import ClientData, Federation, build_federation
 from hetfl.federation.plan import Cell, Workspace, fingerprint, inputs
 from hetfl.federation.record import Record, commit, device_name, reset_peak_memory, versions
 from hetfl.federation.rounds import run_rounds
@@ -45,9 +45,11 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device) -> Setup:
             f"{workspace.partition(cell.dataset, cell.split, cell.seed)}: was made from other data; "
             f"run dvc repro partition@{cell.dataset}"
         )
-    method = create(cell.method, cell.settings, dataset.num_classes)
+    shared = None if cell.public is None else read_dataset(workspace.dataset(cell.public.dataset))
+    method = create(cell.method, cell.settings, dataset.num_classes, shared.num_classes if shared else 0)
+    public = shared.split(cell.public.split) if shared and cell.public else None
     federation = build_federation(
-        method, cell.models, dataset, partition, workspace.weights, device, inputs=cell.input
+        method, cell.models, dataset, partition, workspace.weights, device, inputs=cell.input, public=public
     )
     return Setup(method, federation, Sequential(method, federation), Draws(cell.seed), dataset)
 
@@ -102,8 +104,10 @@ def description(
         "settings": cell.settings,
         "partition": cell.partition,
         "input": cell.input.model_dump(),
+        "public": cell.public and cell.public.model_dump(),
         "rounds": cell.settings["rounds"],
         "clients": len(models),
+        "class_counts": _class_counts(setup),
         "inputs": reads,
         "data_source": read_card(workspace.dataset(cell.dataset)).source,
         "parameters": {"trainable": trained, "total": [model.total_elements for model in models]},
@@ -118,3 +122,17 @@ def _trained(setup: Setup, client: int) -> dict[str, torch.Tensor]:
     model = setup.federation.clients[client].model
     wanted = {name for phase in setup.method.phases(1) for name in model.names(phase.trains)}
     return {name: tensor for name, tensor in model.init(setup.draws, client).items() if name in wanted}
+
+
+def _class_counts(setup: Setup) -> dict[str, list[list[int]]]:
+    """Samples per client and class that each client trains on and is tested on."""
+    federation, classes = setup.federation, setup.federation.num_classes
+
+    def tested(data: ClientData) -> torch.Tensor:
+        labels = data.test_images.labels if data.test is None else data.test_images.labels[data.test]
+        return torch.bincount(labels, minlength=classes)
+
+    return {
+        "train": [client.class_counts.tolist() for client in federation.clients],
+        "test": [tested(data).tolist() for data in federation.data],
+    }

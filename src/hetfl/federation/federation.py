@@ -13,9 +13,12 @@ from torch import Tensor
 from hetfl.data.batches import DeviceImages, Transform
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset
+from hetfl.data.store import Dataset, Split
 from hetfl.methods.base import Client, Method
 from hetfl.models import Model, build
+
+PUBLIC = ("",)
+"""Stands for the public data set where splits are named."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class ClientData:
             want the same input.
         train, test: int64 indices on the device; ``test`` is None where the whole test split is meant.
         augment: changes training images while they are trained on, or None.
+        public_images: the public data set that clients and server share, or None.
     """
 
     train_images: DeviceImages
@@ -34,6 +38,7 @@ class ClientData:
     test_images: DeviceImages
     test: Tensor | None
     augment: Transform | None = None
+    public_images: DeviceImages | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ def build_federation(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
+    public: Split | None = None,
 ) -> Federation:
     """Put clients together.
 
@@ -72,6 +78,7 @@ def build_federation(
         device: where everything lives.
         dtype: of parameters and images.
         inputs: what the experiment does to images.
+        public: the public data set's samples, for methods that share one.
 
     Raises:
         HetflError: a model is unknown or its weights are missing.
@@ -86,7 +93,7 @@ def build_federation(
     def images(names: tuple[str, ...], model_name: str) -> DeviceImages:
         spec = built[model_name].spec
         if (names, spec) not in resident:
-            splits = [dataset.split(name) for name in names]
+            splits = [public] if names == PUBLIC and public else [dataset.split(name) for name in names]
             resident[names, spec] = DeviceImages(splits, spec, device, dtype)
         return resident[names, spec]
 
@@ -101,5 +108,6 @@ def build_federation(
         test = None if partition.test is None else on_device(partition.test[k])
         train_images, test_images = images(partition.train_from, name), images(partition.test_from, name)
         train = on_device(partition.train[k])
-        data.append(ClientData(train_images, train, test_images, test, inputs.transform()))
+        shared = None if public is None else images(PUBLIC, name)
+        data.append(ClientData(train_images, train, test_images, test, inputs.transform(), shared))
     return Federation(tuple(clients), tuple(data), dataset.num_classes, device)

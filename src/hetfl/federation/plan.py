@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,19 +18,37 @@ from hetfl.errors import HetflError, unknown
 from hetfl.federation.record import code_checksum
 from hetfl.files import read_json, sha256_file, sha256_json
 from hetfl.methods import METHODS, create, method_class
-from hetfl.models import check_name
-from hetfl.models.registry import missing_weights, weights_path
+from hetfl.models import check_name, check_options
+from hetfl.models.registry import RANDOM, missing_weights, weights_file
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 """Names of experiments, rows and splits become folders and stages."""
 
 
+class PublicSettings(Settings):
+    """The data that clients and server share, for methods that need some."""
+
+    dataset: str
+    split: str = "train"
+
+
 class RowSettings(Settings):
-    """One row of a table: a method and what differs from its defaults."""
+    """One row of a table: a method and what differs from its defaults and from the experiment.
+
+    Attributes:
+        models: a model group of the row's own.
+        input: what is done to the row's images, instead of the experiment's.
+        splits: partition names that the row is trained on, instead of the experiment's.
+        seeds: those of the experiment's seeds that the row is trained with; None: all.
+    """
 
     method: str
     title: str
     settings: dict[str, Any] = {}
+    models: str | None = None
+    input: InputSettings | None = None
+    splits: list[Name] | None = Field(default=None, min_length=1)
+    seeds: list[int] | None = Field(default=None, min_length=1)
 
 
 class ExperimentSettings(Settings):
@@ -38,6 +56,7 @@ class ExperimentSettings(Settings):
 
     Attributes:
         input: what is done to images between the store and the models.
+        public: the data that methods with a public data set share.
         defaults: settings of every row, unless the row says otherwise.
         splits: partition names of the data set, with their titles in the table.
     """
@@ -49,6 +68,7 @@ class ExperimentSettings(Settings):
     splits: dict[Name, str] = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)
     input: InputSettings = InputSettings()
+    public: PublicSettings | None = None
     defaults: dict[str, Any] = {}
     rows: dict[Name, RowSettings] = Field(min_length=1)
     note: str = ""
@@ -146,13 +166,14 @@ class Cell(Settings):
     models: list[str]
     partition: dict[str, Any]
     input: InputSettings
+    public: PublicSettings | None
     method: str
     settings: dict[str, Any]
 
     @property
     def path(self) -> Path:
         """Where the cell lies below ``runs/`` and ``evaluations/``."""
-        return Path(self.experiment) / self.row / f"{self.split}-s{self.seed}"
+        return Path(self.experiment) / self.method / self.row / f"{self.split}-s{self.seed}"
 
 
 class Workspace:
@@ -218,6 +239,22 @@ def check_models(params: Params, group: str, where: str = "params.yaml") -> None
         check_name(name, f"{where}: models.{group}")
 
 
+def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
+    """Check that every cell's models can be fitted out as its method wants them; asks timm as :func:`check_models`.
+
+    Raises:
+        HetflError: a model takes no such prompts, stem or image size.
+    """
+    seen = set()
+    for cell in chosen:
+        options = create(cell.method, cell.settings, 2).model_options()
+        for name in dict.fromkeys(cell.models):
+            case = (name, options.model_dump_json(), cell.input.model_dump_json())
+            if case not in seen:
+                check_options(name, options, f"{where}: experiments.{cell.experiment}.rows.{cell.row}", cell.input)
+            seen.add(case)
+
+
 def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[Cell]:
     """Expand an experiment into its cells.
 
@@ -228,6 +265,8 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
     settings, key = params.experiments[experiment], f"{where}: experiments.{experiment}"
     _known("data set", settings.dataset, params.data.sets, f"{key}.dataset")
     _known("model group", settings.models, params.models, f"{key}.models")
+    if settings.public is not None:
+        _known("data set", settings.public.dataset, params.data.sets, f"{key}.public.dataset")
     if settings.dataset not in params.partitions:
         raise HetflError(f"{key}.dataset: {settings.dataset!r} has no entry in partitions; add one")
     shared = params.partitions[settings.dataset]
@@ -237,8 +276,15 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
         if seed not in shared.seeds:
             at = f"partitions.{settings.dataset}.seeds"
             raise HetflError(f"{key}.seeds: {seed} is not among {at} {shared.seeds}; add it there")
-    models = params.models[settings.models]
-    resolved = {row: _resolve(entry, settings, models, row, key) for row, entry in settings.rows.items()}
+    for row, entry in settings.rows.items():
+        at = f"{key}.rows.{row}"
+        if entry.models is not None:
+            _known("model group", entry.models, params.models, f"{at}.models")
+        for split in entry.splits or ():
+            _known("split", split, shared.splits, f"{at}.splits")
+        if entry.seeds and (extra := set(entry.seeds) - set(settings.seeds)):
+            raise HetflError(f"{at}.seeds: {min(extra)} is not among the experiment's seeds {settings.seeds}")
+    resolved = {row: _resolve(entry, settings, params, row, key) for row, entry in settings.rows.items()}
     return [
         Cell(
             experiment=experiment,
@@ -248,29 +294,34 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
             split=split,
             seed=seed,
             dataset=settings.dataset,
-            models=models,
+            models=params.models[entry.models or settings.models],
             partition=shared.splits[split].model_dump(),
-            input=settings.input,
+            input=entry.input or settings.input,
+            public=settings.public if METHODS[entry.method].public else None,
             method=entry.method,
             settings=resolved[row],
         )
         for row, entry in settings.rows.items()
-        for split in settings.splits
-        for seed in settings.seeds
+        for split in entry.splits or settings.splits
+        for seed in entry.seeds or settings.seeds
     ]
 
 
 def _resolve(
-    entry: RowSettings, experiment: ExperimentSettings, models: list[str], row: str, key: str
+    entry: RowSettings, experiment: ExperimentSettings, params: Params, row: str, key: str
 ) -> dict[str, Any]:
     """A row's settings in full: its own, else the experiment's defaults, else the method's."""
     at = f"{key}.rows.{row}"
     cls = method_class(entry.method, f"{at}.method")
-    if not cls.heterogeneous and len(set(models)) > 1:
+    group = entry.models or experiment.models
+    kinds = len(set(params.models[group]))
+    if not cls.heterogeneous and kinds > 1:
         raise HetflError(
-            f"{at}.method: {entry.method} needs one architecture for all clients, models {experiment.models!r} has "
-            f"{len(set(models))}; use a group of equal models"
+            f"{at}.method: {entry.method} needs one architecture for all clients, models {group!r} has {kinds}; "
+            "use a group of equal models"
         )
+    if cls.public and experiment.public is None:
+        raise HetflError(f"{at}.method: {entry.method} needs a public data set; name one in {key}.public")
     fields = cls.Settings.model_fields
     for name in experiment.defaults:
         if not any(name in other.Settings.model_fields for other in METHODS.values()):
@@ -293,17 +344,25 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     partition = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
     if not partition.exists():
         raise HetflError(f"{partition}: the partition is missing; make it with dvc repro partition@{cell.dataset}")
+    public = {}
+    if cell.public is not None:
+        shared = workspace.dataset(cell.public.dataset) / "card.json"
+        if not shared.exists():
+            make = f"dvc repro download@{cell.public.dataset}"
+            raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
+        public = {"public": read_json(shared)["checksum"]}
     weights = {}
     if create(cell.method, cell.settings, 2).model_options().weights == "pretrained":
         for name in dict.fromkeys(cell.models):
-            path = weights_path(name, workspace.weights)
-            if not path.exists():
+            path = weights_file(name, workspace.weights)
+            if path is not None and not path.exists():
                 raise HetflError(missing_weights(name, path))
-            weights[name] = _file_checksum(path, path.stat().st_mtime_ns)
+            weights[name] = RANDOM if path is None else _file_checksum(path, path.stat().st_mtime_ns)
     return {
         "dataset": read_json(card)["checksum"],
         "partition": read_json(partition)["sha256"],
         "weights": weights,
+        **public,
     }
 
 

@@ -90,7 +90,11 @@ class Record:
 
     def finish(self, state: State) -> None:
         """Write the final state of server and clients, then mark the run complete."""
-        tensors = {name: tensor for name, tensor in state.tensors().items() if "/optimiser/" not in name}
+        tensors = {
+            name: tensor
+            for name, tensor in state.tensors().items()
+            if "/optimiser/" not in name and "/memory/" not in name
+        }
         write_tensors(self.folder / "model.safetensors", tensors, {"round": str(state.round)})
         write_json(self.folder / "run.json", {**self.run, "status": "complete", "finished": _now()})
 

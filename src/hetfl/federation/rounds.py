@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from hetfl.draws import Draws
 from hetfl.federation.record import Record, peak_memory
 from hetfl.federation.sampling import participants
-from hetfl.federation.sequential import Sequential, Visit
+from hetfl.federation.sequential import Sequential, Update, Visit
 from hetfl.federation.state import ClientState, ResumePoints, State
 from hetfl.message import Message, Size, Tensors
 
@@ -22,18 +22,24 @@ from hetfl.message import Message, Size, Tensors
 def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
     """Registration and the server's first state; returns them with round 0's line of the record."""
     method, federation = engine.method, engine.federation
+    updates = list(engine.introduce(draws))
     began = time.perf_counter()
-    registrations = {client.index: method.register(client) for client in federation.clients}
+    registrations = {update.client: update.uplink for update in updates}
     server = method.initial_server(federation.models, registrations, draws.at(0))
     server = {name: tensor.to(federation.device) for name, tensor in server.items()}
-    line = {
+    line: dict[str, Any] = {
         "round": 0,
         "participants": list(registrations),
         "up": _size(registrations.values()),
         "down": asdict(Size()),
         "seconds": {"server": time.perf_counter() - began},
     }
-    return State(0, server), line
+    # Who only looked at its data is as it was, and is made anew when it takes part.
+    state = State(0, server, {update.client: update.state for update in updates} if method.phases(0) else {})
+    if method.phases(0) or method.sweep(0) != "none":
+        line["seconds"] = {**_seconds(updates), **line["seconds"]}
+        line |= {"accuracy": accuracies(evaluate(engine, state, draws)), "clients": _observed(updates)}
+    return state, line
 
 
 def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
@@ -61,16 +67,41 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
         "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
         "up": _size(update.uplink for update in updates),
         "down": _size(visit.downlink for visit in visits),
-        "seconds": {
-            "train": sum(update.seconds["train"] for update in updates),
-            "statistics": sum(update.seconds["statistics"] for update in updates),
-            "server": aggregated - began,
-            "evaluate": evaluated - aggregated,
-        },
+        "seconds": {**_seconds(updates), "server": aggregated - began, "evaluate": evaluated - aggregated},
         "peak_memory": peak_memory(federation.device),
         "diagnostics": method.diagnostics(server),
+        "clients": _observed(updates),
     }
     return following, line
+
+
+def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
+    """What every client does after the last round with what the server would send it next, and its test.
+
+    Returns:
+        The final state, whose clients hold all their parameters, and its line of the record.
+    """
+    method, federation = engine.method, engine.federation
+    everyone = range(len(federation.clients))
+    visits = [Visit(k, state.clients.get(k, ClientState()), method.downlink(state.server, k)) for k in everyone]
+    updates = list(engine.close(visits, draws))
+    final = State(draws.round, state.server, {update.client: update.state for update in updates})
+    began = time.perf_counter()
+    confusion = evaluate(engine, final, draws)
+    line = {
+        "round": draws.round,
+        "closing": True,
+        "participants": [update.client for update in updates],
+        "accuracy": accuracies(confusion),
+        "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
+        "up": asdict(Size()),
+        "down": _size(visit.downlink for visit in visits),
+        "seconds": {**_seconds(updates), "server": 0.0, "evaluate": time.perf_counter() - began},
+        "peak_memory": peak_memory(federation.device),
+        "diagnostics": {},
+        "clients": {},
+    }
+    return final, line
 
 
 def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]) -> State:
@@ -81,14 +112,18 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     """
     state = resume.load(engine.federation.device)
     done = {line["round"] for line in record.lines()}
+    fresh = None
     if state is None or not set(range(state.round + 1)) <= done:
-        state, line = start(engine, draws)
-        record.begin(run, completed=0)
-        record.append(line)
-    else:
-        record.begin(run, completed=state.round)
-    for round in range(state.round + 1, engine.method.settings.rounds + 1):
-        state, line = play_round(engine, state, draws.at(round))
+        state, fresh = start(engine, draws)
+    learned = sum(tensor.numel() for tensor in engine.method.learned(state.server).values())
+    run = {**run, "parameters": {**run.get("parameters", {}), "server": learned}}
+    record.begin(run, completed=state.round)
+    if fresh:
+        record.append(fresh)
+    rounds = engine.method.settings.rounds
+    for round in range(state.round + 1, rounds + 1 + bool(engine.method.closing())):
+        play = play_round if round <= rounds else play_closing
+        state, line = play(engine, state, draws.at(round))
         record.append(line)
         resume.save(state)
     record.finish(state)
@@ -99,13 +134,16 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
 def evaluate(engine: Sequential, state: State, draws: Draws) -> Tensor:
     """Every client's confusion matrix on its test samples: [K, C, C] int64, rows are true classes."""
     method, federation = engine.method, engine.federation
-    one_for_all = method.evaluates == "global" and not method.keeps() and all(d.test is None for d in federation.data)
+    closed = state.round > method.settings.rounds
+    takes_global = method.evaluates == "global" and not closed
+    own = any(client.model.names([*method.keeps(), "buffers"]) for client in federation.clients)
+    one_for_all = takes_global and not own and all(data.test is None for data in federation.data)
     results = []
     for k in range(1 if one_for_all else len(federation.clients)):
         params: dict[str, Tensor] = state.clients.get(k, ClientState()).params or engine.initial_params(k, draws)
         received: Tensors = {}
-        if method.evaluates == "global":
-            received = method.receive(method.downlink(state.server, k))
+        if takes_global:
+            received = method.receive(method.downlink(state.server, k), {})
             params = method.adopt(params, received)
         results.append(engine.evaluate(k, params, received))
     if one_for_all:
@@ -121,6 +159,16 @@ def accuracies(confusion: Tensor) -> list[float]:
 
 def _size(messages: Iterable[Message]) -> dict[str, int]:
     return asdict(sum((message.size for message in messages), Size()))
+
+
+def _seconds(updates: Sequence[Update]) -> dict[str, float]:
+    return {part: sum(update.seconds[part] for update in updates) for part in ("train", "statistics")}
+
+
+def _observed(updates: Sequence[Update]) -> dict[str, list[Any]]:
+    """Each figure's values in the order of the participants."""
+    names = dict.fromkeys(name for update in updates for name in update.observed)
+    return {name: [update.observed.get(name) for update in updates] for name in names}
 
 
 def _finite(value: float) -> float | None:

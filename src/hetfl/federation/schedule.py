@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from joblib import Parallel, cpu_count, delayed
 
 from hetfl.errors import HetflError
 from hetfl.federation.cell import run_cell
+from hetfl.federation.evaluation import evaluate_cell
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace, fingerprint, inputs
 from hetfl.federation.record import Record
 
@@ -55,14 +56,30 @@ def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSet
     Raises:
         HetflError: an input is missing or broken.
     """
+    _each(run_cell, pending, workspace, compute)
+
+
+def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> None:
+    """Test the checkpoints of cells, several at once where the device is a CPU.
+
+    Raises:
+        HetflError: a cell is not trained, or its checkpoint is not what its record says.
+    """
+    _each(evaluate_cell, trained, workspace, compute)
+
+
+def _each(
+    work: Callable[[Cell, Workspace, torch.device, int], None],
+    chosen: Sequence[Cell],
+    workspace: Workspace,
+    compute: ComputeSettings,
+) -> None:
     device = pick_device(compute.device)
     at_once = max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1
-    jobs = min(compute.jobs or at_once, len(pending))
+    jobs = min(compute.jobs or at_once, len(chosen))
     if jobs <= 1:
-        for cell in pending:
-            run_cell(cell, workspace, device, compute.threads)
+        for cell in chosen:
+            work(cell, workspace, device, compute.threads)
         return
     # One cell a task: the longest cells are few, and a worker that is free takes the next.
-    Parallel(n_jobs=jobs, batch_size=1)(
-        delayed(run_cell)(cell, workspace, device, compute.threads) for cell in pending
-    )
+    Parallel(n_jobs=jobs, batch_size=1)(delayed(work)(cell, workspace, device, compute.threads) for cell in chosen)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hetfl.data.batches import Batch
+from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
 from hetfl.federation.federation import ClientData, Federation
 from hetfl.federation.state import ClientState
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Client, Method, Phase, Statistics
+from hetfl.methods.base import Client, Method, Phase, Statistics, Work
+from hetfl.models.base import Model, Output
 
 EVALUATION_BATCH = 512
 """Samples per forward pass where nothing is trained."""
@@ -38,6 +40,7 @@ class Update:
         uplink: what it sends.
         loss: [] mean of the objective over the samples of the last phase, on the device.
         seconds: by ``train`` and ``statistics``.
+        observed: figures for the record.
     """
 
     client: int
@@ -45,6 +48,7 @@ class Update:
     uplink: Message
     loss: Tensor
     seconds: dict[str, float]
+    observed: dict[str, Any]
 
 
 class Sequential:
@@ -55,34 +59,60 @@ class Sequential:
     def __init__(self, method: Method, federation: Federation) -> None:
         self.method, self.federation = method, federation
 
+    def introduce(self, draws: Draws) -> Iterator[Update]:
+        """Round 0: what every client does before it meets the server, and its registration as uplink."""
+        for client in self.federation.clients:
+            if self.method.phases(0) or self.method.sweep(0) != "none":
+                visit = Visit(client.index, ClientState(self._initial(client.index, draws)), Message())
+                yield self._visit(visit, draws.at(0), self.method.phases(0))
+            else:
+                work = Work(client, 0, {}, {}, {}, Statistics(), 0)
+                nothing = torch.zeros((), device=self.federation.device)
+                yield Update(client.index, ClientState(), self.method.register(work), nothing, {}, {})
+
     def train(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
         """Local training and uplink of some clients, in the order given; no result depends on that order."""
         for visit in visits:
-            yield self._visit(visit, draws)
+            yield self._visit(visit, draws, self.method.phases(draws.round))
+
+    def close(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
+        """Local training after the last round; the states hold all parameters, nothing is sent."""
+        for visit in visits:
+            yield self._visit(visit, draws, self.method.closing(), closing=True)
 
     @torch.inference_mode()
     def evaluate(self, client: int, params: Tensors, received: Tensors) -> Tensor:
-        """Confusion matrix [C, C] of one client (rows: true class, columns: predicted), int64."""
+        """Confusion matrix [C, C'] of one client (rows: true class, columns: predicted), int64.
+
+        Columns from C on are predictions that are none of the data set's classes.
+        """
         data, model = self.federation.data[client], self.federation.clients[client].model
         index = torch.arange(len(data.test_images), device=self.federation.device) if data.test is None else data.test
         classes = self.federation.num_classes
-        confusion = torch.zeros(classes * classes, dtype=torch.int64, device=self.federation.device)
+        columns = classes + (self.method.public_classes if self.method.public else 0)
+        confusion = torch.zeros(classes * columns, dtype=torch.int64, device=self.federation.device)
         for batch in data.test_images.batches(index, EVALUATION_BATCH):
             predicted = self.method.predict(model, params, batch.images, received).argmax(dim=1)
-            confusion += torch.bincount(batch.labels * classes + predicted, minlength=classes * classes)
-        return confusion.reshape(classes, classes)
+            confusion += torch.bincount(batch.labels * columns + predicted, minlength=classes * columns)
+        return confusion.reshape(classes, columns)
 
     def initial_params(self, client: int, draws: Draws) -> dict[str, Tensor]:
         """The parameters a client brings to its first round, without those that come with the downlink."""
-        model = self.federation.clients[client].model
-        keeps = set(model.names(self.method.keeps()))
-        return {n: t for n, t in model.init(draws.at(0), client).items() if n in keeps} if keeps else {}
+        kept = self._kept(self.federation.clients[client])
+        return {n: t for n, t in self._initial(client, draws).items() if n in kept} if kept else {}
 
-    def _visit(self, visit: Visit, draws: Draws) -> Update:
-        client, data = self.federation.clients[visit.client], self.federation.data[visit.client]
-        received = self.method.receive(visit.downlink)
+    def _initial(self, client: int, draws: Draws) -> dict[str, Tensor]:
+        return self.method.initial(self.federation.clients[client].model, draws.at(0), client)
+
+    def _kept(self, client: Client) -> set[str]:
+        # Running statistics of batch normalisation stay with their client in every method.
+        return set(client.model.names([*self.method.keeps(), "buffers"]))
+
+    def _visit(self, visit: Visit, draws: Draws, phases: Sequence[Phase], closing: bool = False) -> Update:
+        client, data, method = self.federation.clients[visit.client], self.federation.data[visit.client], self.method
+        received = method.receive(visit.downlink, visit.state.memory)
         kept = visit.state.params or self.initial_params(visit.client, draws)
-        params = self.method.adopt(kept, received)
+        before = params = method.adopt(kept, received)
         # Momentum belongs to the values it was gathered on: what was overwritten starts without.
         optimiser = {
             slot: tensor
@@ -90,16 +120,26 @@ class Sequential:
             if params[name := slot.rpartition("/")[0]] is kept.get(name)
         }
         started = time.perf_counter()
-        loss = torch.zeros((), device=self.federation.device)
-        for number, phase in enumerate(self.method.phases(draws.round)):
-            params, optimiser, loss = self._train(client, data, params, optimiser, received, phase, number, draws)
+        loss, steps = torch.zeros((), device=self.federation.device), 0
+        gathered: list[Statistics] = []
+        for number, phase in enumerate(phases):
+            params, optimiser, loss, taken = self._train(
+                client, data, params, optimiser, received, phase, number, draws, gathered
+            )
+            steps += taken
         trained = time.perf_counter()
-        statistics = self._sweep(client, data, params, received)
-        uplink = self.method.uplink(client, params, statistics)
-        keeps = set(client.model.names(self.method.keeps()))
-        state = ClientState({name: tensor for name, tensor in params.items() if name in keeps}, optimiser)
+        if closing:
+            seconds = {"train": trained - started, "statistics": 0.0}
+            return Update(visit.client, ClientState(params), Message(), loss, seconds, {})
+        statistics = merge(gathered) if gathered else self._sweep(client, data, params, received, draws)
+        work = Work(client, draws.round, received, before, params, statistics, steps)
+        uplink = method.uplink(work) if draws.round else method.register(work)
+        keeps = self._kept(client)
+        state = ClientState(
+            {name: tensor for name, tensor in params.items() if name in keeps}, optimiser, dict(method.remember(work))
+        )
         seconds = {"train": trained - started, "statistics": time.perf_counter() - trained}
-        return Update(visit.client, state, uplink, loss, seconds)
+        return Update(visit.client, state, uplink, loss, seconds, method.observe(work))
 
     def _train(
         self,
@@ -111,36 +151,89 @@ class Sequential:
         phase: Phase,
         number: int,
         draws: Draws,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        gathered: list[Statistics],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, int]:
         names = client.model.names(phase.trains)
         leaves = {name: params[name].clone().requires_grad_() for name in names}
-        params = {**params, **leaves}
+        buffers = {name: params[name].clone() for name in client.model.names(["buffers"])}
+        params = {**params, **leaves, **buffers}
         optimiser = make_optimiser(phase, leaves, slots)
+        images, index = self._data(data, phase, draws)
+        size = phase.batch_size
+        # One sample alone has no batch statistics.
+        short = len(index) % size
+        used = len(index) - short if phase.drop_last or (short == 1 and buffers) else len(index)
+        model: Any = LastOutput(client.model.train())
+        gathers = self.method.sweep(draws.round) == "training"
         total = torch.zeros((), device=self.federation.device)
-        for epoch in range(phase.epochs):
+        for epoch in range(phase.epochs if used else 0):
             total.zero_()
-            shuffled = torch.randperm(len(data.train), generator=draws.torch("batches", client.index, number, epoch))
-            order = data.train[shuffled.to(data.train.device)]
-            seed = draws.key("augment", client.index, number, epoch)
-            for batch in data.train_images.batches(order, phase.batch_size, data.augment, seed):
-                loss = self.method.objective(client.model, params, batch, received)
+            shuffled = torch.randperm(len(index), generator=draws.torch("batches", client.index, number, epoch))
+            rows = shuffled[:used].to(index.device)
+            augment, seed = (draws.key(use, client.index, number, epoch) for use in ("augment", "objective"))
+            batches = images.batches(index[rows], size, data.augment, augment)
+            for step, (batch, part) in enumerate(zip(batches, rows.split(size), strict=True)):
+                batch = replace(batch, rows=part if phase.data == "alignment" else None, seed=seed + step)
+                loss = self.method.objective(model, params, batch, received, phase)
+                if gathers:
+                    with torch.no_grad():
+                        gathered.append(self.method.statistics(model, params, batch, received))
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
                 total += loss.detach() * len(batch.labels)
         trained = {name: leaf.detach() for name, leaf in leaves.items()}
         kept = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
-        return {**params, **trained}, kept, total / len(data.train)
+        steps = phase.epochs * -(-used // size)
+        return {**params, **trained}, kept, total / max(used, 1), steps
 
     @torch.no_grad()
-    def _sweep(self, client: Client, data: ClientData, params: Tensors, received: Tensors) -> Statistics:
-        if not self.method.wants_statistics():
+    def _sweep(
+        self, client: Client, data: ClientData, params: Tensors, received: Tensors, draws: Draws
+    ) -> Statistics:
+        kind = self.method.sweep(draws.round)
+        if kind == "own":
+            batches = iter(data.train_images.batches(data.train, EVALUATION_BATCH))
+        elif kind == "alignment":
+            index = self._alignment(data, draws.at(draws.round + 1))
+            rows = torch.arange(len(index), device=index.device).split(EVALUATION_BATCH)
+            images = data.public_images.batches(index, EVALUATION_BATCH)  # type: ignore[union-attr]
+            batches = (replace(batch, rows=part) for batch, part in zip(images, rows, strict=True))
+        else:
             return Statistics()
+        return merge([self.method.statistics(client.model, params, batch, received) for batch in batches])
 
-        def gather(batch: Batch) -> Statistics:
-            return self.method.statistics(client.model, params, batch, received)
+    def _data(self, data: ClientData, phase: Phase, draws: Draws) -> tuple[DeviceImages, Tensor]:
+        """Images and the indices of those that a phase trains on."""
+        if phase.data == "own":
+            return data.train_images, data.train
+        assert data.public_images is not None
+        if phase.data == "public":
+            return data.public_images, torch.arange(len(data.public_images), device=self.federation.device)
+        return data.public_images, self._alignment(data, draws)
 
-        return merge([gather(batch) for batch in data.train_images.batches(data.train, EVALUATION_BATCH)])
+    def _alignment(self, data: ClientData, draws: Draws) -> Tensor:
+        """The public samples of a round, the same for every client."""
+        assert data.public_images is not None
+        order = torch.randperm(len(data.public_images), generator=draws.torch("alignment"))
+        return order[: self.method.alignment()].to(self.federation.device)
+
+
+class LastOutput:
+    """A model that gives its last output again for the same images: one forward pass, two readers."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._images: Tensor | None = None
+
+    def __call__(self, params: Tensors, images: Tensor) -> Output:
+        """Run the model, or return what it gave for these very images."""
+        if images is not self._images:
+            self._images, self._output = images, self._model(params, images)
+        return self._output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:

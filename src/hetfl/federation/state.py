@@ -18,10 +18,11 @@ from hetfl.tensors import read_tensors, write_tensors
 
 @dataclass
 class ClientState:
-    """What one client remembers between rounds: its own parameters and its optimiser's tensors."""
+    """What one client remembers between rounds: its own parameters, its optimiser's tensors, the method's memory."""
 
     params: dict[str, Tensor] = field(default_factory=dict)
     optimiser: dict[str, Tensor] = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -29,7 +30,7 @@ class State:
     """A run after some round.
 
     Attributes:
-        round: the last completed round; 0 before the first.
+        round: the last completed round; 0 before the first, one more than the method's rounds after its closing.
         server: the method's server state.
         clients: the clients that have taken part so far.
     """
@@ -46,6 +47,7 @@ class State:
             flat[f"client/{index}"] = torch.empty(0)
             flat |= {f"client/{index}/params/{name}": tensor for name, tensor in client.params.items()}
             flat |= {f"client/{index}/optimiser/{name}": tensor for name, tensor in client.optimiser.items()}
+            flat |= {f"client/{index}/memory/{name}": tensor for name, tensor in client.memory.items()}
         return flat
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hetfl.config import Settings, validate
-from hetfl.data.batches import Batch
+from hetfl.data.batches import Batch, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.errors import unknown
 from hetfl.message import Message, Tensors
@@ -36,6 +36,7 @@ class MethodSettings(Settings):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=1e-4, ge=0)
     keep_optimiser: bool = Field(default=False, description="clients keep the optimiser's state between rounds")
+    drop_last: bool = Field(default=False, description="leave an epoch's last batch out where it is smaller")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Phase:
         batch_size: samples a step; the last batch of an epoch may be smaller.
         optimiser: ``sgd`` or ``adam`` and its settings.
         keep_optimiser: whether the optimiser's state outlives the round.
+        drop_last: whether an epoch's last batch is left out where it is smaller.
+        data: what it trains on: the client's ``own`` samples, all ``public`` ones, or this round's ``alignment`` set,
+            which the server draws from the public ones.
     """
 
     trains: tuple[str, ...]
@@ -58,6 +62,8 @@ class Phase:
     momentum: float
     weight_decay: float
     keep_optimiser: bool
+    drop_last: bool = False
+    data: Literal["own", "public", "alignment"] = "own"
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,33 @@ class Statistics:
     rows: Tensors = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a client did in a round.
+
+    Attributes:
+        round: its number; 0 stands for what comes before the first round.
+        received: what the client knew, from :meth:`Method.receive`.
+        before: its parameters when local training began.
+        params: its parameters afterwards.
+        statistics: what it gathered.
+        steps: optimiser steps it took.
+    """
+
+    client: Client
+    round: int
+    received: Tensors
+    before: Tensors
+    params: Tensors
+    statistics: Statistics
+    steps: int
+
+
+Sweep = Literal["none", "own", "training", "alignment"]
+"""Where a client's statistics come from: one pass over its own data after training, the training passes themselves
+(before each step), or one pass over the next round's alignment set."""
+
+
 class Method(ABC):
     """One federated method. Stateless: settings in, mappings of tensors through.
 
@@ -104,6 +137,7 @@ class Method(ABC):
         heterogeneous: whether clients may have different architectures.
         travels: what crosses between clients and server.
         evaluates: ``client``, each client's own parameters; or ``global``, what the server would send out now.
+        public: whether clients and server share a public data set.
     """
 
     title: ClassVar[str]
@@ -111,11 +145,12 @@ class Method(ABC):
     heterogeneous: ClassVar[bool] = True
     travels: ClassVar[str]
     evaluates: ClassVar[Literal["client", "global"]] = "client"
+    public: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
-    def __init__(self, settings: MethodSettings, num_classes: int) -> None:
+    def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0) -> None:
         self.settings: Any = settings
-        self.num_classes = num_classes
+        self.num_classes, self.public_classes = num_classes, public_classes
 
     @abstractmethod
     def model_options(self) -> ModelOptions:
@@ -130,23 +165,42 @@ class Method(ABC):
         return self.trains()
 
     def phases(self, round: int) -> Sequence[Phase]:
-        """The stretches of local training in a round (1-based)."""
-        s = self.settings
-        return [
-            Phase(
-                self.trains(),
-                s.local_epochs,
-                s.batch_size,
-                s.optimiser,
-                s.lr,
-                s.momentum,
-                s.weight_decay,
-                s.keep_optimiser,
-            )
-        ]
+        """The stretches of local training in a round; round 0 is every client's, before it meets the server."""
+        return [self.phase()] if round else []
 
-    def register(self, client: Client) -> Message:
-        """What a client tells the server once, before the first round."""
+    def closing(self) -> Sequence[Phase]:
+        """Local training after the last round whose outcome is tested and never sent."""
+        return []
+
+    def phase(self, **changes: Any) -> Phase:
+        """The stretch of local training that the settings describe, with some changes."""
+        s = self.settings
+        usual = Phase(
+            self.trains(),
+            s.local_epochs,
+            s.batch_size,
+            s.optimiser,
+            s.lr,
+            s.momentum,
+            s.weight_decay,
+            s.keep_optimiser,
+            s.drop_last,
+        )
+        return replace(usual, **changes)
+
+    def alignment(self) -> int:
+        """Public samples that the server draws for each round; 0 where none are used."""
+        return 0
+
+    def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
+        """A client's first parameters, of every group; ``draws`` are those of round 0."""
+        return model.init(draws, client)
+
+    def register(self, work: Work) -> Message:
+        """What a client tells the server once, before the first round.
+
+        ``work`` has parameters only if there are phases or a sweep in round 0.
+        """
         return Message()
 
     def initial_server(
@@ -165,8 +219,11 @@ class Method(ABC):
         """What the server sends to one participant at the start of a round."""
         return Message()
 
-    def receive(self, message: Message) -> Tensors:
-        """A downlink in the form that the other functions read; called once a round."""
+    def receive(self, message: Message, memory: Tensors) -> Tensors:
+        """What the other functions read in a round: a downlink, and what the client remembered of earlier rounds.
+
+        Prediction does without the memory: there it is empty, as in a client's first round.
+        """
         return message
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
@@ -174,20 +231,28 @@ class Method(ABC):
         return dict(params)
 
     @abstractmethod
-    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """What a client minimises on a batch: a scalar, pure."""
 
-    def wants_statistics(self) -> bool:
-        """Whether a client sweeps its data after training."""
-        return False
+    def sweep(self, round: int) -> Sweep:
+        """Where a client's statistics come from in a round; in round 0 after its phases."""
+        return "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
-        """What one batch adds to the sweep after training."""
+        """What one batch adds to the statistics."""
         return Statistics()
 
-    def uplink(self, client: Client, params: Tensors, statistics: Statistics) -> Message:
+    def uplink(self, work: Work) -> Message:
         """What a participant sends at the end of a round."""
         return Message()
+
+    def remember(self, work: Work) -> Tensors:
+        """What a client keeps for its next round besides its parameters; called in round 0 too if it works then."""
+        return {}
+
+    def observe(self, work: Work) -> dict[str, Any]:
+        """Figures and lists of figures about a client for the record; they are not sent."""
+        return {}
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
         """The server's next state from the participants' messages, by client."""
@@ -197,6 +262,10 @@ class Method(ABC):
         """The method's own inference rule: a score per class [B, C], the largest wins."""
         return model(params, images).logits
 
+    def learned(self, server: Tensors) -> Tensors:
+        """Parameters of a network of the server's own, which the papers count among the trainable ones."""
+        return {}
+
     def diagnostics(self, server: Tensors) -> dict[str, float]:
         """Figures about the server's state worth keeping with each round."""
         return {}
@@ -205,6 +274,38 @@ class Method(ABC):
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of a batch."""
     return batch.mean(F.cross_entropy(logits, batch.labels, reduction="none"))
+
+
+def class_means(statistics: Statistics, dtype: torch.dtype) -> Message:
+    """The mean vector of each class that a client has samples of, from ``sums`` [C, D] and ``counts`` [C].
+
+    Returns:
+        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes.
+    """
+    counts = statistics.sums["counts"]
+    labels = counts.nonzero().squeeze(1)
+    means = statistics.sums["sums"][labels] / counts[labels, None]
+    return Message({"means": means.to(dtype), "labels": labels.to(torch.int32)})
+
+
+def mean_over_owners(messages: Sequence[Tensors], num_classes: int) -> dict[str, Tensor]:
+    """The plain mean of each class over the clients that sent one, in the form of :func:`class_means`."""
+    labels = torch.cat([message["labels"] for message in messages]).long()
+    means = torch.cat([message["means"] for message in messages])
+    owners = class_counts(labels, num_classes)
+    present = owners.nonzero().squeeze(1)
+    mean = class_sums(means, labels, num_classes)[present] / owners[present, None]
+    return {"means": mean.to(means.dtype), "labels": present.to(torch.int32)}
+
+
+def by_class(message: Tensors, num_classes: int) -> dict[str, Tensor]:
+    """``means`` [C, D] with zeros where a class has none, and ``valid`` [C]; nothing from an empty message."""
+    if not message:
+        return {}
+    labels, means = message["labels"].long(), message["means"]
+    dense = means.new_zeros(num_classes, means.shape[1])
+    valid = torch.zeros(num_classes, dtype=torch.bool, device=dense.device)
+    return {"means": dense.index_copy(0, labels, means), "valid": valid.index_fill(0, labels, True)}
 
 
 def weighted_mean(messages: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
@@ -244,8 +345,21 @@ def method_class(name: str, where: str = "") -> type[Method]:
     return METHODS[name]
 
 
-def create(name: str, settings: Mapping[str, Any] | MethodSettings, num_classes: int, where: str = "") -> Method:
+def create(
+    name: str,
+    settings: Mapping[str, Any] | MethodSettings,
+    num_classes: int,
+    public_classes: int = 0,
+    where: str = "",
+) -> Method:
     """Make a method from its name and raw or resolved settings.
+
+    Args:
+        name: a registered method.
+        settings: what differs from its defaults, or all of it.
+        num_classes: C.
+        public_classes: classes of the public data set, for methods that have one.
+        where: names the settings' place in messages.
 
     Raises:
         HetflError: unknown name, or a setting is unknown or out of range.
@@ -253,4 +367,4 @@ def create(name: str, settings: Mapping[str, Any] | MethodSettings, num_classes:
     cls = method_class(name, where)
     if not isinstance(settings, MethodSettings):
         settings = validate(cls.Settings, dict(settings), where or f"{name}: settings")
-    return cls(settings, num_classes)
+    return cls(settings, num_classes, public_classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Client, Method, MethodSettings, cross_entropy, register_method, weighted_mean
+from hetfl.methods.base import Method, MethodSettings, Phase, Work, cross_entropy, register_method, weighted_mean
 from hetfl.models.base import Model, ModelOptions
 
 
@@ -23,7 +23,7 @@ class FedAvg(Method):
     source = "McMahan et al., AISTATS 2017"
     heterogeneous = False
     travels = "all parameters"
-    evaluates = "global"
+    evaluates: ClassVar[Literal["client", "global"]] = "global"
 
     class Settings(MethodSettings):
         """``init``: where the server's first weights come from."""
@@ -39,14 +39,19 @@ class FedAvg(Method):
     def keeps(self) -> tuple[str, ...]:
         return ()
 
-    def register(self, client: Client) -> Message:
-        return Message({"samples": torch.tensor([client.samples], dtype=torch.int32)})
+    def shares(self) -> tuple[str, ...]:
+        """The parameter groups that travel and are averaged."""
+        return self.trains()
+
+    def register(self, work: Work) -> Message:
+        return Message({"samples": torch.tensor([work.client.samples], dtype=torch.int32)})
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
     ) -> dict[str, Tensor]:
         samples = torch.cat([registrations[client]["samples"] for client in sorted(registrations)])
-        return {"samples": samples, **_prefixed(models[0].init(draws, client=-1))}
+        fresh = models[0].init(draws, client=-1)
+        return {"samples": samples, **_prefixed({name: fresh[name] for name in models[0].names(self.shares())})}
 
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message(
@@ -56,11 +61,11 @@ class FedAvg(Method):
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {**params, **received}
 
-    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         return cross_entropy(model(params, batch.images).logits, batch)
 
-    def uplink(self, client: Client, params: Tensors, statistics: object) -> Message:
-        return Message(params)
+    def uplink(self, work: Work) -> Message:
+        return Message({name: work.params[name] for name in work.client.model.names(self.shares())})
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
         clients = sorted(uplinks)

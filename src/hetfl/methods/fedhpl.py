@@ -8,7 +8,7 @@ settings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +19,21 @@ from hetfl.data.batches import Batch, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
-    Client,
     Method,
     MethodSettings,
+    Phase,
     Statistics,
+    Sweep,
+    Work,
     cross_entropy,
     register_method,
     weighted_mean,
 )
+from hetfl.methods.theorem import aggregation_weights, figures, fit, gaussian_divergence, guidance, teacher_accuracy
 from hetfl.models.base import Model, ModelOptions
+
+INITIAL = "initial/"
+"""Before the names of the parameters that a client started with, in its memory."""
 
 
 @register_method("fedhpl")
@@ -42,8 +48,8 @@ class FedHPL(Method):
         """FedHPL's own settings; defaults are the paper's.
 
         Attributes:
-            prompts: VPT-deep (a set of prompts per block) or VPT-shallow (one set).
-            prompt_length: n, prompts per set.
+            prompts: VPT-deep (a set of prompts per block), VPT-shallow (one set), or for CNNs a frame of pixels.
+            prompt_length: n, prompts per set, or the frame's width in pixels.
             head_init: rule for the fresh head.
             communicate: False is the paper's "Local".
             gamma: weight of the distillation loss (Eq. 2).
@@ -54,10 +60,12 @@ class FedHPL(Method):
             aggregation: ``weighted`` by the widths (Eq. 7), or ``average`` (beta = 1, Fig. 3c).
             denominator: counts in Eq. 8, ``uploaded`` logits or, read literally, all ``samples`` of the class.
             share: parameters that clients of equal width also average: Table 3's "+P" and "+H".
+            theorem: observe the terms of Theorem 1; nothing more is sent and no other number changes.
+            prior_std: s of the normal distributions that stand in for the theorem's posterior and prior.
         """
 
         keep_optimiser: bool = True
-        prompts: Literal["deep", "shallow"] = "deep"
+        prompts: Literal["deep", "shallow", "frame"] = "deep"
         prompt_length: int = Field(default=3, ge=1)
         head_init: Literal["timm", "vpt"] = "timm"
         communicate: bool = True
@@ -69,6 +77,8 @@ class FedHPL(Method):
         aggregation: Literal["weighted", "average"] = "weighted"
         denominator: Literal["uploaded", "samples"] = "uploaded"
         share: Literal["none", "prompts", "head"] = "none"
+        theorem: bool = True
+        prior_std: float = Field(default=0.1, gt=0)
 
     def model_options(self) -> ModelOptions:
         s = self.settings
@@ -77,7 +87,8 @@ class FedHPL(Method):
     def trains(self) -> tuple[str, ...]:
         return ("prompts", "head")
 
-    def register(self, client: Client) -> Message:
+    def register(self, work: Work) -> Message:
+        client = work.client
         if not self.settings.communicate:
             return Message()
         message = {"width": torch.tensor([client.model.width], dtype=torch.int32)}
@@ -100,39 +111,42 @@ class FedHPL(Method):
         shared = {name.removeprefix(group): t for name, t in server.items() if name.startswith(group)}
         return Message({"logits": server["logits"][client], "valid": server["valid"], **shared})
 
+    def receive(self, message: Message, memory: Tensors) -> Tensors:
+        return {**message, **memory}
+
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {name: received.get(name, tensor) for name, tensor in params.items()}
 
-    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """Eq. 1: cross-entropy, plus gamma times the distillation loss once there are global logits."""
         logits = model(params, batch.images).logits
         loss = cross_entropy(logits, batch)
-        if not received:
+        if "logits" not in received:
             return loss
         distillation = distillation_loss(logits, batch.labels, received, self.settings.temperature)
         scale = self.settings.temperature**2 if self.settings.squared_temperature else 1.0
         return loss + self.settings.gamma * scale * batch.mean(distillation)
 
-    def wants_statistics(self) -> bool:
-        return self.settings.communicate
+    def sweep(self, round: int) -> Sweep:
+        return "own" if self.settings.communicate and (round or self.settings.theorem) else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
         logits = model(params, batch.images).logits
-        keep = torch.ones_like(batch.labels, dtype=torch.bool)
-        if self.settings.selection == "correct":
-            keep = logits.argmax(dim=1) == batch.labels
-        if batch.weight is not None:
-            keep = keep & (batch.weight > 0)
-        if self.settings.upload == "raw":
-            return Statistics(rows={"logits": logits, "labels": batch.labels, "keep": keep})
-        return Statistics(
-            sums={
-                "logits": class_sums(logits, batch.labels, self.num_classes, keep),
-                "counts": class_counts(batch.labels, self.num_classes, keep),
-            }
-        )
+        real = torch.ones_like(batch.labels, dtype=torch.bool) if batch.weight is None else batch.weight > 0
+        keep = real & (logits.argmax(dim=1) == batch.labels) if self.settings.selection == "correct" else real
+        rows = {"logits": logits, "labels": batch.labels, "keep": keep}
+        sums = {}
+        if self.settings.upload == "average":
+            sums["logits"] = class_sums(logits, batch.labels, self.num_classes, keep)
+            sums["counts"] = class_counts(batch.labels, self.num_classes, keep)
+        if self.settings.theorem:
+            rows["real"] = real
+        elif self.settings.upload == "average":
+            rows = {}
+        return Statistics(sums, rows)
 
-    def uplink(self, client: Client, params: Tensors, statistics: Statistics) -> Message:
+    def uplink(self, work: Work) -> Message:
+        client, params, statistics = work.client, work.params, work.statistics
         if not self.settings.communicate:
             return Message()
         dtype = next(iter(params.values())).dtype
@@ -161,21 +175,69 @@ class FedHPL(Method):
         logits = global_logits(torch.stack(sums), divided_by, weights[:, clients])
         some = uplinks[clients[0]]
         dtype = some["logits" if self.settings.upload == "raw" else "means"].dtype
+        observed = {}
+        if self.settings.theorem:
+            shares = aggregation_weights(uploaded, divided_by, weights[:, clients])
+            observed["shrinkage"] = 1 - shares.sum(dim=1)
         return {
             **server,
             "logits": logits.to(dtype),
             "valid": uploaded.sum(dim=0) > 0,
             "uploaded": uploaded.sum(dim=1).to(torch.int32),
+            **observed,
             **self._shared(server, uplinks),
         }
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
+    def remember(self, work: Work) -> Tensors:
+        if not (self.settings.communicate and self.settings.theorem and work.round):
+            return {}
+        return {INITIAL + name: tensor for name, tensor in self._initial(work).items()}
+
+    def observe(self, work: Work) -> dict[str, Any]:
+        """Theorem 1's terms (:mod:`hetfl.methods.theorem`), on the samples whose classes had a teacher in the round.
+
+        Also ``upload_rate`` [C], the uploaded share of each class; ``valid_frac``, the share of samples with a
+        teacher; and before the first round the ``width``, which beta (Eq. 7) follows from. Without a teacher all
+        samples count.
+        """
+        s, client, rows, received = self.settings, work.client, work.statistics.rows, work.received
+        if not (s.communicate and s.theorem):
+            return {}
+        logits, labels, keep = (rows[name][rows["real"]] for name in ("logits", "labels", "keep"))
+        logits = logits.double()
+        if work.round == 0:
+            return {"width": client.model.width, **figures(fit(logits, labels, s.temperature))}
+        uploaded = class_counts(labels, self.num_classes, keep)
+        observed = {
+            "upload_rate": uploaded / client.class_counts.to(uploaded.device),
+            "param_kl": gaussian_divergence(work.params, self._initial(work), s.prior_std),
+        }
+        if "logits" in received:
+            teacher, taught = received["logits"].double(), received["valid"][labels]
+            observed["valid_frac"] = taught.double().mean()
+            observed["teacher_acc"] = teacher_accuracy(teacher, received["valid"])
+            if taught.any():
+                logits, labels = logits[taught], labels[taught]
+                observed |= guidance(logits, labels, teacher, s.temperature)
+        return figures(observed | fit(logits, labels, s.temperature))
+
+    def _initial(self, work: Work) -> Tensors:
+        """The parameters that a client began its first round with."""
+        names = work.client.model.names(self.trains())
+        return {name: work.received.get(INITIAL + name, work.before[name]) for name in names}
+
+    def diagnostics(self, server: Tensors) -> dict[str, Any]:
+        """Also what Eq. 8's added 1 takes from each client's global logits: mean and maximum over valid classes."""
         if "valid" not in server:
             return {}
-        return {
+        counted = {
             "valid_classes": float(server["valid"].sum()),
             "uploaded_logits": float(server["uploaded"].sum()),
         }
+        if "shrinkage" in server and server["valid"].any():
+            shrinkage = server["shrinkage"][:, server["valid"]]
+            counted |= figures({"shrinkage": shrinkage.mean(dim=1), "shrinkage_max": shrinkage.amax(dim=1)})
+        return counted
 
     def _shared(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Tensor]:
         # A client that is alone with its width keeps its own parameters.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.message import Tensors
-from hetfl.methods.base import register_method
+from hetfl.methods.base import Phase, register_method
 from hetfl.methods.fedavg import FedAvg
 from hetfl.models.base import Model
 
@@ -24,6 +24,6 @@ class FedProx(FedAvg):
 
         mu: float = Field(default=0.01, ge=0)
 
-    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         distance = sum((params[name] - received[name]).square().sum() for name in received)
-        return super().objective(model, params, batch, received) + self.settings.mu / 2 * distance
+        return super().objective(model, params, batch, received, phase) + self.settings.mu / 2 * distance

@@ -74,11 +74,13 @@ class Scheme(Settings):
         seed: draw with this seed whatever the trial's, so that all trials share one partition; None: the trial's.
         quantity: the part of its training samples that every client keeps, rounded down, at least one; what is
             kept at 0.1 is kept at 0.2 as well. Promises are about the partition before this.
+        test_quantity: the same for test samples; of a shared test split every client keeps the same ones.
     """
 
     clients: int = Field(default=5, ge=1)
     seed: int | None = Field(default=None, ge=0, lt=2**32)
     quantity: float = Field(default=1.0, gt=0, le=1)
+    test_quantity: float = Field(default=1.0, gt=0, le=1)
 
     disjoint: ClassVar[tuple[Side, ...]] = ("train", "test")
     """The sides on which no sample is held by two clients."""
@@ -157,7 +159,15 @@ def make_partition(settings: Scheme, dataset: Dataset, draws: Draws, where: str 
         draws = Draws(settings.seed)
     partition = settings.cut(dataset, draws, where)
     check_partition(partition, settings, dataset, where)
-    return partition if settings.quantity == 1 else _thin(partition, settings.quantity, draws)
+    if settings.quantity < 1:
+        train = _thin(partition.train, settings.quantity, draws, "partition:quantity")
+        partition = replace(partition, train=train)
+    if settings.test_quantity < 1:
+        shared = np.arange(len(dataset.labels(partition.test_from)), dtype=np.int64)
+        whole = partition.test or (shared,)
+        test = _thin(whole, settings.test_quantity, draws, "partition:test quantity")
+        partition = replace(partition, test=test if partition.test else test * settings.clients)
+    return partition
 
 
 def check_partition(partition: Partition, settings: Scheme, dataset: Dataset, where: str = "partition") -> None:
@@ -222,9 +232,9 @@ def _check_holders(partition: Partition, settings: Scheme, dataset: Dataset, whe
             raise HetflError(f"{where}: sample {int(np.argmax(free))} of {name} must have a client, it has none")
 
 
-def _thin(partition: Partition, quantity: float, draws: Draws) -> Partition:
+def _thin(parts: Sequence[np.ndarray], quantity: float, draws: Draws, purpose: str) -> tuple[np.ndarray, ...]:
     def kept(client: int, part: np.ndarray) -> np.ndarray:
-        order = draws.numpy("partition:quantity", client).permutation(len(part))
+        order = draws.numpy(purpose, client).permutation(len(part))
         return part[np.sort(order[: max(1, int(floors(quantity, len(part))))])]
 
-    return replace(partition, train=tuple(kept(client, part) for client, part in enumerate(partition.train)))
+    return tuple(kept(client, part) for client, part in enumerate(parts))

@@ -1,0 +1,41 @@
+"""FedBABU: FedAvg of the bodies under one random head that stays as it is until each client tunes its final model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.draws import Draws
+from hetfl.methods.base import Phase, register_method
+from hetfl.methods.fedavg import FedAvg
+from hetfl.models.base import Model
+
+
+@register_method("fedbabu")
+class FedBABU(FedAvg):
+    """Oh et al., ICLR 2022. The common head is drawn from the shared seed, so it never travels."""
+
+    title = "FedBABU"
+    source = "Oh et al., ICLR 2022"
+    travels = "bodies"
+
+    class Settings(FedAvg.Settings):
+        """``finetune_epochs``: passes of each client over its data after the last round, training body and head."""
+
+        finetune_epochs: int = Field(default=10, ge=0)
+
+    def trains(self) -> tuple[str, ...]:
+        return ("body",)
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("head",)
+
+    def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
+        """The same for every client."""
+        return model.init(draws, -1)
+
+    def closing(self) -> Sequence[Phase]:
+        epochs = self.settings.finetune_epochs
+        return [self.phase(trains=("body", "head"), epochs=epochs)] if epochs else []

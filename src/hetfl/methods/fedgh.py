@@ -1,0 +1,105 @@
+"""FedGH: the server trains one head on the clients' class means; each client starts its round with that head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.data.batches import Batch, class_counts, class_sums
+from hetfl.draws import Draws
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import (
+    Method,
+    MethodSettings,
+    Phase,
+    Statistics,
+    Sweep,
+    Work,
+    class_means,
+    cross_entropy,
+    register_method,
+)
+from hetfl.models.base import Model, ModelOptions
+
+FRESH = "fresh/"
+"""Prefix of the server's head before its first training: nobody is sent that one."""
+
+
+@register_method("fedgh")
+class FedGH(Method):
+    """Yi et al., ACM MM 2023; the client's model is tested right after its local training."""
+
+    title = "FedGH"
+    source = "Yi et al., ACM MM 2023"
+    travels = "class means up, a head down"
+
+    class Settings(MethodSettings):
+        """Defaults are those of FedHPL's Table 2 and the authors' code.
+
+        Attributes:
+            embedding: common size of the feature that enters the head.
+            stem: of ResNets.
+            server_lr: learning rate of the server's head.
+            server_batch: pairs of mean and class a step; 1 in the authors' code.
+            clip: largest norm of a server step's gradient.
+        """
+
+        weight_decay: float = Field(default=1e-3, ge=0)
+        embedding: int = Field(default=512, ge=1)
+        stem: Literal["imagenet", "cifar"] = "cifar"
+        server_lr: float = Field(default=0.01, gt=0)
+        server_batch: int = Field(default=1, ge=1)
+        clip: float = Field(default=50.0, gt=0)
+
+    def model_options(self) -> ModelOptions:
+        s = self.settings
+        return ModelOptions(body="trained", weights="scratch", stem=s.stem, embedding=s.embedding)
+
+    def trains(self) -> tuple[str, ...]:
+        return ("body", "projection", "head")
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        fresh = models[0].init(draws, -1)
+        return {FRESH + name: fresh[name] for name in models[0].names(["head"])}
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        return Message({name: tensor for name, tensor in server.items() if not name.startswith(FRESH)})
+
+    def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
+        return {**params, **received}
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        return cross_entropy(model(params, batch.images).logits, batch)
+
+    def sweep(self, round: int) -> Sweep:
+        return "own" if round else "none"
+
+    def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        features = model(params, batch.images).features
+        sums = class_sums(features, batch.labels, self.num_classes, batch.weight)
+        return Statistics(sums={"sums": sums, "counts": class_counts(batch.labels, self.num_classes, batch.weight)})
+
+    def uplink(self, work: Work) -> Message:
+        return class_means(work.statistics, next(iter(work.params.values())).dtype)
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """One pass of SGD over the pairs of class mean and class, in the order of the clients."""
+        head = {name.removeprefix(FRESH): tensor.clone().requires_grad_() for name, tensor in server.items()}
+        weight, bias = head["head.weight"], head["head.bias"]
+        optimiser = torch.optim.SGD([weight, bias], self.settings.server_lr)
+        means = torch.cat([uplinks[client]["means"] for client in sorted(uplinks)])
+        labels = torch.cat([uplinks[client]["labels"] for client in sorted(uplinks)]).long()
+        size = self.settings.server_batch
+        for x, y in zip(means.split(size), labels.split(size), strict=True):
+            optimiser.zero_grad()
+            F.cross_entropy(F.linear(x, weight, bias), y).backward()
+            torch.nn.utils.clip_grad_norm_([weight, bias], self.settings.clip)
+            optimiser.step()
+        return {name: tensor.detach() for name, tensor in head.items()}

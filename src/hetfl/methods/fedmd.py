@@ -1,0 +1,118 @@
+"""FedMD: clients of any architecture agree on the logits of public samples, then go back to their own data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import (
+    Method,
+    MethodSettings,
+    Phase,
+    Statistics,
+    Sweep,
+    Work,
+    cross_entropy,
+    register_method,
+)
+from hetfl.models.base import Model, ModelOptions
+
+
+@register_method("fedmd")
+class FedMD(Method):
+    """Li and Wang, NeurIPS workshop 2019.
+
+    Logits count the public classes first. Before the first round every client trains on the public and on its own
+    data, and sends its logits of the first alignment set. Each round it digests their mean, revisits its own data,
+    and sends its logits of the next alignment set.
+    """
+
+    title = "FedMD"
+    source = "Li and Wang, NeurIPS workshop 2019"
+    travels = "logits of public samples"
+    public = True
+
+    class Settings(MethodSettings):
+        """Defaults are FedHPL's where it states one, else the authors' code.
+
+        Attributes:
+            local_epochs: passes over the client's own data in a round ("revisit").
+            public_epochs, private_epochs: passes over public and own data before the first round.
+            alignment_samples: public samples drawn for a round.
+            digest_epochs, digest_batch: passes over those samples, and samples a step.
+            stem: of ResNets.
+        """
+
+        optimiser: Literal["sgd", "adam"] = "adam"
+        lr: float = Field(default=0.001, gt=0)
+        weight_decay: float = Field(default=0.0, ge=0)
+        local_epochs: int = Field(default=5, ge=1)
+        public_epochs: int = Field(default=25, ge=0)
+        private_epochs: int = Field(default=25, ge=0)
+        alignment_samples: int = Field(default=5000, ge=1)
+        digest_epochs: int = Field(default=1, ge=1)
+        digest_batch: int = Field(default=256, ge=1)
+        stem: Literal["imagenet", "cifar"] = "cifar"
+
+    def model_options(self) -> ModelOptions:
+        return ModelOptions(
+            body="trained", weights="scratch", stem=self.settings.stem, extra_outputs=self.public_classes
+        )
+
+    def trains(self) -> tuple[str, ...]:
+        return ("body", "head")
+
+    def phases(self, round: int) -> Sequence[Phase]:
+        s = self.settings
+        if not round:
+            return [self.phase(data="public", epochs=s.public_epochs), self.phase(epochs=s.private_epochs)]
+        digest = self.phase(data="alignment", epochs=s.digest_epochs, batch_size=s.digest_batch)
+        return [digest, self.phase()]
+
+    def alignment(self) -> int:
+        return self.settings.alignment_samples
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        logits = model(params, batch.images).logits
+        if phase.data == "alignment":
+            return batch.mean((logits - received["logits"][batch.rows]).abs().mean(dim=1))
+        own = 0 if phase.data == "public" else self.public_classes
+        return cross_entropy(logits, replace(batch, labels=batch.labels + own))
+
+    def sweep(self, round: int) -> Sweep:
+        return "alignment"
+
+    def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        assert batch.rows is not None
+        return Statistics(rows={"logits": model(params, batch.images).logits, "samples": batch.rows})
+
+    def register(self, work: Work) -> Message:
+        return self.uplink(work)
+
+    def uplink(self, work: Work) -> Message:
+        rows = work.statistics.rows
+        return Message({"logits": rows["logits"], "samples": rows["samples"].to(torch.int32)})
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        return self.aggregate({}, registrations, draws)
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """The plain mean of the participants' logits; rows are in the order of the alignment set."""
+        return {"logits": torch.stack([uplinks[client]["logits"] for client in sorted(uplinks)]).mean(dim=0)}
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        return Message(server)
+
+    def predict(self, model: Model, params: Tensors, images: Tensor, received: Tensors) -> Tensor:
+        """The data set's own classes first; a public class that wins is a mistake."""
+        return model(params, images).logits.roll(-self.public_classes, dims=1)

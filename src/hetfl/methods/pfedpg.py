@@ -1,0 +1,111 @@
+"""pFedPG: the server generates each client's prompts, and learns to from how the clients change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws, seeded_library_code
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import Method, MethodSettings, Phase, Work, cross_entropy, register_method
+from hetfl.models.base import Model, ModelOptions
+
+
+@register_method("pfedpg")
+class PFedPG(Method):
+    """Yang et al., "Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation",
+    ICCV 2023; shapes are those that FedHPL's Table 5 counts.
+    """
+
+    title = "pFedPG"
+    source = "Yang et al., ICCV 2023"
+    heterogeneous = False
+    travels = "prompts down, their change up"
+
+    class Settings(MethodSettings):
+        """Defaults are the authors', prompts and epochs FedHPL's; momentum is not stated and left out.
+
+        Attributes:
+            prompt_length: prompts at the input of the frozen backbone.
+            inner: width of the generator's attention.
+            server_lr: learning rate of the generator.
+        """
+
+        local_epochs: int = Field(default=5, ge=1)
+        batch_size: int = Field(default=64, ge=1)
+        lr: float = Field(default=0.25, gt=0)
+        momentum: float = Field(default=0.0, ge=0, lt=1)
+        weight_decay: float = Field(default=1e-3, ge=0)
+        prompt_length: int = Field(default=10, ge=1)
+        inner: int = Field(default=512, ge=1)
+        server_lr: float = Field(default=1e-3, gt=0)
+
+    def model_options(self) -> ModelOptions:
+        return ModelOptions(prompts="shallow", prompt_length=self.settings.prompt_length)
+
+    def trains(self) -> tuple[str, ...]:
+        return ("prompts", "head")
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        model, inner = models[0], self.settings.inner
+        params = model.init(draws, -1)
+        (basis,) = (params[name] for name in model.names(["prompts"]))
+        width = basis.shape[-1]
+        with seeded_library_code(draws.key("init:generator")):
+            layers = {name: nn.Linear(width, inner, bias=False) for name in ("query", "key", "value")}
+            fresh = nn.ModuleDict({**layers, "leave": nn.Linear(inner, width)}).state_dict()
+            descriptors = torch.randn(len(models), width)
+        return {
+            "basis": basis.reshape(-1, width),
+            **{name: tensor.to(basis.dtype) for name, tensor in {"descriptors": descriptors, **fresh}.items()},
+        }
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        return Message({"prompts": generate(server)[client]})
+
+    def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
+        return {
+            name: received["prompts"].view_as(tensor) if name.split(".")[0] == "prompts" else tensor
+            for name, tensor in params.items()
+        }
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        return cross_entropy(model(params, batch.images).logits, batch)
+
+    def uplink(self, work: Work) -> Message:
+        (name,) = work.client.model.names(["prompts"])
+        return Message({"change": (work.params[name] - work.before[name]).view_as(work.received["prompts"])})
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """One step that moves every participant's generated prompts towards what it made of them."""
+        net = {name: tensor.clone().requires_grad_() for name, tensor in server.items()}
+        clients = sorted(uplinks)
+        changes = torch.stack([uplinks[client]["change"] for client in clients])
+        # The vector-Jacobian product with P_k - P~_k, P~_k being where the client's training ended.
+        torch.autograd.backward(generate(net)[clients], -changes)
+        torch.optim.SGD(net.values(), self.settings.server_lr).step()
+        return {name: tensor.detach() for name, tensor in net.items()}
+
+    def learned(self, server: Tensors) -> Tensors:
+        return server
+
+    def diagnostics(self, server: Tensors) -> dict[str, float]:
+        spread = generate(server)
+        return {"prompt_spread": float((spread - spread.mean(dim=0)).norm() / math.sqrt(len(spread)))}
+
+
+def generate(net: Tensors) -> Tensor:
+    """Prompts [K, n, d] of all clients: the basis plus what a client's descriptor attends to in it."""
+    basis, descriptors = net["basis"], net["descriptors"]
+    query = F.linear(descriptors, net["query.weight"])
+    key, value = F.linear(basis, net["key.weight"]), F.linear(basis, net["value.weight"])
+    attention = torch.softmax(query @ key.T / math.sqrt(query.shape[1]), dim=1)
+    return basis + F.linear(attention @ value, net["leave.weight"], net["leave.bias"])[:, None]

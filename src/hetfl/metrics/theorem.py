@@ -1,0 +1,131 @@
+"""The terms of FedHPL's Theorem 1 from a run record, as diagnostics.
+
+Ma et al., arXiv 2405.17267. With probability 1 - eps, for any t > 0:
+
+    R_test(h_k) <= R(h_k) + sqrt((KL(h_k || h_0) + ln sqrt(4 m) - ln eps) / (2 m)) + R(h_0) + R_test(h_0)
+                   + d(D_k, D_test) + mean_i [CE(phi(g_i), phi(p_i)) - H(phi(g_i))]
+                   + (lambda_k - ln eps) / (t m) + t C_k^2 / 8
+
+Not everything in it can be computed: KL(h_k || h_0) is between distributions over hypotheses while clients have one
+hypothesis each, lambda_k is infinite for continuous parameters, and d is a supremum over hypotheses. What stands in
+for them makes the sum a proxy to follow over rounds and to compare runs by; it guarantees nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+EPSILON = 0.05
+"""eps: the bound may fail with this probability."""
+
+
+def series(run: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], epsilon: float = EPSILON) -> dict[str, Any]:
+    """Every term of every round and client.
+
+    Args:
+        run: ``run.json``; without its ``class_counts`` only what needs no number of samples is derived.
+        rounds: the lines of ``rounds.jsonl``.
+        epsilon: eps.
+
+    Returns:
+        ``round``: [R], the rounds in which clients were observed. What they observed (see
+        :mod:`hetfl.methods.theorem`), by its name: [R][K], or [R][K][C] for ``upload_rate``. What the added 1 of
+        Eq. 8 took from the teachers made at the round's end: ``shrinkage`` and ``shrinkage_max`` [R][K]. Derived:
+        ``lambda0`` and ``label_tv`` [K], ``beta`` [K][K]; ``slack_pb``, ``slack_kd`` and ``bound_proxy`` [R][K].
+        None where there is no value. A key is missing where the record lacks what it is made of.
+    """
+    clients, lines = run["clients"], [line for line in rounds if line.get("clients")]
+    names = dict.fromkeys(name for line in lines for name in line["clients"])
+    values = {name: _by_client([_spread(line, name, clients) for line in lines]) for name in names}
+    for name in ("shrinkage", "shrinkage_max"):
+        made = [line.get("diagnostics", {}).get(name) for line in lines]
+        if any(made):
+            values[name] = _by_client([shares or [None] * clients for shares in made])
+    if "width" in values:
+        values["beta"] = beta(values.pop("width")[0])
+    first = next((line for line in lines if line["round"] == 0), None)
+    if first and "err01" in values:
+        values["lambda0"] = adaptation(values["err01"][0], np.array(first["accuracy"]))
+    if "class_counts" in run:
+        train, test = (np.array(run["class_counts"][part], dtype=float) for part in ("train", "test"))
+        samples = train.sum(axis=1)
+        values["label_tv"] = label_distance(train, test)
+        if "param_kl" in values:
+            values["slack_pb"] = prompt_slack(values["param_kl"], samples, epsilon)
+        if {"param_kl", "kd_max"} <= values.keys():
+            values["slack_kd"] = distillation_slack(values["kd_max"], values["param_kl"], samples, epsilon)
+    terms = ("err01", "slack_pb", "lambda0", "label_tv", "kd_loss", "slack_kd")
+    if values.keys() >= set(terms):
+        values["bound_proxy"] = sum((values[name] for name in terms), np.zeros(clients))
+    return {"round": [line["round"] for line in lines]} | {name: _plain(value) for name, value in values.items()}
+
+
+def beta(widths: np.ndarray) -> np.ndarray:
+    """Eq. 7: beta[k, j] = min(d_k / d_j, d_j / d_k) for the clients' widths [K]; [K, K]."""
+    ratio = widths[:, None] / widths[None, :]
+    return np.minimum(ratio, 1 / ratio)
+
+
+def adaptation(error: np.ndarray, test_accuracy: np.ndarray) -> np.ndarray:
+    """Theorem 1's R(h_0) + R_test(h_0): 0-1 risks of the untrained model on the client's and on test data.
+
+    About 2 (1 - 1 / C) for a random head, so vacuous there; it tells initial models apart.
+    """
+    return error + 1 - test_accuracy
+
+
+def label_distance(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """1/2 sum_c |#D[k, c] / m_k - n_test[c] / n_test|, the total variation between label distributions.
+
+    It stands in for Theorem 1's d(D_k, D_test), which is between distributions of inputs.
+
+    Args:
+        train: samples per class [K, C].
+        test: [C], or [K, C] where clients have test sets of their own.
+    """
+    shares = [counts / counts.sum(axis=-1, keepdims=True) for counts in (train, test)]
+    return 0.5 * np.abs(shares[0] - shares[1]).sum(axis=-1)
+
+
+def prompt_slack(divergence: np.ndarray, samples: np.ndarray, epsilon: float = EPSILON) -> np.ndarray:
+    """Theorem 1's sqrt((KL(h_k || h_0) + ln sqrt(4 m) - ln eps) / (2 m)) for m ``samples``."""
+    return np.sqrt((divergence + 0.5 * np.log(4 * samples) - np.log(epsilon)) / (2 * samples))
+
+
+def distillation_slack(
+    bound: np.ndarray, complexity: np.ndarray, samples: np.ndarray, epsilon: float = EPSILON
+) -> np.ndarray:
+    """Theorem 1's (lambda_k - ln eps) / (t m) + t C_k^2 / 8 at the t that makes it smallest.
+
+    t = sqrt(8 (lambda_k - ln eps) / (m C_k^2)) leaves C_k sqrt((lambda_k - ln eps) / (2 m)).
+
+    Args:
+        bound: C_k, the largest distillation loss of a sample.
+        complexity: lambda_k = -ln pi_k of a discrete prior, for which the parameters' divergence stands in.
+        samples: m.
+        epsilon: eps.
+    """
+    return bound * np.sqrt((complexity - np.log(epsilon)) / (2 * samples))
+
+
+def _spread(line: Mapping[str, Any], name: str, clients: int) -> list[Any]:
+    """A figure's values by client instead of by participant; None where there is none."""
+    seen = dict(zip(line["participants"], line["clients"].get(name, ()), strict=False))
+    return [seen.get(client) for client in range(clients)]
+
+
+def _by_client(lines: list[list[Any]]) -> np.ndarray:
+    """[R, K] or [R, K, C] with NaN where there is None."""
+    length = next((len(value) for line in lines for value in line if isinstance(value, list)), None)
+    missing = np.nan if length is None else [np.nan] * length
+    return np.array([[missing if value is None else value for value in line] for line in lines], dtype=float)
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+    """Nested lists with None where there is NaN."""
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return plain.tolist()

@@ -1,0 +1,347 @@
+"""FedGen, FedGH, FedTGP, FedMD and FedHE: their equations on small numbers, and their equivalences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.federation.rounds import play_round, start
+from hetfl.message import Message
+from hetfl.methods import create
+from hetfl.methods.fedtgp import contrastive_loss, emit
+from hetfl.models import Output
+
+
+class Linear:
+    """A model whose features are its images."""
+
+    def __call__(self, params, images):
+        return Output(images, images @ params["head.weight"].T + params["head.bias"])
+
+
+def means(labels, rows):
+    return Message({"means": torch.tensor(rows), "labels": torch.tensor(labels, dtype=torch.int32)})
+
+
+def run(engine, rounds: int = 2):
+    state, line = start(engine, Draws(0))
+    lines = [line]
+    for round in range(1, rounds + 1):
+        state, line = play_round(engine, state, Draws(0).at(round))
+        lines.append(line)
+    return state, lines
+
+
+def test_fedhe_sends_and_averages_class_means():
+    method = create("fedhe", {}, 3)
+    server = method.initial_server([None, None], {}, Draws(0))
+    uplinks = {0: means([0, 2], [[1.0, 0, 0], [0, 0, 4]]), 1: means([0], [[3.0, 2, 0]])}
+    server = method.aggregate(server, uplinks, Draws(0))
+    assert server["means"].tolist() == [[2, 1, 0], [0, 0, 4]]
+    assert server["labels"].tolist() == [0, 2]
+    assert method.downlink(server, 0).size.elements == 2 * 3 + 2
+
+
+def test_fedhe_waits_until_every_client_has_reported():
+    method = create("fedhe", {}, 3)
+    server = method.initial_server([None, None], {}, Draws(0))
+    server = method.aggregate(server, {1: means([0], [[3.0, 2, 0]])}, Draws(0))
+    assert not method.downlink(server, 0)
+    server = method.aggregate(server, {0: means([1], [[0.0, 1, 0]])}, Draws(0))
+    assert method.downlink(server, 0)["labels"].tolist() == [1]
+
+
+def test_fedhes_loss_is_a_squared_distance_where_a_class_has_a_mean():
+    method = create("fedhe", {"alpha": 2.0}, 2)
+    params = {"head.weight": torch.eye(2), "head.bias": torch.zeros(2)}
+    batch = Batch(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1]))
+    received = method.receive(means([0], [[3.0, 1.0]]), {})
+    phase = method.phases(1)[0]
+    plain = method.objective(Linear(), params, batch, {}, phase)
+    pulled = method.objective(Linear(), params, batch, received, phase)
+    # Only the first sample's class has a mean: (4 + 1) / 2, halved by the batch.
+    assert (pulled - plain).item() == pytest.approx(2.0 * 2.5 / 2)
+
+
+@pytest.mark.parametrize("group", ["homogeneous", "heterogeneous"])
+def test_fedhes_upload_is_fedhpls_average_upload_without_selection(toy_engine, group):
+    """Before losses part them: one model, one sweep, all logits; FedHE sends no counts."""
+    same = {"optimiser": "sgd", "lr": 0.01, "weight_decay": 1e-4, "momentum": 0.9}
+    fedhe = toy_engine("fedhe", group, collect="sweep", **same)
+    fedhpl = create("fedhpl", {"upload": "average", "selection": "all"}, 3)
+    state, _ = start(fedhe, Draws(0))
+    from hetfl.federation.sequential import Visit
+    from hetfl.federation.state import ClientState
+    from hetfl.methods.base import Work
+
+    (update,) = fedhe.train([Visit(1, ClientState(), Message())], Draws(0).at(1))
+    client, data = fedhe.federation.clients[1], fedhe.federation.data[1]
+    statistics = fedhpl.statistics(client.model, update.state.params, data.train_images.batch(data.train), {})
+    work = Work(client, 1, {}, {}, update.state.params, statistics, 1)
+    theirs = fedhpl.uplink(work)
+    present = theirs["counts"].nonzero().squeeze(1)
+    assert update.uplink["labels"].tolist() == present.tolist()
+    assert torch.allclose(update.uplink["means"], theirs["means"][present], atol=1e-6)
+
+
+def test_statistics_of_the_training_passes_are_taken_before_each_step(toy_engine):
+    """With one step per epoch and one epoch the logits are those of the untrained model."""
+    engine = toy_engine("fedhe", batch_size=64)
+    state, _ = start(engine, Draws(0))
+    from hetfl.federation.sequential import Visit
+    from hetfl.federation.state import ClientState
+
+    (update,) = engine.train([Visit(2, ClientState(), Message())], Draws(0).at(1))
+    client, data = engine.federation.clients[2], engine.federation.data[2]
+    batch = data.train_images.batch(data.train)
+    logits = client.model(client.model.init(Draws(0), 2), batch.images).logits
+    for label, mean in zip(update.uplink["labels"], update.uplink["means"], strict=True):
+        assert torch.allclose(mean, logits[batch.labels == label].mean(dim=0), atol=1e-6)
+
+
+def test_fedghs_server_takes_one_step_per_pair_in_order():
+    method = create("fedgh", {"server_lr": 0.5}, 2)
+    server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
+    assert not method.downlink(server, 0)
+    pairs = [([1.0, 0.0], 0), ([0.0, 2.0], 1), ([1.0, 1.0], 0)]
+    uplinks = {1: means([0], [pairs[2][0]]), 0: means([0, 1], [pairs[0][0], pairs[1][0]])}
+    after = method.aggregate(server, uplinks, Draws(0))
+    weight, bias = torch.zeros(2, 2), torch.zeros(2)
+    for x, y in pairs:
+        x = torch.tensor(x)
+        gradient = torch.softmax(weight @ x + bias, dim=0) - F.one_hot(torch.tensor(y), 2)
+        weight, bias = weight - 0.5 * torch.outer(gradient, x), bias - 0.5 * gradient
+    assert torch.allclose(after["head.weight"], weight, atol=1e-6)
+    assert torch.allclose(after["head.bias"], bias, atol=1e-6)
+    assert set(method.downlink(after, 0)) == {"head.weight", "head.bias"}
+
+
+def test_fedgh_clips_the_servers_gradient():
+    method = create("fedgh", {"server_lr": 1.0, "clip": 0.1}, 2)
+    server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
+    after = method.aggregate(server, {0: means([0], [[100.0, 0.0]])}, Draws(0))
+    assert torch.cat([t.flatten() for t in after.values()]).norm().item() == pytest.approx(0.1, rel=1e-4)
+
+
+def test_fedgh_clients_start_with_the_servers_head_and_are_tested_with_their_own(toy_engine):
+    engine = toy_engine("fedgh", embedding=16)
+    state, lines = run(engine)
+    down = engine.method.downlink(state.server, 0)
+    adopted = engine.method.adopt(state.clients[0].params, down)
+    assert adopted["head.weight"] is down["head.weight"]
+    assert not torch.equal(state.clients[0].params["head.weight"], down["head.weight"])
+    present = [int((client.class_counts > 0).sum()) for client in engine.federation.clients]
+    assert lines[2]["up"]["elements"] == sum(present) * (16 + 1)
+    assert lines[2]["down"]["elements"] == 3 * (3 * 16 + 3)
+    assert lines[1]["down"]["elements"] == 0
+
+
+def test_fedtgps_margin_is_the_largest_distance_to_a_nearest_neighbour():
+    centres = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 10.0]])
+    widest = (109**0.5, 10.0)
+    for margin, expected in {"adaptive": widest[1], "all-pairs": widest[0], "fixed": 100.0, "none": 0.0}.items():
+        assert create("fedtgp", {"margin": margin}, 3).margin(centres).item() == pytest.approx(expected)
+    assert create("fedtgp", {"margin_cap": 7.0}, 3).margin(centres).item() == 7
+    assert create("fedtgp", {}, 3).margin(centres[:1]).item() == 100
+
+
+def test_fedtgps_server_follows_the_equations():
+    """Against a float64 reference written from Eq. 5-8 with one full batch per epoch."""
+    method = create("fedtgp", {"server_epochs": 3, "server_batch": 100, "server_lr": 0.05, "margin_cap": 2.0}, 3)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    net = {
+        "vectors.weight": normal(3, 4),
+        "enter.weight": normal(4, 4),
+        "enter.bias": normal(4),
+        "leave.weight": normal(4, 4),
+        "leave.bias": normal(4),
+    }
+    uplinks = {
+        0: Message({"means": normal(2, 4), "labels": torch.tensor([0, 1], dtype=torch.int32)}),
+        2: Message({"means": normal(2, 4), "labels": torch.tensor([1, 2], dtype=torch.int32)}),
+    }
+    after = method.aggregate({f"net/{n}": t for n, t in net.items()}, uplinks, Draws(0).at(1))
+
+    prototypes = torch.cat([uplinks[0]["means"], uplinks[2]["means"]])
+    labels = [0, 1, 1, 2]
+    centres = torch.stack([prototypes[0], (prototypes[1] + prototypes[2]) / 2, prototypes[3]])
+    gaps = [min((centres[c] - centres[o]).norm().item() for o in range(3) if o != c) for c in range(3)]
+    delta = min(max(gaps), 2.0)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in net.items()}
+    for _ in range(3):
+        hidden = torch.relu(leaves["vectors.weight"] @ leaves["enter.weight"].T + leaves["enter.bias"])
+        made = hidden @ leaves["leave.weight"].T + leaves["leave.bias"]
+        loss = 0.0
+        for prototype, label in zip(prototypes, labels, strict=True):
+            scores = torch.stack([-((prototype - made[c]).norm() + delta * (c == label)) for c in range(3)])
+            loss = loss - torch.log(torch.exp(scores[label]) / torch.exp(scores).sum()) / len(labels)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        leaves = {
+            n: (t - 0.05 * g).detach().requires_grad_()
+            for (n, t), g in zip(leaves.items(), gradients, strict=True)
+        }
+    for name, tensor in leaves.items():
+        assert torch.allclose(after[f"net/{name}"], tensor, atol=1e-12), name
+    assert torch.allclose(after["means"], emit({n: t.detach() for n, t in leaves.items()}))
+    assert after["margin"].item() == pytest.approx(delta)
+
+
+def test_fedtgps_ablations():
+    prototypes, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    emitted = torch.randn(3, 4)
+    plain = F.cross_entropy(-torch.cdist(prototypes, emitted), labels)
+    assert torch.allclose(contrastive_loss(prototypes, labels, emitted, torch.tensor(0.0)), plain, atol=1e-5)
+    without = create("fedtgp", {"network": False}, 3)
+    assert torch.equal(emit({"vectors.weight": emitted}), emitted)
+    assert without.settings.network is False
+    # A prototype that lies on an emitted one still has a gradient.
+    at = emitted.clone().requires_grad_()
+    contrastive_loss(emitted, torch.tensor([0, 1, 2]), at, torch.tensor(1.0)).backward()
+    assert torch.isfinite(at.grad).all()
+
+
+def test_fedtgp_emits_every_class(toy_engine):
+    engine = toy_engine("fedtgp", embedding=16, server_epochs=2)
+    _, lines = run(engine)
+    assert lines[1]["down"]["elements"] == 0
+    assert lines[2]["down"]["elements"] == 3 * 3 * (16 + 1)
+    assert set(lines[1]["diagnostics"]) == {"margin", "loss"}
+
+
+def test_fedmds_objectives_count_public_classes_first():
+    method = create("fedmd", {}, 2, 3)
+    public, own, digest, revisit = *method.phases(0), *method.phases(1)
+    assert [phase.data for phase in (public, own, digest, revisit)] == ["public", "own", "alignment", "own"]
+    params = {"head.weight": torch.randn(5, 2), "head.bias": torch.randn(5)}
+    images = torch.randn(4, 2)
+    logits = Linear()(params, images).logits
+    labels = torch.tensor([0, 1, 1, 0])
+    batch = Batch(images, labels, rows=torch.tensor([3, 0, 2, 1]))
+    received = {"logits": torch.randn(4, 5)}
+
+    def value(phase):
+        return method.objective(Linear(), params, batch, received, phase)
+
+    assert torch.allclose(value(public), F.cross_entropy(logits, labels))
+    assert torch.allclose(value(revisit), F.cross_entropy(logits, labels + 3))
+    assert torch.allclose(value(digest), (logits - received["logits"][[3, 0, 2, 1]]).abs().mean())
+    predicted = method.predict(Linear(), params, images, {})
+    assert torch.equal(predicted, torch.cat([logits[:, 3:], logits[:, :3]], dim=1))
+
+
+def test_fedmd_aligns_on_the_samples_it_was_told(toy_engine):
+    """What a client uploads are its logits of the next round's alignment set, in its order."""
+    settings = {"alignment_samples": 12, "public_epochs": 1, "private_epochs": 1, "local_epochs": 1}
+    engine = toy_engine("fedmd", **settings)
+    state, line = start(engine, Draws(0))
+    assert line["up"]["elements"] == 3 * 12 * (3 + 2 + 1)
+    assert len(line["accuracy"]) == 3
+    data, client = engine.federation.data[1], engine.federation.clients[1]
+    order = torch.randperm(20, generator=Draws(0).at(1).torch("alignment"))[:12]
+    logits = [
+        engine.federation.clients[k].model(state.clients[k].params, data.public_images.batch(order).images).logits
+        for k in range(3)
+    ]
+    assert torch.allclose(engine.method.downlink(state.server, 1)["logits"], torch.stack(logits).mean(0), atol=1e-5)
+    _, line = play_round(engine, state, Draws(0).at(1))
+    assert line["up"]["elements"] == 3 * 12 * 6
+    assert line["down"]["elements"] == 3 * 12 * 5
+    assert client.model(state.clients[1].params, data.public_images.batch(order).images).logits.shape == (12, 5)
+
+
+def test_fedmd_counts_public_predictions_as_mistakes(toy_engine):
+    engine = toy_engine("fedmd", alignment_samples=4, public_epochs=0, private_epochs=0, local_epochs=1)
+    state, _ = start(engine, Draws(0))
+    params = dict(state.clients[0].params)
+    params["head.weight"] = torch.zeros_like(params["head.weight"])
+    params["head.bias"] = torch.tensor([0.0, 9.0, 0.0, 0.0, 0.0])  # a public class always wins
+    confusion = engine.evaluate(0, params, {})
+    assert confusion.shape == (3, 5)
+    assert confusion.sum() == 30 and confusion[:, 4].sum() == 30 and confusion[:, :3].sum() == 0
+
+
+def fedgen_server(method, width=4, classes=3):
+    generator = torch.Generator().manual_seed(1)
+    noise, hidden = method.settings.noise, width
+    return {
+        "samples": torch.tensor([10, 30], dtype=torch.int32),
+        "generator/enter.weight": torch.randn(hidden, noise + classes, generator=generator),
+        "generator/enter.bias": torch.zeros(hidden),
+        "generator/norm.weight": torch.ones(hidden),
+        "generator/norm.bias": torch.zeros(hidden),
+        "generator/leave.weight": torch.randn(width, hidden, generator=generator),
+        "generator/leave.bias": torch.zeros(width),
+    }
+
+
+def head_message(weight, labels):
+    return Message({"head.weight": weight, "head.bias": torch.zeros(3), "labels": torch.tensor(labels).int()})
+
+
+def test_fedgens_server_learns_features_its_clients_heads_recognise():
+    method = create("fedgen", {"noise": 4, "server_steps": 200, "server_lr": 0.02}, 3)
+    uplinks = {
+        0: head_message(torch.eye(3, 4), [0] * 10),
+        1: head_message(2 * torch.eye(3, 4), [1] * 15 + [2] * 15),
+    }
+    before = fedgen_server(method)
+    after = method.aggregate(before, uplinks, Draws(0).at(1))
+    # Heads by samples: (10 * 1 + 30 * 2) / 40.
+    assert torch.allclose(after["head.weight"], 1.75 * torch.eye(3, 4))
+    assert sorted(after["labels"].tolist()) == [0] * 10 + [1] * 15 + [2] * 15
+
+    def loss(server):
+        net = {name.removeprefix("generator/"): t for name, t in server.items() if name.startswith("generator/")}
+        features, labels = method._generate(net, after["labels"], 256, 5)
+        return F.cross_entropy(F.linear(features, after["head.weight"], after["head.bias"]), labels).item()
+
+    assert loss(after) < 0.2 < loss(before)
+    again = method.aggregate(after, uplinks, Draws(0).at(2))
+    assert again["adam/leave.weight/step"].item() == 400  # Adam goes on where it was
+
+
+def test_fedgens_clients_train_their_head_on_generated_features():
+    method = create("fedgen", {"noise": 4}, 3)
+    server = fedgen_server(method) | {"head.weight": torch.eye(3, 4), "head.bias": torch.zeros(3)}
+    server["labels"] = torch.tensor([0, 1, 2, 2], dtype=torch.int32)
+    received = method.receive(method.downlink(server, 0), {})
+    assert set(received) == {n for n in server if n.startswith(("generator/", "head."))} | {"labels"}
+    params = {"head.weight": torch.randn(3, 4, requires_grad=True), "head.bias": torch.zeros(3)}
+    batch = Batch(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]), seed=7)
+    phase = method.phases(1)[0]
+    with_generator = method.objective(Linear(), params, batch, received, phase)
+    net = {name.removeprefix("generator/"): t for name, t in received.items() if name.startswith("generator/")}
+    features, labels = method._generate(net, received["labels"], 6, 7)
+    expected = method.objective(Linear(), params, batch, {}, phase) + F.cross_entropy(
+        F.linear(features, params["head.weight"], params["head.bias"]), labels
+    )
+    assert torch.allclose(with_generator, expected)
+    assert not method.downlink({n: t for n, t in server.items() if n != "labels"}, 0)
+
+
+def test_fedgens_messages_are_the_papers(toy_engine):
+    engine = toy_engine("fedgen", embedding=16, noise=4, server_steps=2)
+    _, lines = run(engine)
+    head, generator = 3 * 16 + 3, (4 + 3) * 16 + 16 + 2 * 16 + 16 * 16 + 16
+    assert lines[1]["up"]["elements"] == 3 * head + 60
+    assert lines[2]["down"]["elements"] == 3 * (head + generator + 60)
+
+
+@pytest.mark.parametrize("method", ["fedgen", "fedgh", "fedproto", "fedtgp", "fedmd", "fedhe"])
+def test_running_statistics_stay_with_their_client(toy_engine, method):
+    engine = toy_engine(method, "resnets")
+    state, _ = run(engine, 1)
+    model = engine.federation.clients[0].model
+    buffers = model.names(["buffers"])
+    assert buffers
+    fresh = model.init(Draws(0), 0)
+    assert any(not torch.equal(state.clients[0].params[name], fresh[name]) for name in buffers)
+    for server in (state.server,):
+        assert not any("running" in name for name in server)
