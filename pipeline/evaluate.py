@@ -1,21 +1,22 @@
-"""Stage: test the checkpoints of one experiment, mirror the figures into MLflow."""
+"""Stage: test the checkpoints of one experiment or of one method in it, mirror the figures into MLflow."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hetfl.cli import run
-from hetfl.federation.evaluation import evaluate_cell
 from hetfl.federation.plan import Workspace, cells, load_params
-from hetfl.federation.schedule import pick_device
+from hetfl.federation.schedule import evaluate_cells
 from hetfl.tracking.mlflow_mirror import sync
+from hetfl.tracking.train import pick
 
 
-def main(experiment: str) -> None:
+def main(experiment: str, method: Annotated[str | None, typer.Argument()] = None) -> None:
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
-    chosen = cells(params, experiment)
-    device = pick_device(params.compute.device)
-    for cell in chosen:
-        evaluate_cell(cell, workspace, device, params.compute.threads)
+    chosen = pick(cells(params, experiment), method=method)
+    evaluate_cells(chosen, workspace, params.compute)
     sync([workspace.runs / cell.path for cell in chosen], workspace.root)
 
 

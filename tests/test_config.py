@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ import yaml
 from hetfl.errors import HetflError
 from hetfl.federation.plan import cells, check_models, load_params
 from hetfl.federation.record import CORE
-from hetfl.papers.tables import PAPER_TABLES
+from hetfl.methods import METHODS
+from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
 
 PARAMS = Path("params.yaml")
 HOMOGENEOUS = "experiments.digits-homogeneous"
@@ -32,7 +36,8 @@ def edit(raw: dict[str, Any], path: str, value: Any) -> None:
 @pytest.fixture
 def broken(tmp_path: Path) -> Callable[[str, Any], str]:
     """Loads params.yaml with one value changed; returns the message."""
-    raw = yaml.safe_load(PARAMS.read_text())
+    # By way of JSON, so that what an anchor repeats can be changed in one place.
+    raw = json.loads(json.dumps(yaml.safe_load(PARAMS.read_text())))
 
     def load(path: str, value: Any) -> str:
         changed = copy.deepcopy(raw)
@@ -96,7 +101,7 @@ MISTAKES = [
         f"{HOMOGENEOUS}.dataset: unknown data set 'digit'; did you mean 'digits'?",
     ),
     (f"{EXPERIMENT}/models", "digits", f"{HOMOGENEOUS}.models: unknown model group 'digits'"),
-    (f"{EXPERIMENT}/models", "digits-heterogeneous", "rows.fedavg.method: fedavg needs one architecture"),
+    (f"{EXPERIMENT}/models", "digits-heterogeneous", "rows.pfedpg.method: pfedpg needs one architecture"),
     (
         f"{EXPERIMENT}/splits",
         {"idi": "IID"},
@@ -152,24 +157,135 @@ def test_the_committed_settings_are_sound():
     params = load_params(PARAMS)
     for name, experiment in params.experiments.items():
         expanded = cells(params, name)
-        assert len(expanded) == len(experiment.rows) * len(experiment.splits) * len(experiment.seeds)
+        rows = experiment.rows.values()
+        wanted = [(row.splits or [*experiment.splits], row.seeds or experiment.seeds) for row in rows]
+        assert len(expanded) == sum(len(splits) * len(seeds) for splits, seeds in wanted)
         assert len({cell.path for cell in expanded}) == len(expanded)
 
 
-def test_dvc_yaml_names_the_same_experiments_and_data_sets():
-    root = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
-    papers = [yaml.safe_load(path.read_text())["stages"] for path in Path("pipeline").glob("*/dvc.yaml")]
+def stages(path: str) -> dict[str, Any]:
+    return yaml.safe_load(Path(path).read_text())
+
+
+def trained() -> list[tuple[str, dict[str, Any], dict[str, str]]]:
+    """Every training stage of the papers: its file, what the file says of such stages, and what it trains."""
+    found = []
+    for path in Path("pipeline").glob("*/dvc.yaml"):
+        content = stages(str(path))
+        variables = {name: value for entry in content["vars"] for name, value in entry.items()}
+        for name, stage in content["stages"].items():
+            if name.startswith("train"):
+                items = variables[stage["foreach"].strip("${}")]
+                found += [(str(path), stage["do"], {"key": key, **item}) for key, item in items.items()]
+    return found
+
+
+def test_every_experiment_has_its_stages():
     params = load_params(PARAMS)
-    for stage in ("train", "evaluate"):
-        trained = [name for stages in (root, *papers) for name in stages[stage]["foreach"]]
-        assert sorted(trained) == sorted(params.experiments)
-    for stages in (root, *papers):
-        # What a run's fingerprint covers is what DVC watches.
-        code = {f"src/hetfl/{part}" for part in CORE}
-        assert code <= set(stages["train"]["do"]["deps"])
+    root = stages("dvc.yaml")["stages"]
+    wanted = {
+        (name, row.method)
+        for name, experiment in params.experiments.items()
+        if name not in root["train"]["foreach"] and f"train-{name}" not in root
+        for row in experiment.rows.values()
+    }
+    found = [(f"{item['models']}-{item['data']}", item["method"]) for _, _, item in trained()]
+    assert sorted(found) == sorted(wanted)
+    for (name, method), (_, do, item) in zip(found, trained(), strict=True):
+        experiment = params.experiments[name]
+        assert (experiment.dataset, experiment.models) == (item["data"], item["models"])
+        assert item["key"] == f"{name.partition('-')[2]}-{method}"
+        needs_public = METHODS[method].public
+        assert ("public" in item) == needs_public == ("data/${item.public}" in do["deps"])
+        if needs_public:
+            assert experiment.public.dataset == item["public"]
+
+
+def test_dvc_watches_what_a_fingerprint_covers():
+    code = {f"src/hetfl/{part}" for part in CORE}
+    root = [stage for name, stage in stages("dvc.yaml")["stages"].items() if name.startswith("train")]
+    for stage in [*root, *(do for _, do, _ in trained())]:
+        assert code <= set(stage.get("do", stage)["deps"])
+
+
+def test_dvc_watches_every_group_of_models_and_every_pre_trained_one():
+    root, params = stages("dvc.yaml")["stages"], load_params(PARAMS)
+    weights = {f"weights/{name}.safetensors" for settings in params.pretrain.values() for name in settings.models}
+    assert weights == set(root["pretrain"]["do"]["outs"])
+    for stage in (root["train"]["do"], root["evaluate"]["do"]):
+        assert weights <= set(stage["deps"])
+    for stage, names in (
+        (root["train"]["do"], root["train"]["foreach"]),
+        (root["train-cifar10-small"], ["cifar10-small"]),
+    ):
+        for name in names:
+            settings = params.experiments[name]
+            groups = {f"models.{row.models or settings.models}" for row in settings.rows.values()}
+            assert groups <= {param.replace("${item}", name) for param in stage["params"]}
+
+
+def test_whatever_is_trained_is_evaluated():
+    for path in [Path("dvc.yaml"), *Path("pipeline").glob("*/dvc.yaml")]:
+        named = stages(str(path))["stages"]
+        for name in [name for name in named if name.startswith("train")]:
+            train, evaluate = named[name], named[name.replace("train", "evaluate")]
+            assert train.get("foreach") == evaluate.get("foreach")
+            train, evaluate = train.get("do", train), evaluate.get("do", evaluate)
+            (runs,), (evaluations,) = (list(out) for stage in (train, evaluate) for out in stage["outs"])
+            assert runs in evaluate["deps"]
+            assert runs.replace("runs/", "evaluations/") == evaluations
+
+
+def test_dvc_yaml_names_the_same_data_sets_and_digits_tables():
+    root, params = stages("dvc.yaml")["stages"], load_params(PARAMS)
     assert set(root["download"]["foreach"]) == set(params.data.sets)
     assert set(root["partition"]["foreach"]) == set(params.partitions)
+    assert {"runs/cifar10-small", "evaluations/cifar10-small"} <= set(root["cifar10-small"]["deps"])
     for name in root["train"]["foreach"]:
         assert f"runs/{name}" in root[name]["deps"]
         assert f"tables/{name}.json" in root["report"]["deps"]
-    assert set(PAPER_TABLES) <= set(root)
+
+
+def outs(stage: dict[str, Any]) -> set[str]:
+    return {path for out in stage["outs"] for path in out}
+
+
+@pytest.mark.parametrize("name", [*PAPER_TABLES, *ARITHMETIC_TABLES])
+def test_a_table_waits_for_what_it_prints_and_for_nothing_else(name):
+    root = stages("dvc.yaml")["stages"]
+    stage, params = root[name], load_params(PARAMS)
+    assert stage["cmd"] == f"python pipeline/table.py {name}"
+    folders = [dep for dep in stage["deps"] if dep.startswith("runs/")]
+    assert [dep for dep in stage["deps"] if dep.startswith("evaluations/")] == [
+        dep.replace("runs/", "evaluations/") for dep in folders
+    ]
+    files = {f"tables/{name}.{suffix}" for suffix in ("json", "md", "csv", "tex")}
+    if name in ARITHMETIC_TABLES:
+        assert (folders, outs(stage)) == ([], files)
+        return
+    spec = table_spec(name, params)
+    if spec.curves:
+        files |= {
+            f"figures/{name}-{kind}.{suffix}" for kind in ("curves", "communication") for suffix in ("svg", "png")
+        }
+    assert outs(stage) == files
+    printed = {entry.path(0).parts[:2] for row in spec.entries.values() for entry in row.values()}
+    trained_by = {(f"{item['models']}-{item['data']}", item["method"]) for _, _, item in trained()}
+    waited = {(e, m) for e, m in trained_by if f"runs/{e}" in folders or f"runs/{e}/{m}" in folders}
+    assert waited == printed
+
+
+@pytest.mark.parametrize("name", [*(f"fedhpl-figure-{number}" for number in range(3, 13)), "fedhpl-theorem"])
+def test_figures_have_stages(name):
+    stage = stages("dvc.yaml")["stages"][name]
+    assert stage["cmd"] == f"python pipeline/figure.py {name}"
+    assert outs(stage) == {f"figures/{name}.svg", f"figures/{name}.png"}
+
+
+@pytest.mark.slow
+def test_dvc_accepts_the_stages():
+    done = subprocess.run([sys.executable, "-m", "dvc", "stage", "list", "--all", "--name-only"], capture_output=True)
+    names = done.stdout.decode().split()
+    assert done.returncode == 0, done.stderr
+    keys = {f"{path}:train{'-public' if 'public' in item else ''}@{item['key']}" for path, _, item in trained()}
+    assert {*PAPER_TABLES, *ARITHMETIC_TABLES, "fedhpl-theorem", *keys} <= set(names)

@@ -43,11 +43,13 @@ def main() -> None:
 @app.command("check")
 def check() -> None:
     """Check params.yaml in full: settings, names, methods against models."""
-    from hetfl.federation.plan import check_models, load_params
+    from hetfl.federation.plan import cells, check_fit, check_models, load_params
 
     params = load_params(Path("params.yaml"))
     for group in params.models:
         check_models(params, group)
+    for experiment in params.experiments:
+        check_fit(cells(params, experiment))
     print(f"params.yaml: {len(params.experiments)} experiments, no mistakes")
 
 
@@ -102,13 +104,15 @@ def list_cells(experiment: Experiment) -> None:
     rows = []
     for cell in cells(load_params(workspace.params), experiment):
         path = workspace.runs / cell.path / "run.json"
-        rows.append((cell.row, cell.split, cell.seed, read_json(path)["status"] if path.exists() else "not run"))
-    print(tabulate(rows, headers=["row", "split", "seed", "status"]))
+        status = read_json(path)["status"] if path.exists() else "not run"
+        rows.append((cell.method, cell.row, cell.split, cell.seed, status))
+    print(tabulate(rows, headers=["method", "row", "split", "seed", "status"]))
 
 
 @app.command("train")
 def train(
     experiment: Experiment,
+    method: Annotated[str | None, typer.Option(help="Only the rows of this method.")] = None,
     row: Annotated[str | None, typer.Option(help="Only this row.")] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
@@ -116,7 +120,7 @@ def train(
     """Train an experiment's cells, or those picked; finished cells are kept."""
     from hetfl.tracking.train import train_experiment
 
-    train_experiment(Path.cwd(), experiment, row=row, split=split, seed=seed)
+    train_experiment(Path.cwd(), experiment, method=method, row=row, split=split, seed=seed)
 
 
 @app.command("sync")
@@ -164,14 +168,15 @@ def compare(
 
 @app.command("weights")
 def weights(
-    name: Annotated[str, typer.Argument(help="A timm model with its weights' tag.")],
+    name: Annotated[str, typer.Argument(help="A timm model with its weights' tag, or a MoCo-v3 model.")],
     folder: Annotated[Path, typer.Option(help="Where to store them.")] = Path("weights"),
+    source: Annotated[Path | None, typer.Option("--from", help="Convert this checkpoint, download nothing.")] = None,
 ) -> None:
-    """Download a backbone's published weights and store them as safetensors."""
+    """Download a backbone's published weights, or convert a local file, and store them as safetensors."""
     from hetfl.files import sha256_file
-    from hetfl.models.registry import fetch_weights
+    from hetfl.models.registry import convert_weights, fetch_weights
 
-    path = fetch_weights(name, folder)
+    path = convert_weights(name, source, folder) if source else fetch_weights(name, folder)
     print(f"{path}: SHA-256 {sha256_file(path)}")
 
 

@@ -184,8 +184,7 @@ def test_fedtgps_server_follows_the_equations():
             loss = loss - torch.log(torch.exp(scores[label]) / torch.exp(scores).sum()) / len(labels)
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         leaves = {
-            n: (t - 0.05 * g).detach().requires_grad_()
-            for (n, t), g in zip(leaves.items(), gradients, strict=True)
+            n: (t - 0.05 * g).detach().requires_grad_() for (n, t), g in zip(leaves.items(), gradients, strict=True)
         }
     for name, tensor in leaves.items():
         assert torch.allclose(after[f"net/{name}"], tensor, atol=1e-12), name

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetfl.federation.plan import load_params
-from hetfl.papers.figures import PARTITION_FIGURES
+from hetfl.federation.plan import cells, load_params
+from hetfl.papers.figures import PARTITION_FIGURES, RESULT_FIGURES
 
 ROOT = Path(__file__).parents[2]
+WITHOUT_STAGE = {"digits-theorem"}
 
 
 @pytest.mark.parametrize("name", PARTITION_FIGURES)
@@ -22,6 +23,30 @@ def test_figures_name_partitions_that_exist_and_have_a_stage(name: str) -> None:
         assert f"partitions/{dataset}" in stage["deps"]
     assert stage["cmd"] == f"python pipeline/figure.py {name}"
     assert [next(iter(out)) for out in stage["outs"]] == [f"figures/{name}.svg", f"figures/{name}.png"]
+
+
+@pytest.mark.parametrize("name", RESULT_FIGURES)
+def test_figures_name_cells_that_exist(name: str) -> None:
+    params = load_params(ROOT / "params.yaml")
+    entries = list(RESULT_FIGURES[name](params).entries)
+    known = {
+        cell.path for experiment in {entry.experiment for entry in entries} for cell in cells(params, experiment)
+    }
+    assert {entry.path(seed) for entry in entries for seed in entry.seeds} <= known
+
+
+@pytest.mark.parametrize("name", RESULT_FIGURES)
+def test_figures_of_results_have_a_stage_that_depends_on_their_runs(name: str) -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    if name in WITHOUT_STAGE and name not in stages:
+        return
+    stage = stages[name]
+    assert stage["cmd"] == f"python pipeline/figure.py {name}"
+    assert [next(iter(out)) for out in stage["outs"]] == [f"figures/{name}.svg", f"figures/{name}.png"]
+    for entry in RESULT_FIGURES[name](load_params(ROOT / "params.yaml")).entries:
+        for folder in ("runs", "evaluations"):
+            parts = (folder, *entry.path(entry.seeds[0]).parts)
+            assert {"/".join(parts[:length]) for length in range(2, len(parts))} & set(stage["deps"])
 
 
 def draw(folder: Path, name: str) -> subprocess.CompletedProcess:
@@ -42,6 +67,17 @@ def test_figure_is_drawn_from_the_cards_that_are_there(tmp_path: Path) -> None:
     # Training and test samples together.
     assert "largest circle: 904 samples" in text
     assert text.count("not prepared") == 1
+
+
+def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    done = draw(tmp_path, "fedhpl-figure-10")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "fedhpl-figure-10: 0 of 9 cells are there",
+        "figures/fedhpl-figure-10.svg",
+        "figures/fedhpl-figure-10.png",
+    ]
 
 
 def test_unknown_figure_is_one_line(tmp_path: Path) -> None:

@@ -1,40 +1,290 @@
-"""The papers' tables: printed values in place, cells that exist, nothing run yet."""
+"""The papers' tables: printed values in place, cells that exist, from nothing run to a few runs."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetfl.errors import HetflError
-from hetfl.federation.plan import cells, load_params
-from hetfl.papers.tables import PAPER_TABLES, table_spec
-from hetfl.report.table import build_table
+from hetfl.federation.plan import Cell, cells, load_params
+from hetfl.files import write_json, write_text
+from hetfl.papers.fedhpl import printed
+from hetfl.papers.spec import Entry, TableSpec
+from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
+from hetfl.report.table import build_table, render_text, write_table
 
 PARAMS = load_params(Path("params.yaml"))
+CELLS = {name: {cell.path: cell for cell in cells(PARAMS, name)} for name in PARAMS.experiments}
+SETS = ("cifar10", "cifar100", "svhn")
+
+
+def entries(spec: TableSpec) -> Iterator[tuple[str, str, Entry]]:
+    return ((row, column, entry) for row, cells in spec.entries.items() for column, entry in cells.items())
+
+
+def runs(name: str) -> set[Path]:
+    """The runs a table is made of."""
+    return {entry.path(seed) for _, _, entry in entries(table_spec(name, PARAMS)) for seed in entry.seeds}
+
+
+def numbers(node: Any) -> Iterator[float]:
+    """Every number below a node of the printed tables."""
+    if isinstance(node, dict):
+        for inner in node.values():
+            yield from numbers(inner)
+    elif isinstance(node, int | float):
+        yield float(node)
+
+
+def write_run(root: Path, entry: Entry, rounds: int, **changes: Any) -> None:
+    """A finished run: client k of five is at ``round + k`` percent and uploads ``1000 * round`` elements."""
+    cell: Cell = CELLS[entry.experiment][entry.path(0)]
+    run = {"status": "complete", "fingerprint": "f" * 64, "seed": 0, "split": entry.split, "dataset": cell.dataset}
+    run |= {"models": cell.models, "rounds": rounds, "clients": 5, "engine": "sequential", "device": "cpu"}
+    run |= {"commit": "abc", "versions": {"torch": "2.15.0"}, "parameters": {"trainable": [35338] * 5}}
+    run |= {"inputs": {"dataset": cell.dataset, "partition": f"{cell.dataset}/{cell.split}", "weights": {}}}
+    lines = []
+    for number in range(1, rounds + 1):
+        size = {"elements": 5000 * number, "bytes": 20000 * number}
+        line = {"round": number, "participants": [*range(5)], "up": size, "down": size}
+        lines.append(line | {"accuracy": [(number + client) / 100 for client in range(5)]})
+    accuracy = lines[-1]["accuracy"]
+    write_json(root / "runs" / entry.path(0) / "run.json", run | changes)
+    write_text(root / "runs" / entry.path(0) / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    metrics = {"average": sum(accuracy) / 5, "lowest": min(accuracy), "highest": max(accuracy)}
+    write_json(root / "evaluations" / entry.path(0) / "metrics.json", metrics | {"fingerprint": "f" * 64})
+
+
+def built(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """A table's cells by row and column; all its files can be written."""
+    table = build_table(table_spec(name, PARAMS), root / "runs", root / "evaluations")
+    for path in write_table(table, root / "tables"):
+        assert path.stat().st_size
+    assert (root / f"tables/{name}.tex").read_text().isascii()
+    assert max(map(len, render_text(table).splitlines())) <= 150
+    return {(cell["row"], cell["column"]): cell for cell in table["cells"]}
 
 
 @pytest.mark.parametrize("name", [*PAPER_TABLES, *PARAMS.experiments])
 def test_every_cell_of_a_table_is_a_cell_of_its_experiment(name):
+    for _, _, entry in entries(table_spec(name, PARAMS)):
+        assert {entry.path(seed) for seed in entry.seeds} <= set(CELLS[entry.experiment])
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_rows_columns_and_blocks_name_every_cell_once(name):
     spec = table_spec(name, PARAMS)
-    for column in spec.columns.values():
-        known = {(cell.row, cell.split, cell.seed) for cell in cells(PARAMS, column.experiment)}
-        assert {(row, column.split, seed) for row in spec.rows for seed in spec.seeds} <= known
+    places = Counter((row, column) for row, column, _ in entries(spec))
+    shown = [(row, column) for block in spec.blocks for row in block.rows for column in block.columns]
+    assert places == Counter(shown or [(row, column) for row in spec.rows for column in spec.columns])
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_tables_can_be_built_before_anything_has_run(name, tmp_path):
-    table = build_table(table_spec(name, PARAMS), tmp_path / "runs", tmp_path / "evaluations")
-    assert {cell["status"] for cell in table["cells"]} == {"not run"}
-    assert all(cell["printed"] is not None for cell in table["cells"])
+    assert {cell["status"] for cell in built(name, tmp_path).values()} == {"not run"}
+    assert not (tmp_path / "runs").exists()
 
 
-def test_fedhpl_table_3_prints_what_the_paper_prints():
-    printed = table_spec("fedhpl-table-3", PARAMS).printed
-    assert printed["local"] == {
-        "H-iid": 96.89, "H-dir": 95.77, "H-noniid": 96.20, "V-iid": 96.83, "V-dir": 95.66, "V-noniid": 95.71
-    }  # fmt: skip
-    assert printed["fedhpl-plus-h"]["H-noniid"] == 95.81
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_a_table_prints_every_number_of_the_paper_and_no_other(name):
+    number = name.rpartition("-")[2]
+    sources = [key for key in printed() if key.split("_")[1] == number]
+    expected = Counter(value for key in sources for value in numbers(printed()[key]["rows"]))
+    assert Counter(entry.printed for _, _, entry in entries(table_spec(name, PARAMS))) == expected
+
+
+def test_every_printed_table_has_a_stage():
+    # Table 4 names the clients' models, which params.yaml does.
+    stages = {f"fedhpl-table-{key.split('_')[1]}" for key in printed()} - {"fedhpl-table-4"}
+    assert stages == {*PAPER_TABLES, *ARITHMETIC_TABLES}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "value", "of"),
+    [
+        ("fedhpl-table-1", "pfedpg", "cifar100-dir", 82.08, "fedhpl-homogeneous-cifar100/pfedpg/pfedpg/dir-s0"),
+        ("fedhpl-table-1", "fedhpl", "cifar10-parameters", 0.034, "fedhpl-homogeneous-cifar10/fedhpl/fedhpl/iid-s0"),
+        ("fedhpl-table-2", "fedmd", "svhn-noniid", 90.44, "fedhpl-resnet-svhn/fedmd/fedmd/noniid-s0"),
+        ("fedhpl-table-2", "fedhpl-cnn", "svhn-iid", 72.43, "fedhpl-resnet-svhn/fedhpl/fedhpl-cnn/iid-s0"),
+        ("fedhpl-table-2", "fedhpl", "svhn-dir", 90.75, "fedhpl-heterogeneous-svhn/fedhpl/fedhpl/dir-s0"),
+        (
+            "fedhpl-table-2",
+            "fedhpl-cnn",
+            "cifar10-parameters",
+            0.078,
+            "fedhpl-resnet-cifar10/fedhpl/fedhpl-cnn-w3/iid-s0",
+        ),
+        (
+            "fedhpl-table-3",
+            "noniid-0.5",
+            "V-lowest",
+            91.67,
+            "fedhpl-heterogeneous-cifar10/fedhpl/fedhpl/noniid-0.5-s0",
+        ),
+        ("fedhpl-table-3", "iid", "H-highest", 98.19, "fedhpl-homogeneous-cifar10/fedhpl/fedhpl/iid-s0"),
+        (
+            "fedhpl-table-3",
+            "fedhpl-plus-h",
+            "H-noniid",
+            95.81,
+            "fedhpl-homogeneous-cifar10/fedhpl/fedhpl-plus-h/noniid-s0",
+        ),
+        (
+            "fedhpl-table-10",
+            "V-noniid",
+            "cifar10-first",
+            0.531,
+            "fedhpl-heterogeneous-cifar10/fedhpl/fedhpl/noniid-s0",
+        ),
+        (
+            "fedhpl-table-11",
+            "V-noniid",
+            "svhn-average",
+            89.40,
+            "fedhpl-heterogeneous-svhn/fedhpl/fedhpl-average-upload/noniid-s0",
+        ),
+        ("fedhpl-table-12", "V", "cifar100-iid", 71.63, "fedhpl-moco-heterogeneous-cifar100/fedhpl/fedhpl/iid-s0"),
+        (
+            "fedhpl-table-13",
+            "svhn/noniid-0.1",
+            "V-moco_2",
+            53.73,
+            "fedhpl-moco-heterogeneous-svhn/fedhpl/fedhpl/noniid-0.1-s0",
+        ),
+        (
+            "fedhpl-table-14",
+            "3",
+            "V-average",
+            92.48,
+            "fedhpl-heterogeneous-cifar10/fedhpl/fedhpl-epochs-3/noniid-0.1-s0",
+        ),
+    ],
+)
+def test_printed_numbers_stand_beside_their_runs(name, row, column, value, of):
+    entry = table_spec(name, PARAMS).entries[row][column]
+    assert (entry.printed, entry.path(0)) == (value, Path(of))
+
+
+def test_the_run_matrix_is_complete_and_trains_nothing_twice():
+    expected = {1: 72, 2: 72 + 1, 3: 6 + 24, 10: 18, 11: 36, 12: 18, 13: 18 + 18, 14: 8}
+    assert {number: len(runs(f"fedhpl-table-{number}")) for number in expected} == expected
+    assert len(runs("fedhpl-table-3") - runs("fedhpl-table-1") - runs("fedhpl-table-2")) == 6 + 18
+    assert runs("fedhpl-table-10") <= runs("fedhpl-table-11")
+    assert len(runs("fedhpl-table-14") - runs("fedhpl-table-3")) == 6
+    of_tables = {path for number in expected for path in runs(f"fedhpl-table-{number}")}
+    of_paper = {path for name in CELLS if name.startswith("fedhpl-") for path in CELLS[name]}
+    # 3a, 11: 9 numbers of prompts; 3b: 5 shares; 3c: 6; 7-9: 12; 10: 3; 12: 22; batch 32: 2; swapped stems: 2.
+    assert len(of_paper - of_tables) == 9 + 5 + 6 + 12 + 3 + 22 + 2 + 2
+    identities = [
+        cell.model_dump_json(exclude={"experiment", "row", "title"})
+        for name in CELLS
+        if name.startswith("fedhpl-")
+        for cell in CELLS[name].values()
+    ]
+    assert len(set(identities)) == len(identities)
+
+
+def test_the_rows_of_the_figures_exist():
+    wide, narrow = ({cell.row for cell in CELLS[f"fedhpl-{m}-cifar10"].values()} for m in ("heterogeneous", "resnet"))
+    temps, gammas = ("1.5", "2.0", "2.5", "3.0", "3.5", "4.0", "5.0"), ("0.0", "0.5", "1.5", "2.0")
+    for shape in ("", "shallow-"):
+        assert {f"fedhpl-{shape}gamma-{gamma}" for gamma in gammas} <= wide
+        assert {f"fedhpl-{shape}temp-{temp}" for temp in temps} <= wide
+    assert {f"fedhpl-deep-n{n}" for n in (1, 2, 5, 10)} | {f"fedhpl-shallow-n{n}" for n in (1, 2, 3, 5, 10)} <= wide
+    assert {"local", "fedhpl-average-aggregation", "fedhpl-upload-all"} <= wide
+    assert {"fedhpl-cnn", "fedhpl-cnn-32", "fedhpl-cnn-w3", "fedproto-cifar-stem", "fedhe-imagenet-stem"} <= narrow
+    shares = {cell.split for cell in CELLS["fedhpl-homogeneous-cifar10"].values() if cell.row == "local"}
+    assert {f"iid-{share}pct" for share in (10, 20, 40, 60, 80)} <= shares
+
+
+def test_settings_are_the_papers():
+    of_paper = [cell for name in CELLS if name.startswith("fedhpl-") for cell in CELLS[name].values()]
+    for cell in of_paper:
+        family = cell.experiment.split("-")[1]
+        own = {"resnet": 100, "moco": 50}.get(family, {"cifar10": 10, "cifar100": 15, "svhn": 15}[cell.dataset])
+        assert cell.settings["rounds"] == (own if cell.method == "fedhpl" else 100), cell.path
+        assert (cell.settings["batch_size"] == 32) == (cell.row == "fedhpl-batch-32")
+        small = family in ("resnet", "subsets") and cell.row not in ("fedhpl-cnn", "fedhpl-cnn-w3")
+        assert cell.input.size == (32 if small else None)
+        assert (cell.public is not None) == (cell.method == "fedmd")
+    public = {(cell.dataset, cell.public.dataset) for cell in of_paper if cell.public}
+    assert public == {("cifar10", "svhn"), ("cifar100", "cifar10"), ("svhn", "cifar10")}
+
+
+def test_one_run_fills_every_cell_it_serves(tmp_path):
+    entry = table_spec("fedhpl-table-1", PARAMS).entries["fedhpl"]["cifar10-iid"]
+    write_run(tmp_path, entry, rounds=10)
+    of = {"run": f"runs/{entry.path(0)}", "seed": 0, "fingerprint": "f" * 64}
+    shown = {name: {k: c for k, c in built(name, tmp_path).items() if c["seeds"]} for name in PAPER_TABLES}
+    assert {name: list(found) for name, found in shown.items() if found} == {
+        "fedhpl-table-1": [("fedhpl", "cifar10-parameters"), ("fedhpl", "cifar10-iid")],
+        "fedhpl-table-3": [("iid", "H-lowest"), ("iid", "H-average"), ("iid", "H-highest"), ("fedhpl", "H-iid")],
+        "fedhpl-table-10": [("H-iid", "cifar10-first"), ("H-iid", "cifar10-last")],
+        "fedhpl-table-11": [("H-iid", "cifar10-all")],
+    }
+    cell = shown["fedhpl-table-1"]["fedhpl", "cifar10-iid"]
+    assert (cell["value"], cell["difference"], cell["status"]) == (12, -85.89, "worse")
+    assert cell["provenance"] == [of | {"value": 12}]
+    assert shown["fedhpl-table-1"]["fedhpl", "cifar10-parameters"]["status"] == "match"
+    left = shown["fedhpl-table-3"]
+    assert [left["iid", f"H-{name}"]["value"] for name in ("lowest", "average", "highest")] == [10, 12, 14]
+    text = (tmp_path / "tables/fedhpl-table-1.md").read_text()
+    assert "12.00** (10.00–14.00)<br>printed 97.89 (-85.89), worse" in text
+
+
+def test_table_10_sums_the_clients_uploads(tmp_path):
+    entry = table_spec("fedhpl-table-10", PARAMS).entries["V-noniid"]["cifar10-first"]
+    write_run(tmp_path, entry, rounds=10)
+    table = built("fedhpl-table-10", tmp_path)
+    first, last = (table["V-noniid", f"cifar10-{end}"] for end in ("first", "last"))
+    assert first["value"] == pytest.approx(5000 / 1024**2, abs=1e-6)
+    assert last["value"] == pytest.approx(50000 / 1024**2, abs=1e-6)
+    assert first["unit"] == "M" and "50,618" in first["footnote"]
+    text = (tmp_path / "tables/fedhpl-table-10.md").read_text()
+    assert "0.005 [1]<br>printed 0.531 (-0.526), worse" in text
+    assert "0.537K" in text and "49.316K" in text
+    assert [f"{5 * n * (n + 1) / 1024:.3f}" for n in (10, 100)] == ["0.537", "49.316"]
+
+
+def test_table_13_reads_one_run_of_moco_twice(tmp_path):
+    spec = table_spec("fedhpl-table-13", PARAMS)
+    for row in ("cifar10/noniid-0.1", "svhn/noniid-0.5"):
+        write_run(tmp_path, spec.entries[row]["V-moco_2"], rounds=50)
+    table = built("fedhpl-table-13", tmp_path)
+    for row, few in (("cifar10/noniid-0.1", 10), ("svhn/noniid-0.5", 15)):
+        early, late = table[row, "V-moco_1"], table[row, "V-moco_2"]
+        assert (early["value"], late["value"]) == (few + 2, 52)
+        assert (early["rounds"], late["rounds"]) == (few, 50)
+        assert early["provenance"][0]["run"] == late["provenance"][0]["run"]
+        assert table[row, "V-supervised"]["status"] == "not run"
+
+
+def test_random_backbones_are_marked_in_the_papers_tables(tmp_path):
+    entry = table_spec("fedhpl-table-12", PARAMS).entries["H"]["svhn-dir"]
+    write_run(tmp_path, entry, rounds=50, models=["mocov3_vit_base.random"] * 5)
+    marked = {name: {key for key, cell in built(name, tmp_path).items() if cell["random"]} for name in PAPER_TABLES}
+    assert {name: found for name, found in marked.items() if found} == {"fedhpl-table-12": {("H", "svhn-dir")}}
+    assert "52.00 ‡" in (tmp_path / "tables/fedhpl-table-12.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "words"),
+    [
+        ("fedhpl-table-2", "fedhpl", "svhn-dir", "batch of 32"),
+        ("fedhpl-table-2", "fedhpl-cnn", "cifar10-parameters", "width 3"),
+        ("fedhpl-table-3", "fedhpl-plus-h", "H-noniid", "arrow down"),
+        ("fedhpl-table-10", "V-noniid", "cifar10-first", "more than the 50,000"),
+    ],
+)
+def test_what_the_paper_prints_wrongly_has_a_footnote(name, row, column, words):
+    spec = table_spec(name, PARAMS)
+    assert words in spec.entries[row][column].footnote
+    assert any("yardstick" in text for text in table_spec("fedhpl-table-11", PARAMS).footnotes)
 
 
 def test_unknown_tables_are_one_line():

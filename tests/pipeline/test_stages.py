@@ -73,7 +73,7 @@ STAGES = [
     ("report",),
 ]
 ROWS = list(PARAMS["experiments"]["tiny"]["rows"])
-CELLS = [Path("tiny") / row / "iid-s0" for row in ROWS]
+CELLS = [Path("tiny") / row / row / "iid-s0" for row in ROWS]
 
 
 def run_stage(root: Path, name: str, *arguments: str) -> tuple[int, str]:
@@ -220,6 +220,24 @@ def test_changed_setting_trains_its_row_only(project: Path) -> None:
     assert result(project, CELLS[1])[0] != was[0]
 
 
+def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
+    for stage in ("train", "evaluate"):
+        assert run_stage(untrained, stage, "tiny", "fedavg") == (0, "")
+    for kind in ("runs", "evaluations"):
+        assert [path.name for path in (untrained / kind / "tiny").iterdir()] == ["fedavg"]
+    assert run_stage(untrained, "table", "tiny") == (0, "")
+    shown = read_json(untrained / "tables/tiny.json")["cells"]
+    assert {cell["row"]: cell["status"] for cell in shown} == {"fedhpl": "not run", "fedavg": "ours"}
+
+
+def test_paper_tables_are_laid_out_where_nothing_has_run(finished: Path, tmp_path: Path) -> None:
+    shutil.copy(PIPELINE.parent / "params.yaml", tmp_path)
+    for name in ("fedhpl-table-3", "fedhpl-table-9"):
+        assert run_stage(tmp_path, "table", name) == (0, "")
+        assert (tmp_path / f"tables/{name}.md").exists()
+    assert not (tmp_path / "runs").exists()
+
+
 def forget(*paths: str) -> Callable[[Path], None]:
     def change(root: Path) -> None:
         for path in paths:
@@ -253,6 +271,7 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         ["params.yaml: experiments: ", "'tinny'", "did you mean 'tiny'"],
     ),
     "unknown data set": ("download", "digit", settings(), ["params.yaml: data: ", "'digit'", "'digits'"]),
+    "unknown method": ("train", "tiny fedag", settings(), ["--method: unknown method 'fedag'", "fedhpl, fedavg"]),
     "data set missing": (
         "train",
         "tiny",
@@ -314,7 +333,12 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         ["params.yaml: experiments.tiny.defaults.rounds: 0", "greater than or equal to 1"],
     ),
     "table of an unknown experiment": ("table", "tinny", settings(), ["unknown", "'tinny'", "did you mean 'tiny'"]),
-    "evaluation before training": ("evaluate", "tiny", settings(), ["runs/tiny/fedhpl/iid-s0/run.json", "dvc repro"]),
+    "evaluation before training": (
+        "evaluate",
+        "tiny",
+        settings(),
+        ["runs/tiny/fedhpl/fedhpl/iid-s0/run.json", "dvc repro"],
+    ),
 }
 
 
@@ -323,7 +347,7 @@ def test_mistake_is_one_line_and_leaves_nothing_behind(untrained: Path, mistake:
     stage, argument, change, expected = MISTAKES[mistake]
     change(untrained)
     before = times(untrained)
-    status, stderr = run_stage(untrained, stage, argument)
+    status, stderr = run_stage(untrained, stage, *argument.split())
     assert status == 2
     assert stderr.startswith("error: ")
     assert stderr.count("\n") == 1, stderr

@@ -9,6 +9,8 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
-from hetfl.papers.spec import TableSpec, columns_of
+from hetfl.papers.spec import Block, Entry, TableSpec, grid
 from hetfl.report.figures import accuracy_curves, communication_figure
 from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
@@ -37,12 +39,18 @@ COLUMNS = {"iid": "IID", "dirichlet": "Dirichlet (α=0.1)", "pathological": "2 c
 SEEDS = [0, 1, 2]
 # Elements one client sends and receives in one round; FedHPL's upload shrinks while it learns.
 SIZES = {"fedhpl": (1600, 800), "fedavg": (20000, 20000), "local": (0, 0)}
+
+
+def cell_spec(row: str, column: str, **more: Any) -> Entry:
+    return Entry(experiment="digits-homogeneous", method=row, row=row, split=column, **{"seeds": SEEDS} | more)
+
+
 SPEC = TableSpec(
     name="digits-homogeneous",
     title="Homogeneous models on digits",
     rows=ROWS,
-    columns=columns_of("digits-homogeneous", COLUMNS),
-    seeds=SEEDS,
+    columns=COLUMNS,
+    entries=grid(ROWS, COLUMNS, cell_spec),
     note="Embedded default: digits and tiny models. It proves the machinery; papers use other settings.",
 )
 
@@ -54,7 +62,7 @@ def average(row: str, column: str, seed: int) -> float:
 
 def write_cell(root: Path, row: str, column: str, seed: int, status: str = "complete") -> None:
     """One cell's run record and evaluation; clients lie at -2, -1, 0, +1, +2 points around the average."""
-    name = Path("digits-homogeneous", row, f"{column}-s{seed}")
+    name = Path("digits-homogeneous", row, row, f"{column}-s{seed}")
     run = root / "runs" / name
     fingerprint = f"{list(ROWS).index(row)}{list(COLUMNS).index(column)}{seed}".ljust(64, "f")
     final = average(row, column, seed)
@@ -127,7 +135,14 @@ def write_cell(root: Path, row: str, column: str, seed: int, status: str = "comp
 
 def make(root: Path, spec: TableSpec = SPEC, printed: dict[str, Any] | None = None) -> dict[str, Any]:
     """The table of what lies below ``root``."""
-    spec = spec.model_copy(update={"printed": printed or {}})
+    entries = {
+        row: {
+            column: entry.model_copy(update={"printed": (printed or {}).get(row, {}).get(column, entry.printed)})
+            for column, entry in cells.items()
+        }
+        for row, cells in spec.entries.items()
+    }
+    spec = spec.model_copy(update={"entries": entries})
     return build_table(spec, root / "runs", root / "evaluations")
 
 
@@ -173,10 +188,13 @@ def test_cell_arithmetic(finished: Path) -> None:
         "table",
         "title",
         "note",
+        "head",
         "seeds",
         "columns",
         "rows",
+        "decimals",
         "cells",
+        "footnotes",
         "provenance",
     ]
     cell = cell_of(table, "fedhpl", "iid")
@@ -191,7 +209,10 @@ def test_cell_arithmetic(finished: Path) -> None:
         "printed_std": None,
         "value": 91,
         "std": 1,
+        "difference": -4,
         "seeds": [0, 1, 2],
+        "wanted": [0, 1, 2],
+        "random": False,
         "lowest": 89,
         "highest": 93,
         "last": 91,
@@ -219,7 +240,7 @@ def test_cell_arithmetic(finished: Path) -> None:
         "status": "worse",
     }
     assert [(run["run"], run["seed"], run["value"]) for run in runs] == [
-        (f"runs/digits-homogeneous/fedhpl/iid-s{seed}", seed, 90 + seed) for seed in SEEDS
+        (f"runs/digits-homogeneous/fedhpl/fedhpl/iid-s{seed}", seed, 90 + seed) for seed in SEEDS
     ]
     assert runs[0]["fingerprint"].startswith("000f")
     assert cell_of(table, "fedavg", "iid")["up"]["varies"] is False
@@ -239,12 +260,12 @@ def test_partial_participation_counts_participants(tmp_path: Path) -> None:
     spec = SPEC.model_copy(
         update={
             "rows": {"fedavg": "FedAvg"},
-            "columns": columns_of("digits-homogeneous", {"iid": "IID"}),
-            "seeds": [0],
+            "columns": {"iid": "IID"},
+            "entries": grid(["fedavg"], ["iid"], partial(cell_spec, seeds=[0])),
         }
     )
     write_cell(tmp_path, "fedavg", "iid", 0)
-    path = tmp_path / "runs/digits-homogeneous/fedavg/iid-s0/rounds.jsonl"
+    path = tmp_path / "runs/digits-homogeneous/fedavg/fedavg/iid-s0/rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[2] |= {"participants": [3], "up": {"elements": 20000, "bytes": 80000}}
     lines[2] |= {"down": {"elements": 20000, "bytes": 80000}}
@@ -255,10 +276,138 @@ def test_partial_participation_counts_participants(tmp_path: Path) -> None:
     assert cell["std"] is None
 
 
+def change_lines(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    lines = change([json.loads(line) for line in path.read_text().splitlines()])
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_closing_is_the_last_value_and_no_round_of_communication(experiment: Path, tmp_path: Path) -> None:
+    folder = experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s0"
+    spec = one_cell("fedavg")
+    (before,) = make(experiment, spec)["cells"]
+    size = {"elements": CLIENTS * 30000, "bytes": CLIENTS * 120000}
+    closing = {
+        "round": ROUNDS + 1,
+        "closing": True,
+        "participants": list(range(CLIENTS)),
+        "accuracy": [0.95] * CLIENTS,
+    }
+    closing |= {"up": {"elements": 0, "bytes": 0}, "down": size, "seconds": {}, "loss": [0.1] * CLIENTS}
+    change_lines(folder / "rounds.jsonl", lambda lines: [*lines, closing])
+    table = make(experiment, spec)
+    (after,) = table["cells"]
+    assert (after["last"], after["best"], after["rounds"]) == (95, 95, ROUNDS)
+    assert after["up"] == before["up"]
+    assert after["down"]["total"]["elements"] == before["down"]["total"]["elements"] + CLIENTS * 30000
+    assert after["down"] | {"total": None} == before["down"] | {"total": None}
+    assert "Rounds: 5." in render_text(table)
+    accuracy_curves(table, experiment / "runs", tmp_path)
+
+
+def one_cell(row: str, **more: Any) -> TableSpec:
+    """A table of one cell."""
+    entries = {row: {"iid": cell_spec(row, "iid", seeds=[0], **more)}}
+    return SPEC.model_copy(update={"rows": {row: ROWS[row]}, "columns": {"iid": "IID"}, "entries": entries})
+
+
+def test_a_cell_as_it_was_after_a_round(finished: Path) -> None:
+    (cell,) = make(finished, one_cell("fedhpl", round=4))["cells"]
+    (whole,) = make(finished, one_cell("fedhpl"))["cells"]
+    # The fourth round is the best one.
+    assert cell["value"] == cell["last"] == cell["best"] == whole["best"] > whole["value"]
+    assert (cell["lowest"], cell["highest"], cell["rounds"]) == (
+        pytest.approx(cell["value"] - 2),
+        pytest.approx(cell["value"] + 2),
+        4,
+    )
+    assert cell["up"]["last"] == 1300
+    (never,) = make(finished, one_cell("fedhpl", round=ROUNDS + 1))["cells"]
+    assert never["status"] == "not run"
+
+
+@pytest.mark.parametrize(
+    ("statistic", "value"),
+    [
+        ("lowest", 88),
+        ("highest", 92),
+        ("up_first", 5 * 1600 / 1024**2),
+        ("up_last", 5 * 1200 / 1024**2),
+        ("parameters", 1634 / 1024**2),
+        ("parameters_total", 8236 / 1024**2),
+    ],
+)
+def test_statistics_of_a_run(finished: Path, statistic: str, value: float) -> None:
+    (cell,) = make(finished, one_cell("fedhpl", statistic=statistic, printed=0.008))["cells"]
+    assert cell["value"] == pytest.approx(value, abs=1e-6)
+    assert cell["lowest"] is None
+    assert (cell.get("unit") == "M") == (statistic not in ("lowest", "highest"))
+    assert (cell["status"] == "match") == (statistic in ("up_first", "parameters_total"))
+
+
+def test_parameters_of_the_server_count_where_asked(experiment: Path) -> None:
+    path = experiment / "runs/digits-homogeneous/fedhpl/fedhpl/iid-s0/run.json"
+    run = read_json(path)
+    write_json(path, run | {"parameters": run["parameters"] | {"server": 1024**2}})
+    (plain,) = make(experiment, one_cell("fedhpl", statistic="parameters"))["cells"]
+    (more,) = make(experiment, one_cell("fedhpl", statistic="parameters", server=True))["cells"]
+    assert more["value"] == pytest.approx(plain["value"] + 1)
+
+
+def test_random_backbone_weights_are_marked_everywhere(experiment: Path, tmp_path: Path) -> None:
+    path = experiment / "runs/digits-homogeneous/local/local/iid-s1/run.json"
+    write_json(path, read_json(path) | {"models": ["vit_base_patch16_224.random"] * CLIENTS})
+    table = make(experiment)
+    assert [cell["random"] for cell in table["cells"]].count(True) == 1
+    files = write_table(table, tmp_path / "tables")
+    texts = [path.read_text() for path in files] + [render_text(table)]
+    texts.append(build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text())
+    for text in texts[1:2] + texts[4:]:
+        assert "‡ Random backbone weights" in text
+        assert text.count("‡") == 2
+    assert r"$\ddagger$" in texts[3]
+    assert texts[2].count("True") == 1 + texts[2].count("fedhpl,")
+
+
+def test_blocks_and_footnotes(finished: Path, tmp_path: Path) -> None:
+    left = Block(title="Left & first", rows=["fedhpl"], columns=["iid", "dirichlet"])
+    right = Block(title="Right", rows=["fedavg", "local"], columns=["pathological"])
+    entries = {row: {} for row in ROWS} | {
+        row: {column: cell_spec(row, column) for column in block.columns}
+        for block in (left, right)
+        for row in block.rows
+    }
+    entries["local"]["pathological"] = cell_spec("local", "pathological", footnote="Printed upside down.", seeds=[7])
+    changes = {"entries": entries, "blocks": [left, right], "footnotes": ["About all."], "decimals": 2, "head": "Row"}
+    table = make(finished, SPEC.model_copy(update=changes))
+    assert len(table["cells"]) == 4
+    _, md, csv_, tex = (path.read_text() for path in write_table(table, tmp_path))
+    assert md.index("**Left & first**") < md.index("| Row | IID |") < md.index("**Right**")
+    assert "91.00 ± 1.00" in md and "not run [1]" in md
+    assert "- [1] Printed upside down.\n- About all." in md
+    assert len(csv_.splitlines()) == 5
+    assert tex.count(r"\begin{tabular}{l") == 2 and r"Left \& first" in tex
+    text = render_text(table)
+    assert text.index("Left & first") < text.index("row ") < text.index("Right")
+    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    assert page.count('<table class="results"') == 2
+    assert "<h3>Left &amp; first</h3>" in page and "[1] Printed upside down." in page and "About all." in page
+
+
+def test_a_place_without_a_cell_stays_empty(finished: Path, tmp_path: Path) -> None:
+    entries = {row: {"iid": cell_spec(row, "iid")} for row in ROWS} | {
+        "local": {"dirichlet": cell_spec("local", "iid")}
+    }
+    table = make(finished, SPEC.model_copy(update={"entries": entries}))
+    _, md, *_ = (path.read_text() for path in write_table(table, tmp_path))
+    assert re.search(r"\| Local \|  \| \*\*71.0|\| Local \|  \| \*\*81.0", md)
+    assert "Local" in render_text(table)
+    build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report")
+
+
 def test_unfinished_cells(experiment: Path) -> None:
     write_cell(experiment, "local", "iid", 2, status="running")
     shutil.rmtree(experiment / "runs/digits-homogeneous/fedavg")
-    (experiment / "evaluations/digits-homogeneous/local/iid-s0/metrics.json").unlink()
+    (experiment / "evaluations/digits-homogeneous/local/local/iid-s0/metrics.json").unlink()
     table = make(experiment, printed={"fedavg": {"iid": 80.0}})
     partial = cell_of(table, "local", "iid")
     assert (partial["seeds"], partial["value"], partial["std"]) == ([1], 81, None)
@@ -286,7 +435,7 @@ def test_nothing_run(tmp_path: Path) -> None:
 
 
 def test_evaluation_of_another_run(experiment: Path) -> None:
-    path = experiment / "evaluations/digits-homogeneous/local/iid-s0/metrics.json"
+    path = experiment / "evaluations/digits-homogeneous/local/local/iid-s0/metrics.json"
     write_json(path, read_json(path) | {"fingerprint": "0" * 64})
     with pytest.raises(HetflError, match="run the evaluate stage of digits-homogeneous again"):
         make(experiment)
@@ -296,12 +445,12 @@ def test_evaluation_of_another_run(experiment: Path) -> None:
     ("change", "kind"),
     [
         ({"dataset": "e" * 64}, "data set digits"),
-        ({"partition": "e" * 64}, "partition iid-s0"),
+        ({"partition": "e" * 64}, "partition digits/iid-s0"),
         ({"weights": {"digits_vit_base": "e" * 64}}, "weights of digits_vit_base"),
     ],
 )
 def test_cells_from_different_inputs(experiment: Path, change: dict[str, Any], kind: str) -> None:
-    path = experiment / "runs/digits-homogeneous/local/iid-s0/run.json"
+    path = experiment / "runs/digits-homogeneous/local/local/iid-s0/run.json"
     run = read_json(path)
     write_json(path, run | {"inputs": run["inputs"] | change})
     with pytest.raises(HetflError, match=kind):
@@ -309,7 +458,7 @@ def test_cells_from_different_inputs(experiment: Path, change: dict[str, Any], k
 
 
 def test_damaged_rounds(experiment: Path) -> None:
-    write_text(experiment / "runs/digits-homogeneous/local/iid-s0/rounds.jsonl", '{"round": 1')
+    write_text(experiment / "runs/digits-homogeneous/local/local/iid-s0/rounds.jsonl", '{"round": 1')
     with pytest.raises(HetflError, match="rounds.jsonl"):
         make(experiment)
 
@@ -317,7 +466,7 @@ def test_damaged_rounds(experiment: Path) -> None:
 def test_same_bytes_again(finished: Path, tmp_path: Path) -> None:
     # The same records elsewhere: neither places nor times may enter.
     copied = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
-    for path in copied.glob("runs/*/*/*/run.json"):
+    for path in copied.glob("runs/*/*/*/*/run.json"):
         write_json(path, read_json(path) | {"started": "2027", "finished": "2027"})
     contents = []
     for root, name in ((finished, "first"), (copied, "second")):
@@ -336,7 +485,7 @@ def test_markdown(finished: Path, tmp_path: Path) -> None:
     write_table(make(finished, printed={"fedhpl": {"iid": 91.25}}), tmp_path)
     text = (tmp_path / "digits-homogeneous.md").read_text()
     assert f"> **Note.** {SPEC.note}" in text
-    assert "| FedHPL | **91.0 ± 1.0** (89.0–93.0)<br>printed 91.25, match | **81.0 ± 1.0** (79.0–83.0)" in text
+    assert "| FedHPL | **91.0 ± 1.0** (89.0–93.0)<br>printed 91.25 (-0.2), match | **81.0 ± 1.0** (79.0–83.0)" in text
     assert "| 1,634–1,700 | 1,400†<br>5.60 kB | 800<br>3.20 kB |" in text
     assert r"FedAvg & co\_ | 86.0 ± 1.0" in text
     assert "† The size changes with training; first → last round, elements: FedHPL up 1,600 → 1,200." in text
@@ -379,7 +528,8 @@ def test_text_fits_a_terminal(finished: Path) -> None:
 
 def test_wide_text_is_cut_into_blocks(finished: Path) -> None:
     columns = COLUMNS | {f"split-{index}": f"A rather long split title {index}" for index in range(8)}
-    text = render_text(make(finished, SPEC.model_copy(update={"columns": columns_of("digits-homogeneous", columns)})))
+    wide = {"columns": columns, "entries": grid(ROWS, columns, cell_spec)}
+    text = render_text(make(finished, SPEC.model_copy(update=wide)))
     assert max(map(len, text.splitlines())) <= 150
     assert text.count("method  ") == 3
     assert all(title in text for title in columns.values())
@@ -419,7 +569,7 @@ def test_comparison_of_sizes_that_depend_on_training(finished: Path) -> None:
 
 def test_comparison_of_absent_cells(finished: Path, experiment: Path) -> None:
     shutil.rmtree(experiment / "runs/digits-homogeneous/local")
-    shutil.rmtree(experiment / "runs/digits-homogeneous/fedavg/iid-s2")
+    shutil.rmtree(experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s2")
     table, fresh = make(finished), make(experiment)
     fresh["cells"] = [cell for cell in fresh["cells"] if (cell["row"], cell["column"]) != ("fedhpl", "iid")]
     problems = {(row["row"], row["column"]): row["problem"] for row in compare_tables(table, fresh, 1.0)}
@@ -461,10 +611,10 @@ def test_site(finished: Path, tmp_path: Path) -> None:
     assert page.count('<table class="results"') == 2
     assert "Table 1 &lt;b&gt;" in page
     assert page.index(SPEC.note) < page.index('<table class="results"')
-    assert "printed 91.5, match" in page
-    assert "printed 90, worse" in page
+    assert "printed 91.5 (-0.5), match" in page
+    assert "printed 90.0 (-9.0), worse" in page
     assert page.count("<svg") == 3
-    assert "runs/digits-homogeneous/fedhpl/pathological-s2" in page
+    assert "runs/digits-homogeneous/fedhpl/fedhpl/pathological-s2" in page
     assert "d" * 64 in page
     links = re.findall(r"https?://[^\s\"'<>]+", page)
     assert [link for link in links if not link.startswith("http://www.w3.org/")] == []
@@ -480,7 +630,26 @@ def test_site_takes_plain_tables(tmp_path: Path) -> None:
     cell |= {"seeds": [], "best": None, "last": None, "status": "arithmetic", "provenance": []}
     table = {"table": "plain", "title": "Plain", "columns": ["b"], "rows": ["a"], "cells": [cell]}
     write_json(tmp_path / "tables" / "plain.json", table)
-    assert "printed 12, arithmetic" in build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text()
+    assert "printed 12.0, arithmetic" in build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text()
+
+
+def test_tables_that_are_computed(tmp_path: Path) -> None:
+    """Formulas as text, printed formulas beside them, and no word on accuracy."""
+    cell = {"row": "a", "column": "b", "printed": None, "printed_text": "3 + n", "value": None, "value_text": "3 + n"}
+    cell |= {"seeds": [], "status": "arithmetic", "unit": "K", "agrees": True, "footnote": None, "provenance": []}
+    count = cell | {"column": "c", "printed": 20.57, "printed_text": "20.57", "value": 20.6656, "value_text": "20.67"}
+    count |= {"agrees": False, "footnote": "A digit is wrong."}
+    table = {"table": "plain", "title": "Plain", "columns": {"b": "B", "c": "C"}, "rows": {"a": "A"}}
+    table |= {"cells": [cell, count], "footnotes": ["A digit is wrong.", "Other."]}
+    _, md, _, tex = (path.read_text() for path in write_table(table, tmp_path))
+    assert "3 + n<br>printed 3 + n, agrees | 20.67 [1]<br>printed 20.57, differs |" in md
+    assert md.count("A digit is wrong.") == 1 and "Other." in md and "ccuracy" not in md + tex
+    assert "Provenance: computed." in render_text(table)
+    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    assert "printed 20.57, differs" in page and "20.67</span> [1]" in page
+    changed = copy.deepcopy(table)
+    changed["cells"][0]["value_text"] = "4 + n"
+    assert [row["ok"] for row in compare_tables(table, changed, 1.0)] == [False, True]
 
 
 def test_site_refuses_what_is_no_table(tmp_path: Path) -> None:

@@ -59,12 +59,17 @@ def make_line(number, clients=5, shift=0.0):
         "up": {"elements": 8800, "bytes": 35200},
         "seconds": {"train": 0.5, "statistics": 0.1, "server": 0.0, "evaluate": 0.2},
         "peak_memory": 3 * 2**20,
-        "diagnostics": {"valid classes!": 10.0, "text": "no"},
+        "diagnostics": {"valid classes!": 10.0, "text": "no", "shrinkage": [0.1, 0.3]},
+        "clients": {
+            "kd_loss": [0.2, None, 0.4],
+            "upload_rate": [[1.0, 0.5, None], [None, 0.25, 0.25]],
+            "kd_max": [None] * clients,
+        },
     }
 
 
 def write_cell(root: Path, run, rounds=6, **kind) -> Path:
-    folder = root / "runs" / run["experiment"] / run["row"] / f"{run['split']}-s{run['seed']}"
+    folder = root / "runs" / run["experiment"] / run["method"] / run["row"] / f"{run['split']}-s{run['seed']}"
     folder.mkdir(parents=True, exist_ok=True)
     # As a record is written: no reader ever sees a part.
     write_text(
@@ -174,6 +179,9 @@ def test_a_complete_cell(root, client, request):
     assert history(client, run, "elements/up_total")[-1] == (5, 44005)
     assert math.isclose(final["loss/average"], 0.5) and math.isclose(final["seconds/round"], 0.8)
     assert final["memory/peak_mib"] == 3 and final["diagnostics/valid classes_"] == 10
+    assert math.isclose(final["diagnostics/shrinkage"], 0.2) and "diagnostics/text" not in final
+    assert math.isclose(final["clients/kd_loss"], 0.3) and math.isclose(final["clients/upload_rate"], 0.5)
+    assert "clients/kd_max" not in final
     assert set(artifacts(client, run)) == {
         "partition/card.json",
         "partition/samples.png",
@@ -275,7 +283,7 @@ def test_evaluation_may_come_later(root, client, request):
     name = request.node.name
     folder = write_cell(root, make_run(name))
     sync([folder], root)
-    evaluation = root / "evaluations" / name / "fedhpl" / "iid-s0"
+    evaluation = root / "evaluations" / name / "fedhpl" / "fedhpl" / "iid-s0"
     evaluation.mkdir(parents=True)
     for accuracy in (91.5, 92.5):
         metrics = {"accuracy": accuracy, "clients": 5, "per_client": [1, 2], "best": True}

@@ -1,10 +1,14 @@
-"""The papers' figures of data distributions, by the name of their stage."""
+"""The papers' figures by the name of their stage: of data distributions and of results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from hetfl.federation.plan import Params
+from hetfl.papers import fedhpl_figures
+from hetfl.papers.panels import ResultFigure, TheoremFigure
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,6 @@ PARTITION_FIGURES: dict[str, PartitionFigure] = {
     ),
 }
 """Of each the first seed is drawn; FedTGP's partitions are the same in every trial."""
+
+RESULT_FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {**fedhpl_figures.FIGURES}
+"""Figures that show runs."""

@@ -1,20 +1,62 @@
-"""What a table prints: rows are methods, columns are splits of experiments."""
+"""What a table prints: cells taken from any runs, beside what the paper prints in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
 from hetfl.config import Settings
+from hetfl.errors import unknown
+from hetfl.federation.plan import Params
+
+Statistic = Literal["average", "lowest", "highest", "up_first", "up_last", "parameters", "parameters_total"]
+"""What is read from a run: an accuracy over clients in percent; elements in M = 1024^2, namely the uploads of all
+clients in the first or last round, or the trainable parameters of one client or of all."""
 
 
-class Column(Settings):
-    """One column: its title, and the experiment and split its cells are taken from."""
+class Entry(Settings):
+    """One cell: the runs that its number is taken from, and what the paper prints.
+
+    Attributes:
+        experiment, method, row, split: where the runs lie.
+        seeds: of the runs; the number is their mean.
+        statistic: what is read from each.
+        round: read when this round was over; None: when the run was.
+        server: whether ``parameters`` count the server's network.
+        printed: the paper's number, in the unit of the statistic.
+        footnote: what a reader must know about this cell.
+    """
+
+    experiment: str
+    method: str
+    row: str
+    split: str
+    seeds: list[int] = Field(min_length=1)
+    statistic: Statistic = "average"
+    round: int | None = None
+    server: bool = False
+    printed: float | None = None
+    footnote: str = ""
+
+    @property
+    def unit(self) -> str:
+        """``%`` for accuracies, ``M`` for elements."""
+        return "%" if self.statistic in ("average", "lowest", "highest") else "M"
+
+    def path(self, seed: int) -> Path:
+        """Where a run lies below ``runs``, and its evaluation below ``evaluations``."""
+        return Path(self.experiment) / self.method / self.row / f"{self.split}-s{seed}"
+
+
+class Block(Settings):
+    """A part of a table that is laid out by itself."""
 
     title: str
-    experiment: str
-    split: str
+    rows: list[str]
+    columns: list[str]
 
 
 class TableSpec(Settings):
@@ -23,22 +65,51 @@ class TableSpec(Settings):
     Attributes:
         name: the stage's and the files' name.
         title: the heading a reader sees.
-        rows: row name in the experiments -> its title.
-        columns: column name -> what it holds.
-        seeds: the seeds each cell is averaged over.
+        head: what the rows are.
+        rows, columns: name -> title.
+        entries: row -> column -> cell; a place without one stays empty.
+        blocks: parts that are laid out one below the other; empty: the whole at once.
         note: what a reader must know before reading a number, shown beside the title.
-        printed: row -> column -> the paper's value in percent, where it prints one.
+        footnotes: what a reader must know besides.
+        decimals: of the accuracies.
+        curves: whether accuracy over rounds and over traffic are drawn as well.
     """
 
     name: str = Field(min_length=1)
     title: str
+    head: str = "Method"
     rows: dict[str, str] = Field(min_length=1)
-    columns: dict[str, Column] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
+    columns: dict[str, str] = Field(min_length=1)
+    entries: dict[str, dict[str, Entry]]
+    blocks: list[Block] = []
     note: str = ""
-    printed: dict[str, dict[str, float]] = {}
+    footnotes: list[str] = []
+    decimals: int = 1
+    curves: bool = False
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds that a cell asks for."""
+        return sorted({seed for row in self.entries.values() for entry in row.values() for seed in entry.seeds})
 
 
-def columns_of(experiment: str, splits: Mapping[str, str]) -> dict[str, Column]:
-    """The columns of a table over one experiment: its splits by name, with their titles."""
-    return {split: Column(title=title, experiment=experiment, split=split) for split, title in splits.items()}
+def entry(params: Params, experiment: str, row: str, split: str, **more: Any) -> Entry:
+    """The cell of an experiment's row and split.
+
+    Raises:
+        HetflError: there is no such row.
+    """
+    settings = params.experiments[experiment]
+    if row not in settings.rows:
+        raise unknown("row", row, settings.rows, f"params.yaml: experiments.{experiment}")
+    of_row = settings.rows[row]
+    seeds = of_row.seeds or settings.seeds
+    return Entry(experiment=experiment, method=of_row.method, row=row, split=split, seeds=seeds, **more)
+
+
+def grid(
+    rows: Iterable[str], columns: Iterable[str], make: Callable[[str, str], Entry]
+) -> dict[str, dict[str, Entry]]:
+    """A cell for every row and column."""
+    names = list(columns)
+    return {row: {column: make(row, column) for column in names} for row in rows}

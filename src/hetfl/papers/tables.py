@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hetfl.errors import unknown
 from hetfl.federation.plan import Params
 from hetfl.papers import fedhpl
-from hetfl.papers.spec import TableSpec, columns_of
+from hetfl.papers.spec import TableSpec, entry
 
-PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {
-    "fedhpl-table-3": fedhpl.table_3,
-}
-"""The tables of the papers that have a stage."""
+PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {**fedhpl.TABLES}
+"""The tables of the papers that show runs."""
+
+ARITHMETIC_TABLES = fedhpl.ARITHMETIC
+"""The tables of the papers that are computed."""
 
 
 def table_spec(name: str, params: Params) -> TableSpec:
@@ -24,13 +26,25 @@ def table_spec(name: str, params: Params) -> TableSpec:
     if name in PAPER_TABLES:
         return PAPER_TABLES[name](params)
     if name not in params.experiments:
-        raise unknown("table", name, [*PAPER_TABLES, *params.experiments])
+        raise unknown("table", name, [*PAPER_TABLES, *ARITHMETIC_TABLES, *params.experiments])
     experiment = params.experiments[name]
+    splits = {row: settings.splits or [*experiment.splits] for row, settings in experiment.rows.items()}
+    columns = experiment.splits | {s: s for some in splits.values() for s in some if s not in experiment.splits}
     return TableSpec(
         name=name,
         title=experiment.title,
         rows={row: settings.title for row, settings in experiment.rows.items()},
-        columns=columns_of(name, experiment.splits),
-        seeds=experiment.seeds,
+        columns=columns,
+        entries={row: {split: entry(params, name, row, split) for split in some} for row, some in splits.items()},
         note=experiment.note,
+        curves=all(list(some) == list(columns) for some in splits.values()),
     )
+
+
+def arithmetic_table(name: str) -> dict[str, Any]:
+    """A table of :data:`ARITHMETIC_TABLES`, computed anew, as its JSON file holds it."""
+    # It builds models, which takes seconds that other tables need not wait for.
+    from hetfl.papers import fedhpl_counts
+
+    table: dict[str, Any] = fedhpl_counts.arithmetic_table(name)
+    return table

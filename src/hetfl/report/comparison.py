@@ -75,13 +75,15 @@ def _compare(
         problems.append(f"missing in the {'fresh table' if old else 'reference'}")
     elif (before is None) != (after is None):
         problems.append(f"not run in the {'fresh table' if after is None else 'reference'}")
+    elif old.get("value_text") != new.get("value_text"):
+        problems.append(f"{new.get('value_text')}, not {old.get('value_text')}")
     elif difference is not None:
         if old["seeds"] != new["seeds"]:
             problems.append(f"seeds {new['seeds']}, not {old['seeds']}")
         moved = max(abs(b - a) for a, b in zip(_accuracies(old), _accuracies(new), strict=False))
         if moved > accuracy_tolerance:
             problems.append(f"an accuracy moved by {moved:.2f} points")
-        if old["parameters"] != new["parameters"]:
+        if old.get("parameters") != new.get("parameters"):
             problems.append("trainable parameters differ")
         problems += [
             f"{name} {sizes_new[name]:,}, not {size:,}"
@@ -113,7 +115,8 @@ def _sizes(cell: Mapping[str, Any]) -> dict[str, float]:
 
 def _accuracies(cell: Mapping[str, Any]) -> list[float]:
     """The cell's mean, its lowest and highest client, and every seed by itself."""
-    return [cell["value"], cell["lowest"], cell["highest"], *(run["value"] for run in cell["provenance"])]
+    own = [cell[name] for name in ("value", "lowest", "highest") if cell.get(name) is not None]
+    return [*own, *(run["value"] for run in cell["provenance"])]
 
 
 def _varies(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:

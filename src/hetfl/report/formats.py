@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -15,6 +15,17 @@ Cell = Mapping[str, Any]
 
 WIDTH = 150
 WAYS = ("up", "down")
+RANDOM = "‡"
+"""Marks a number of random backbone weights."""
+
+
+class Block(NamedTuple):
+    """A part of a table: its title, its columns' titles, and each row's cells in the order of the columns."""
+
+    title: str
+    columns: dict[str, str]
+    rows: dict[str, list[Cell | None]]
+
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -34,6 +45,8 @@ _LATEX = {
     "−": "$-$",
     "·": r"$\cdot$",
     "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+    "²": r"$^2$",
     "α": r"$\alpha$",
     "β": r"$\beta$",
     "γ": r"$\gamma$",
@@ -44,44 +57,127 @@ _LATEX = {
 }
 
 
-def cells_by_row(table: Table) -> dict[str, dict[str, Cell]]:
-    """Row name -> column name -> cell, in the table's order."""
-    return {row: {cell["column"]: cell for cell in table["cells"] if cell["row"] == row} for row in table["rows"]}
+def filled(table: Table) -> dict[str, Any]:
+    """A table with everything that the renderers ask for: rows and columns named, what may be missing left empty."""
+    named = {axis: table[axis] for axis in ("rows", "columns")}
+    named = {
+        axis: {name: name for name in names} if isinstance(names, list) else names for axis, names in named.items()
+    }
+    whole = {"title": "", "rows": list(named["rows"]), "columns": list(named["columns"])}
+    empty = {"note": "", "seeds": [], "blocks": [whole], "decimals": 1, "footnotes": [], "provenance": {}}
+    return {**empty, **table, **named, "cells": [{**_EMPTY, **cell} for cell in table["cells"]]}
+
+
+_NONE = (
+    "printed_std",
+    "std",
+    "difference",
+    "lowest",
+    "highest",
+    "best",
+    "last",
+    "rounds",
+    "parameters",
+    "up",
+    "down",
+)
+_TEXTS = ("value_text", "printed_text", "footnote")
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(_NONE),
+    **dict.fromkeys(_TEXTS, ""),
+    **{"seeds": [], "random": False, "unit": "%", "provenance": []},
+}
+
+
+def blocks(table: Table) -> list[Block]:
+    """The parts of a table that stand one below the other."""
+    found = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
+    return [
+        Block(
+            block["title"],
+            {column: table["columns"][column] for column in block["columns"]},
+            {row: [found.get((row, column)) for column in block["columns"]] for row in block["rows"]},
+        )
+        for block in table["blocks"]
+    ]
+
+
+def has_run(cell: Cell) -> bool:
+    """Whether there is something to show."""
+    return cell["value"] is not None or bool(cell["value_text"])
 
 
 def best_cells(table: Table) -> set[tuple[str, str]]:
-    """The (row, column) with the highest value of each column; equal as displayed is equal."""
+    """The (row, column) with the highest accuracy of each column of a block; equal as displayed is equal."""
     best = set()
-    for column in table["columns"]:
-        shown = {
-            cell["row"]: round(cell["value"], 1)
-            for cell in table["cells"]
-            if cell["column"] == column and cell["value"] is not None
-        }
-        best |= {(row, column) for row, value in shown.items() if value == max(shown.values())}
+    for block in blocks(table):
+        for column in zip(*block.rows.values(), strict=True):
+            shown = [
+                (round(cell["value"], table["decimals"]), (cell["row"], cell["column"]))
+                for cell in column
+                if cell and cell["value"] is not None and cell["unit"] == "%"
+            ]
+            best |= {place for value, place in shown if value == max(shown)[0]}
     return best
 
 
-def show_value(cell: Cell) -> str:
-    """``91.2 ± 0.4``, or the mean alone with one seed."""
-    spread = "" if cell.get("std") is None else f" ± {cell['std']:.1f}"
-    return f"{cell['value']:.1f}{spread}"
+def show_value(table: Table, cell: Cell) -> str:
+    """``91.2 ± 0.4``, or the mean alone with one seed, with the marks of its footnotes."""
+    digits = table["decimals"] if cell["unit"] == "%" else 3
+    spread = "" if cell["std"] is None else f" ± {cell['std']:.{digits}f}"
+    return (cell["value_text"] or f"{cell['value']:.{digits}f}{spread}") + show_marks(table, cell)
 
 
-def show_range(cell: Cell) -> str:
+def show_marks(table: Table, cell: Cell) -> str:
+    """The marks of a cell's footnotes, such as ``‡ [1]``."""
+    number = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
+    return "".join(f" {mark}" for mark in (RANDOM if cell["random"] else "", number) if mark)
+
+
+def numbered(table: Table) -> dict[str, int]:
+    """The footnotes of single cells with their numbers."""
+    texts = dict.fromkeys(cell["footnote"] for cell in table["cells"] if cell["footnote"])
+    return {text: number for number, text in enumerate(texts, 1)}
+
+
+def show_range(table: Table, cell: Cell) -> str:
     """Lowest to highest client, ``88.0–93.1``; empty where the cell has none."""
-    return "" if cell.get("lowest") is None else f"{cell['lowest']:.1f}–{cell['highest']:.1f}"
+    if cell["lowest"] is None:
+        return ""
+    return "–".join(f"{cell[end]:.{table['decimals']}f}" for end in ("lowest", "highest"))
 
 
-def show_seeds(table: Table, cell: Cell) -> str:
+def show_seeds(cell: Cell) -> str:
     """``2/3 seeds`` where some are missing, else empty."""
-    wanted, done = len(table.get("seeds", cell["seeds"])), len(cell["seeds"])
+    wanted, done = len(cell.get("wanted", cell["seeds"])), len(cell["seeds"])
     return f"{done}/{wanted} seeds" if done < wanted else ""
 
 
-def show_printed(cell: Cell) -> str:
-    """``printed 92.1, match``, or empty where nothing is printed."""
-    return "" if cell["printed"] is None else f"printed {cell['printed']:g}, {cell['status']}"
+def show_print(table: Table, cell: Cell) -> str:
+    """What the paper prints, or empty; an accuracy with no fewer decimals than ours has."""
+    if cell["printed"] is None or cell["printed_text"]:
+        return str(cell["printed_text"])
+    text = f"{cell['printed']:g}"
+    least = f"{cell['printed']:.{table['decimals']}f}" if cell["unit"] == "%" else text
+    return max(text, least, key=len)
+
+
+def show_printed(table: Table, cell: Cell) -> str:
+    """``printed 92.1 (-0.3), match``, ``printed 92.1`` where nothing is run, or empty where nothing is printed."""
+    if not (text := show_print(table, cell)):
+        return ""
+    if not has_run(cell):
+        return f"printed {text}"
+    digits = table["decimals"] if cell["unit"] == "%" else 3
+    difference = "" if cell["difference"] is None else f" ({cell['difference']:+.{digits}f})"
+    return f"printed {text}{difference}, {show_status(cell)}"
+
+
+def show_status(cell: Cell) -> str:
+    """The verdict; of what is computed, whether it agrees with the print."""
+    if cell.get("agrees") is None:
+        return str(cell["status"])
+    return "agrees" if cell["agrees"] else "differs"
 
 
 def show_count(number: float) -> str:
@@ -128,22 +224,35 @@ def show_traffic(cells: Sequence[Cell], way: str) -> tuple[str, str]:
 
 def footnotes(table: Table) -> list[str]:
     """What every figure of the table is, as plain sentences; the last one is the provenance."""
-    cells, rows = table["cells"], cells_by_row(table)
-    seeds = ", ".join(map(str, table["seeds"]))
+    own = numbered(table)
+    notes = [f"[{number}] {text}" for text, number in own.items()]
+    if any(cell["random"] for cell in table["cells"]):
+        notes.append(f"{RANDOM} Random backbone weights where the experiment has pre-trained ones.")
+    notes += [text for text in table["footnotes"] if text not in own]
+    if any(cell["unit"] == "%" for cell in table["cells"]):
+        notes += _on_accuracies(table)
+    return [*notes, show_provenance(table)]
+
+
+def _on_accuracies(table: Table) -> list[str]:
+    cells, rows = table["cells"], _by_row(table)
     notes = [
         "Accuracy: mean of the clients' test accuracies with the final model, in percent, "
-        f"mean ± sample standard deviation over seeds {seeds}; the range is the lowest and the highest "
-        "client, mean over seeds. The best of each column is emphasised.",
-        "Parameters: trainable elements of one client, a range where clients differ. "
-        "Up, down: elements and bytes of the message that one client sends and receives in a round, measured, "
-        "mean over the rounds that send one and over seeds, a range where columns differ. 1 kB = 1000 bytes.",
-        f"Rounds: {_rounds(rows, table['rows'])}.",
+        f"mean ± sample standard deviation over seeds {_join(table['seeds'])}; the range is the lowest and the "
+        "highest client, mean over seeds. The best of each column is emphasised."
     ]
+    if has_cost(table):
+        notes.append(
+            "Parameters: trainable elements of one client, a range where clients differ. "
+            "Up, down: elements and bytes of the message that one client sends and receives in a round, measured, "
+            "mean over the rounds that send one and over seeds, a range where columns differ. 1 kB = 1000 bytes."
+        )
+    notes.append(f"Rounds: {_rounds(rows, table['rows'])}.")
     changing = [
         f"{table['rows'][row]} {way} {_first_last(group, way)}"
         for row, group in rows.items()
         for way in WAYS
-        if "†" in show_traffic(list(group.values()), way)[0]
+        if "†" in show_traffic(group, way)[0]
     ]
     if changing:
         notes.append(f"† The size changes with training; first → last round, elements: {'; '.join(changing)}.")
@@ -151,22 +260,32 @@ def footnotes(table: Table) -> list[str]:
         f"{table['rows'][row]} {show_span(sizes, show_bytes)} {way}"
         for row, group in rows.items()
         for way in WAYS
-        if any(sizes := [cell[way]["registration"]["bytes"] for cell in group.values() if cell.get(way)])
+        if any(sizes := [cell[way]["registration"]["bytes"] for cell in group if cell[way]])
     ]
     if registered:
         notes.append(f"Not in these: the registration before round 1, all clients together: {'; '.join(registered)}.")
     if any(cell["printed"] is not None for cell in cells):
         notes.append(
-            "Printed: the paper's value. match: within two standard deviations or 0.5 points of it, "
-            "whichever is larger; otherwise better or worse."
+            "Printed: the paper's value, and ours less it. match: within two standard deviations or 0.5 points of "
+            "it, whichever is larger; otherwise better or worse."
         )
-    return [*notes, show_provenance(table["provenance"])]
+    return notes
 
 
-def show_provenance(shared: Mapping[str, Any]) -> str:
+def has_cost(table: Table) -> bool:
+    """Whether any run told its parameters and messages."""
+    return any(cell["parameters"] for cell in table["cells"])
+
+
+def show_provenance(table: Table) -> str:
     """What stands behind a table, in one line."""
+    shared = table["provenance"]
     if not shared.get("datasets"):
-        return "Provenance: nothing run yet."
+        computed = any(cell["value_text"] for cell in table["cells"])
+        if not computed:
+            return "Provenance: nothing run yet."
+        versions = [f"; {package} {_join(found)}" for package, found in shared.get("versions", {}).items()]
+        return f"Provenance: computed{''.join(versions)}."
     parts = [
         *(f"data set {name} (sha256 {checksum[:12]})" for name, checksum in shared["datasets"].items()),
         f"models {', '.join(shared['models'])}",
@@ -182,36 +301,54 @@ def show_provenance(shared: Mapping[str, Any]) -> str:
 
 def render_markdown(table: Table) -> str:
     """The table for GitHub: one row per method, accuracy then cost, footnotes below."""
+    table = filled(table)
     best = best_cells(table)
 
-    def accuracy(cell: Cell) -> str:
-        if cell["value"] is None:
-            return _lines("not run", show_printed(cell).partition(",")[0], separator="<br>")
-        value = f"**{show_value(cell)}**" if (cell["row"], cell["column"]) in best else show_value(cell)
-        spread = f"{value} ({show_range(cell)})" if show_range(cell) else value
-        return _lines(spread, show_seeds(table, cell), show_printed(cell), separator="<br>")
+    def entry(cell: Cell | None) -> str:
+        if cell is None:
+            return ""
+        if not has_run(cell):
+            parts = [f"not run{show_marks(table, cell)}", show_printed(table, cell)]
+        else:
+            shown = _markdown(show_value(table, cell))
+            value = f"**{shown}**" if (cell["row"], cell["column"]) in best else shown
+            spread = show_range(table, cell)
+            parts = [f"{value} ({spread})" if spread else value, show_seeds(cell)]
+            parts.append(_markdown(show_printed(table, cell)))
+        return _lines(*parts, separator="<br>")
 
-    header = [*table["columns"].values(), "Parameters", "Up", "Down"]
-    lines = [f"| Method | {' | '.join(map(_markdown, header))} |", f"| :-- |{' --: |' * len(header)}"]
-    for row, group in cells_by_row(table).items():
-        cells = list(group.values())
-        traffic = [_lines(*show_traffic(cells, way), separator="<br>") for way in WAYS]
-        entries = [*map(accuracy, cells), show_parameters(cells), *traffic]
-        lines.append(f"| {_markdown(table['rows'][row])} | {' | '.join(entries)} |")
-    note = f"> **Note.** {_markdown(table['note'])}\n\n" if table["note"] else ""
-    below = "\n".join(f"- {_markdown(line)}" for line in footnotes(table))
-    return f"# {_markdown(table['title'])}\n\n{note}" + "\n".join(lines) + f"\n\n{below}\n"
+    parts = [f"# {_markdown(table['title'])}"]
+    if table["note"]:
+        parts.append(f"> **Note.** {_markdown(table['note'])}")
+    for block in blocks(table):
+        cost = ["Parameters", "Up", "Down"] if has_cost(table) else []
+        header = [*block.columns.values(), *cost]
+        lines = [f"| {_head(table)} | {' | '.join(map(_markdown, header))} |", f"| :-- |{' --: |' * len(header)}"]
+        for row, cells in block.rows.items():
+            entries = [*map(entry, cells), *(_lines(*shown, separator="<br>") for shown in costs(table, cells))]
+            lines.append(f"| {_markdown(table['rows'][row])} | {' | '.join(entries)} |")
+        parts += [f"**{_markdown(block.title)}**"] if block.title else []
+        parts.append("\n".join(lines))
+    parts.append("\n".join(f"- {_markdown(line)}" for line in footnotes(table)))
+    return "\n\n".join(parts) + "\n"
+
+
+def costs(table: Table, cells: Sequence[Cell | None]) -> list[tuple[str, str]]:
+    """A row's parameters, upload and download, each as two lines; nothing where no run told any."""
+    if not has_cost(table):
+        return []
+    known = [cell for cell in cells if cell is not None]
+    return [(show_parameters(known), ""), *(show_traffic(known, way) for way in WAYS)]
 
 
 def render_csv(table: Table) -> str:
     """Long form: one line per (row, column) with every numeric field, empty where there is none."""
     lines = []
-    for cell in table["cells"]:
-        line = {
-            key: cell[key]
-            for key in ("row", "column", "status", "value", "std", "lowest", "highest", "best", "last", "rounds")
-        }
-        line |= {"printed": cell["printed"], "printed_std": cell["printed_std"]}
+    names = ("row", "column", "status", "value", "std", "lowest", "highest", "best", "last", "rounds")
+    for cell in filled(table)["cells"]:
+        line = {key: cell[key] for key in names}
+        line |= {key: cell[key] for key in ("printed", "printed_std", "difference", "unit")}
+        line |= {"value_text": cell["value_text"], "printed_text": cell["printed_text"], "random": cell["random"]}
         line["seeds"] = " ".join(map(str, cell["seeds"]))
         line["parameters_mean"] = (cell["parameters"] or {}).get("mean")
         for way in WAYS:
@@ -229,6 +366,7 @@ def render_csv(table: Table) -> str:
 
 def render_latex(table: Table) -> str:
     """A floating ``table`` with a booktabs ``tabular``; needs ``\\usepackage{booktabs}`` and nothing else."""
+    table = filled(table)
     best = best_cells(table)
 
     def stack(*lines: str) -> str:
@@ -238,16 +376,17 @@ def render_latex(table: Table) -> str:
         small = [shown[0], *(rf"{{\footnotesize {line}}}" for line in shown[1:])]
         return r"\begin{tabular}[t]{@{}r@{}}" + r" \\ ".join(small) + r"\end{tabular}"
 
-    def accuracy(cell: Cell) -> str:
-        if cell["value"] is None:
-            return stack("not run", _latex(show_printed(cell).partition(",")[0]))
-        value = _latex(show_value(cell))
+    def entry(cell: Cell | None) -> str:
+        if cell is None:
+            return ""
+        if not has_run(cell):
+            return stack(f"not run{_latex(show_marks(table, cell))}", _latex(show_printed(table, cell)))
+        value = _latex(show_value(table, cell))
         if (cell["row"], cell["column"]) in best:
             # \boldmath reaches the plus-minus, which is mathematics.
             value = rf"{{\bfseries\boldmath {value}}}"
-        return stack(value, *map(_latex, (show_range(cell), show_seeds(table, cell), show_printed(cell))))
+        return stack(value, *map(_latex, (show_range(table, cell), show_seeds(cell), show_printed(table, cell))))
 
-    header = ["Method", *table["columns"].values(), "Parameters", "Up", "Down"]
     caption = " ".join(part for part in (f"{table['title'].rstrip('.')}.", table["note"]) if part)
     lines = [
         r"% Needs \usepackage{booktabs}.",
@@ -255,24 +394,17 @@ def render_latex(table: Table) -> str:
         r"\centering",
         rf"\caption{{{_latex(caption)}}}",
         rf"\label{{tab:{table['table']}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-        r"\toprule",
-        " & ".join(map(_latex, header)) + r" \\",
-        r"\midrule",
     ]
-    for index, (row, group) in enumerate(cells_by_row(table).items()):
-        if index:
-            lines.append(r"\addlinespace")
-        cells = list(group.values())
-        traffic = [stack(*map(_latex, show_traffic(cells, way))) for way in WAYS]
-        entries = [
-            _latex(table["rows"][row]),
-            *map(accuracy, cells),
-            _latex(show_parameters(cells)),
-            *traffic,
-        ]
-        lines.append(" & ".join(entries) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", r"\par\medskip"]
+    for block in blocks(table):
+        header = [_head(table), *block.columns.values(), *(["Parameters", "Up", "Down"] if has_cost(table) else [])]
+        lines += [rf"{_latex(block.title)}\par\smallskip"] if block.title else []
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(map(_latex, header)) + r" \\", r"\midrule"]
+        for index, (row, cells) in enumerate(block.rows.items()):
+            lines += [r"\addlinespace"] if index else []
+            cost = [stack(*map(_latex, shown)) for shown in costs(table, cells)]
+            lines.append(" & ".join([_latex(table["rows"][row]), *map(entry, cells), *cost]) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}", r"\par\medskip"]
     lines += [
         rf"\parbox{{\linewidth}}{{\footnotesize {_latex(' '.join(footnotes(table)))}}}",
         r"\end{table}",
@@ -283,34 +415,43 @@ def render_latex(table: Table) -> str:
 
 def render_text(table: Table) -> str:
     """The table for a terminal of 150 columns; wider ones are cut into blocks. An asterisk marks the best."""
+    table = filled(table)
     best = best_cells(table)
 
-    def accuracy(cell: Cell) -> str:
-        if cell["value"] is None:
-            return _lines("not run", show_printed(cell).partition(",")[0])
+    def entry(cell: Cell | None) -> str:
+        if cell is None:
+            return ""
+        if not has_run(cell):
+            return _lines(f"not run{show_marks(table, cell)}", show_printed(table, cell))
         mark = "*" if (cell["row"], cell["column"]) in best else " "
-        below = (show_range(cell), show_seeds(table, cell), *show_printed(cell).split(", "))
-        return _lines(f"{show_value(cell)}{mark}", *(f"{line} " for line in below if line))
+        below = (show_range(table, cell), show_seeds(cell), *show_printed(table, cell).rsplit(", ", 1))
+        return _lines(f"{show_value(table, cell)}{mark}", *(f"{line} " for line in below if line))
 
-    rows = {row: list(group.values()) for row, group in cells_by_row(table).items()}
-    columns = {
-        title: [accuracy(cells[index]) for cells in rows.values()]
-        for index, title in enumerate(table["columns"].values())
-    }
-    columns["parameters"] = [show_parameters(cells) for cells in rows.values()]
-    for way in WAYS:
-        columns[way] = [_lines(*show_traffic(cells, way)) for cells in rows.values()]
-    blocks = [_block(list(table["rows"].values()), part) for part in _packed(columns, list(table["rows"].values()))]
+    parts = []
+    for block in blocks(table):
+        columns = {
+            title: [entry(cells[index]) for cells in block.rows.values()]
+            for index, title in enumerate(block.columns.values())
+        }
+        cost = zip(*(costs(table, cells) for cells in block.rows.values()), strict=True)
+        columns |= {
+            title: [_lines(*shown) for shown in column]
+            for title, column in zip(("parameters", *WAYS), cost, strict=False)
+        }
+        titles = [table["rows"][row] for row in block.rows]
+        parts += [block.title] if block.title else []
+        parts += [_block(_head(table).lower(), titles, part) for part in _packed(columns, titles)]
     notes = [f"Note: {table['note']}"] if table["note"] else []
     below = "\n".join(_wrap(line) for line in footnotes(table))
-    return "\n".join([table["title"], *map(_wrap, notes), "", "\n\n".join(blocks), "", below, ""])
+    return "\n".join([table["title"], *map(_wrap, notes), "", "\n\n".join(parts), "", below, ""])
 
 
 def _packed(columns: Mapping[str, list[str]], rows: list[str]) -> list[dict[str, list[str]]]:
     """Columns in as many blocks as the terminal's width asks for."""
 
     def width(title: str, entries: list[str]) -> int:
-        return 2 + max(len(line) for entry in (title, *entries) for line in entry.split("\n"))
+        # tabulate keeps two places beside a header and two between columns.
+        return 2 + max(len(title) + 2, *(len(line) for entry in entries for line in entry.split("\n")))
 
     head = width("method", rows)
     blocks: list[dict[str, list[str]]] = [{}]
@@ -324,10 +465,10 @@ def _packed(columns: Mapping[str, list[str]], rows: list[str]) -> list[dict[str,
     return blocks
 
 
-def _block(rows: list[str], columns: Mapping[str, list[str]]) -> str:
+def _block(head: str, rows: list[str], columns: Mapping[str, list[str]]) -> str:
     body = [[row, *entries] for row, *entries in zip(rows, *columns.values(), strict=True)]
     align = ("left", *("right" for _ in columns))
-    header = ["method", *columns]
+    header = [head, *columns]
     return tabulate(body, header, tablefmt="simple", disable_numparse=True, colalign=align, preserve_whitespace=True)
 
 
@@ -345,16 +486,24 @@ def _lines(*lines: str, separator: str = "\n") -> str:
     return separator.join(line for line in lines if line)
 
 
-def _first_last(group: Mapping[str, Cell], way: str) -> str:
-    sent = [cell[way] for cell in group.values() if cell.get(way)]
-    ends = [(show_count(traffic["first"]), show_count(traffic["last"])) for traffic in sent]
+def _head(table: Table) -> str:
+    """What the rows are."""
+    return table.get("head", "Method")
+
+
+def _by_row(table: Table) -> dict[str, list[Cell]]:
+    return {row: [cell for cell in table["cells"] if cell["row"] == row] for row in table["rows"]}
+
+
+def _first_last(group: Sequence[Cell], way: str) -> str:
+    ends = [(show_count(cell[way]["first"]), show_count(cell[way]["last"])) for cell in group if cell[way]]
     return ", ".join(f"{first} → {last}" for (first, last), _ in groupby(ends))
 
 
-def _rounds(rows: Mapping[str, Mapping[str, Cell]], titles: Mapping[str, str]) -> str:
+def _rounds(rows: Mapping[str, Sequence[Cell]], titles: Mapping[str, str]) -> str:
     by_count: dict[int, list[str]] = {}
     for row, group in rows.items():
-        for count in {cell["rounds"] for cell in group.values() if cell.get("rounds")}:
+        for count in {cell["rounds"] for cell in group if cell["rounds"]}:
             by_count.setdefault(count, []).append(titles[row])
     if len(by_count) < 2:
         return _join(list(by_count)) or "none yet"

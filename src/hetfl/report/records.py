@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json
+from hetfl.papers.spec import Entry
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Record:
     Attributes:
         path: the run folder relative to the folder that holds ``runs``, with forward slashes.
         run: the content of ``run.json``.
-        rounds: the lines of ``rounds.jsonl``, registration (round 0) included.
+        rounds: the lines of ``rounds.jsonl``, registration (round 0) and closing included.
         metrics: the content of the evaluation's ``metrics.json``.
     """
 
@@ -29,13 +31,22 @@ class Record:
 
     @property
     def training(self) -> list[dict[str, Any]]:
-        """The rounds that train, so without the registration."""
+        """The rounds in which the clients send something back: neither registration nor closing."""
+        return [line for line in self.rounds if line["round"] >= 1 and not line.get("closing")]
+
+    @property
+    def tested(self) -> list[dict[str, Any]]:
+        """What an accuracy curve shows: the rounds, and the closing as its last point."""
         return [line for line in self.rounds if line["round"] >= 1]
 
-
-def cell_folder(root: Path, experiment: str, row: str, split: str, seed: int) -> Path:
-    """Where a cell lies below ``runs`` or ``evaluations``."""
-    return root / experiment / row / f"{split}-s{seed}"
+    def until(self, round: int) -> Record | None:
+        """The record as it was when a round was over, or None if there was no such round."""
+        lines = [line for line in self.rounds if line["round"] <= round]
+        if lines[-1]["round"] < round or lines[-1].get("closing"):
+            return None
+        accuracy = lines[-1]["accuracy"]
+        metrics = {"accuracy": accuracy, "average": mean(accuracy), "lowest": min(accuracy), "highest": max(accuracy)}
+        return replace(self, run=self.run | {"rounds": round}, rounds=lines, metrics=metrics)
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:
@@ -53,14 +64,13 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def read_record(runs: Path, evaluations: Path, experiment: str, row: str, split: str, seed: int) -> Record | None:
-    """A cell's record, or None while it is not trained to the end or not evaluated.
+def read_record(runs: Path, evaluations: Path, entry: Entry, seed: int) -> Record | None:
+    """The record of one seed of a cell, or None while it is not trained to the end or not evaluated.
 
     Raises:
         HetflError: the evaluation belongs to another run than the one that lies there, or a file is damaged.
     """
-    folder = cell_folder(runs, experiment, row, split, seed)
-    evaluation = cell_folder(evaluations, experiment, row, split, seed) / "metrics.json"
+    folder, evaluation = runs / entry.path(seed), evaluations / entry.path(seed) / "metrics.json"
     if not (folder / "run.json").exists() or not evaluation.exists():
         return None
     run = read_json(folder / "run.json")
@@ -70,7 +80,7 @@ def read_record(runs: Path, evaluations: Path, experiment: str, row: str, split:
     if metrics["fingerprint"] != run["fingerprint"]:
         raise HetflError(
             f"{evaluation}: fingerprint {metrics['fingerprint'][:12]} is not that of the run "
-            f"({run['fingerprint'][:12]}); run the evaluate stage of {experiment} again"
+            f"({run['fingerprint'][:12]}); run the evaluate stage of {entry.experiment} again"
         )
-    path = cell_folder(Path(runs.name), experiment, row, split, seed).as_posix()
-    return Record(path, run, read_rounds(folder), metrics)
+    record = Record((Path(runs.name) / entry.path(seed)).as_posix(), run, read_rounds(folder), metrics)
+    return record if entry.round is None else record.until(entry.round)

@@ -17,15 +17,23 @@ from hetfl.files import read_json, write_text
 from hetfl.papers.figures import PARTITION_FIGURES
 from hetfl.report import style
 from hetfl.report.formats import (
+    RANDOM,
     WAYS,
+    Block,
     best_cells,
-    cells_by_row,
+    blocks,
+    costs,
+    filled,
+    footnotes,
+    has_cost,
+    has_run,
     show_bytes,
     show_count,
-    show_parameters,
+    show_marks,
+    show_print,
     show_range,
     show_seeds,
-    show_traffic,
+    show_status,
 )
 
 _COLOURS = {
@@ -80,41 +88,31 @@ def _read_table(path: Path) -> dict[str, Any]:
     table = read_json(path)
     if not isinstance(table, dict) or not {"table", "title", "columns", "rows", "cells"} <= set(table):
         raise HetflError(f"{path}: is not a table (table, title, columns, rows and cells are needed); move it away")
-    for axis in ("rows", "columns"):
-        if isinstance(table[axis], list):
-            table[axis] = {name: name for name in table[axis]}
-    return table
+    return filled(table)
 
 
 def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any]:
     name, best = table["table"], best_cells(table)
-    lows = [cell["lowest"] for cell in table["cells"] if cell.get("lowest") is not None]
+    lows = [cell["lowest"] for cell in table["cells"] if cell["lowest"] is not None]
     scale = min(90, floor(min(lows) / 10) * 10) if lows else 0
-    rows = []
-    for row, group in cells_by_row(table).items():
-        cells = list(group.values())
-        counts: list[float] = next((cell["parameters"]["per_client"] for cell in cells if cell.get("parameters")), [])
-        rows.append(
-            {
-                "title": table["rows"][row],
-                "cells": [_cell_view(table, cell, (row, cell["column"]) in best, scale) for cell in cells],
-                "parameters": show_parameters(cells),
-                "per_client": ", ".join(map(show_count, counts)),
-                "traffic": [show_traffic(cells, way) for way in WAYS],
-                "registration": _registration(cells),
-            }
-        )
+    parts = [_block_view(table, block, best, scale) for block in blocks(table)]
     statuses = Counter(cell["status"] for cell in table["cells"])
+    accuracies = any(cell["unit"] == "%" for cell in table["cells"])
     return {
         "name": name,
         "title": table["title"],
-        "note": table.get("note", ""),
-        "columns": list(table["columns"].values()),
-        "rows": rows,
+        "note": table["note"],
+        "head": table.get("head", "Method"),
+        "heading": "Accuracy, %" if accuracies else "Elements",
+        "blocks": parts,
+        "rows": [row for part in parts for row in part["rows"]],
         "scale": scale,
+        "has_accuracies": accuracies,
         "has_bars": bool(lows),
-        "has_cost": any(cell.get("parameters") for cell in table["cells"]),
-        "varies": any("†" in size for row in rows for size, _ in row["traffic"]),
+        "has_cost": has_cost(table),
+        "has_runs": any(cell["provenance"] for cell in table["cells"]),
+        "varies": any("†" in lines[0] for part in parts for row in part["rows"] for lines in row["costs"]),
+        "footnotes": _own_notes(table),
         "done": len(table["cells"]) - statuses["not run"],
         "total": len(table["cells"]),
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
@@ -123,31 +121,57 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
     }
 
 
+def _own_notes(table: Mapping[str, Any]) -> list[str]:
+    return [line for line in footnotes(table) if line[0] in f"[{RANDOM}" or line in table["footnotes"]]
+
+
+def _block_view(table: Mapping[str, Any], block: Block, best: set[tuple[str, str]], scale: float) -> dict[str, Any]:
+    rows = []
+    for row, cells in block.rows.items():
+        known = [cell for cell in cells if cell is not None]
+        counts: list[float] = next((cell["parameters"]["per_client"] for cell in known if cell["parameters"]), [])
+        rows.append(
+            {
+                "title": table["rows"][row],
+                "cells": [cell and _cell_view(table, cell, (row, cell["column"]) in best, scale) for cell in cells],
+                "costs": costs(table, cells),
+                "per_client": ", ".join(map(show_count, counts)),
+                "registration": _registration(known),
+            }
+        )
+    return {"title": block.title, "columns": list(block.columns.values()), "rows": rows}
+
+
 def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, scale: float) -> dict[str, Any]:
     view = {
         "id": re.sub(r"[^A-Za-z0-9_-]", "-", f"{table['table']}--{cell['row']}--{cell['column']}"),
         "column": table["columns"][cell["column"]],
         "status": cell["status"],
-        "printed": None if cell["printed"] is None else f"{cell['printed']:g}",
+        "printed": show_print(table, cell),
+        "marks": show_marks(table, cell),
         "best": best,
         "value": None,
         "runs": [],
     }
-    if cell["value"] is None:
+    if not has_run(cell):
         return view
-    runs = cell.get("provenance") or []
+    digits = table["decimals"] if cell["unit"] == "%" else 3
     view |= {
-        "value": f"{cell['value']:.1f}",
-        "exact": f"{cell['value']:.2f}",
-        "std": _number(cell.get("std"), ".1f"),
-        "range": show_range(cell),
-        "missing": show_seeds(table, cell),
+        "value": cell["value_text"] or f"{cell['value']:.{digits}f}",
+        "exact": cell["value_text"] or f"{cell['value']:.{max(2, digits)}f}",
+        "std": _number(cell["std"], f".{digits}f"),
+        "range": show_range(table, cell),
+        "missing": show_seeds(cell),
+        "verdict": show_status(cell),
+        "difference": _number(cell["difference"], f"+.{digits}f"),
         "seeds": ", ".join(map(str, cell["seeds"])),
-        "best_round": _number(cell.get("best"), ".2f"),
-        "last_round": _number(cell.get("last"), ".2f"),
-        "runs": [run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.2f}"} for run in runs],
+        "best_round": _number(cell["best"], ".2f"),
+        "last_round": _number(cell["last"], ".2f"),
+        "runs": [
+            run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.2f}"} for run in cell["provenance"]
+        ],
     }
-    if cell.get("lowest") is not None:
+    if cell["lowest"] is not None:
         left, middle, right = (100 * (cell[key] - scale) / (100 - scale) for key in ("lowest", "value", "highest"))
         view["bar"] = {"left": f"{left:.2f}", "width": f"{right - left:.2f}", "middle": f"{middle:.2f}"}
     return view
@@ -156,7 +180,7 @@ def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, sc
 def _registration(cells: list[Mapping[str, Any]]) -> str:
     """The largest registration of a row over its columns, both ways, all clients."""
     totals = {
-        way: max((cell[way]["registration"]["bytes"] for cell in cells if cell.get(way)), default=0) for way in WAYS
+        way: max((cell[way]["registration"]["bytes"] for cell in cells if cell[way]), default=0) for way in WAYS
     }
     return ", ".join(f"{show_bytes(total)} {way}" for way, total in totals.items() if total)
 
@@ -176,13 +200,14 @@ def _partitions(tables: list[dict[str, Any]], folder: Path) -> list[dict[str, An
     """Per data set, the heat maps of the first seed of each split that a table names."""
     found: dict[str, dict[str, Markup]] = {}
     for table in tables:
-        for dataset in table.get("provenance", {}).get("datasets", {}):
-            for column, title in table["columns"].items():
-                split = f"{column}-s{min(table['seeds'])}"
-                path = folder / dataset / split / "samples.svg"
-                if path.exists():
-                    maps = found.setdefault(dataset, {})
-                    maps.setdefault(split, inline_svg(path, f"{dataset}, {title}", f"{dataset}-{split}"))
+        for place in table["provenance"].get("partitions", {}):
+            dataset, _, partition = place.partition("/")
+            split, _, seed = partition.rpartition("-s")
+            path = folder / dataset / partition / "samples.svg"
+            if seed == str(min(table["seeds"], default="")) and path.exists():
+                title = table["columns"].get(split, split)
+                maps = found.setdefault(dataset, {})
+                maps.setdefault(partition, inline_svg(path, f"{dataset}, {title}", f"{dataset}-{partition}"))
     return [{"dataset": dataset, "maps": list(maps.values())} for dataset, maps in found.items()]
 
 
@@ -197,7 +222,7 @@ def _distributions(folder: Path) -> list[dict[str, Any]]:
 
 def _provenance(table: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """What stands behind a table: names, each with its (value, SHA-256 or nothing) pairs."""
-    shared = table.get("provenance") or {}
+    shared = table["provenance"]
     if not shared.get("datasets"):
         return []
     checked = {key: list(shared[key].items()) for key in ("datasets", "weights", "partitions")}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from hetfl.errors import HetflError
 from hetfl.files import write_text
-from hetfl.papers.spec import TableSpec
+from hetfl.papers.spec import Entry, Statistic, TableSpec
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
 from hetfl.report.records import Record, read_record
@@ -25,14 +25,23 @@ __all__ = [
 ]
 
 
-def verdict(value: float, std: float | None, printed: float | None) -> str:
-    """How a value compares with the printed one, all in percent.
+M = 1024**2
 
-    Within two standard deviations over seeds, and never closer than half a point, is a ``match``.
+
+def verdict(value: float, std: float | None, printed: float | None, statistic: Statistic = "average") -> str:
+    """How a value compares with the printed one, both in the unit of the statistic.
+
+    Accuracies within two standard deviations over seeds, and never closer than half a point, are a ``match``.
+    Uploads count correct predictions: within 1 % or the printed digit they match, more are better. Counts of
+    parameters match to the printed digit; otherwise, being neither better nor worse, they are ``arithmetic``.
     """
     if printed is None:
         return "ours"
-    if abs(value - printed) <= max(2 * (std or 0.0), 0.5):
+    if statistic in ("parameters", "parameters_total"):
+        digits = len(str(printed).partition(".")[2])
+        return "match" if round(value, digits) == printed else "arithmetic"
+    least = max(0.01 * printed, 0.0005) if statistic in ("up_first", "up_last") else 0.5
+    if abs(value - printed) <= max(2 * (std or 0.0), least):
         return "match"
     return "better" if value > printed else "worse"
 
@@ -44,22 +53,22 @@ def build_table(
 ) -> dict[str, Any]:
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
-    Accuracies are percent. ``value``, ``lowest`` and ``highest`` are means over seeds of the final
-    evaluation's client average, lowest and highest client; ``std`` is the sample standard deviation of
-    ``value`` over seeds (None with one seed); ``best`` and ``last`` are means over seeds of the best and the
-    last round's client average. ``parameters`` counts trainable elements per client. ``up`` and ``down``
-    hold elements and bytes per client and round, averaged over all participations in rounds >= 1 and over
-    seeds, the first and the last round's elements per client, whether they vary between rounds, and the
-    registration's totals (round 0, all clients).
+    Accuracies are percent, other values M elements (``unit``). ``value`` is the mean over seeds of what the cell
+    reads from its runs, ``std`` its sample standard deviation (None with one seed), ``difference`` the value less the
+    printed one. Of an average, ``lowest`` and ``highest`` are means over seeds of the lowest and highest client; of
+    any accuracy, ``best`` and ``last`` are means over seeds of the best and the last round. ``parameters`` counts
+    trainable elements per client. ``up`` and ``down`` hold elements and bytes per client and round, averaged over all
+    participations in rounds >= 1 and over seeds, the first and the last round's elements per client, whether they
+    vary between rounds, and the registration's totals (round 0, all clients). ``random`` says that a frozen backbone
+    had random weights.
 
     ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``ours`` where nothing is
-    printed, ``not run`` where no seed is finished; ``arithmetic`` is for tables that are computed and never
-    trained, and is never given here.
-    ``seeds`` names the seeds a cell was built from.
+    printed, ``not run`` where no seed is finished; ``arithmetic`` is for numbers that are computed and not learned.
+    ``seeds`` names the seeds a cell was built from, ``wanted`` those it asks for.
 
     Args:
         spec: what to print.
-        runs: the folder of run records.
+        runs: the folder of run records; it need not exist.
         evaluations: the folder of evaluations.
 
     Raises:
@@ -67,22 +76,25 @@ def build_table(
     """
     records: list[Record] = []
     cells = []
-    for row in spec.rows:
-        for name, column in spec.columns.items():
-            found = [
-                read_record(runs, evaluations, column.experiment, row, column.split, seed) for seed in spec.seeds
-            ]
+    for row, entries in spec.entries.items():
+        for column, entry in entries.items():
+            found = [read_record(runs, evaluations, entry, seed) for seed in entry.seeds]
             done = [record for record in found if record is not None]
             records += done
-            cells.append({"row": row, "column": name} | _cell(done, spec.printed.get(row, {}).get(name)))
+            cells.append({"row": row, "column": column} | _cell(entry, done))
+    blocks = {"blocks": [block.model_dump() for block in spec.blocks]} if spec.blocks else {}
     return {
         "table": spec.name,
         "title": spec.title,
         "note": spec.note,
+        "head": spec.head,
         "seeds": spec.seeds,
-        "columns": {name: column.title for name, column in spec.columns.items()},
+        "columns": dict(spec.columns),
         "rows": dict(spec.rows),
+        **blocks,
+        "decimals": spec.decimals,
         "cells": cells,
+        "footnotes": spec.footnotes,
         "provenance": _shared(records),
     }
 
@@ -100,44 +112,78 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
     return [folder / f"{table['table']}.{suffix}" for suffix in contents]
 
 
-def _cell(records: list[Record], printed: float | None) -> dict[str, Any]:
+def _cell(entry: Entry, records: list[Record]) -> dict[str, Any]:
+    cell = _numbers(entry, records)
+    optional = {"unit": entry.unit, "footnote": entry.footnote} if entry.unit != "%" or entry.footnote else {}
+    return {"printed": entry.printed, "printed_std": None, "wanted": entry.seeds} | cell | optional
+
+
+def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
     if not records:
-        empty = ["value", "std", "lowest", "highest", "best", "last", "rounds", "parameters", "up", "down"]
-        return (
-            {"printed": printed, "printed_std": None, "seeds": [], "status": "not run"}
-            | dict.fromkeys(empty)
-            | {"provenance": []}
-        )
-    averages = [100 * record.metrics["average"] for record in records]
-    curves = [[100 * mean(line["accuracy"]) for line in record.training] for record in records]
-    value = mean(averages)
-    std = stdev(averages) if len(averages) > 1 else None
+        accuracies = ("value", "std", "difference", "lowest", "highest", "best", "last")
+        nothing = dict.fromkeys((*accuracies, "rounds", "parameters", "up", "down"))
+        return {"seeds": [], "random": False, "status": "not run", "provenance": []} | nothing
+    values = [_value(entry, record) for record in records]
+    curves = [_curve(entry.statistic, record) for record in records]
+    value, std = mean(values), stdev(values) if len(values) > 1 else None
     per_client = [mean(counts) for counts in zip(*(r.run["parameters"]["trainable"] for r in records), strict=True)]
+
+    def over_clients(name: str) -> float | None:
+        if entry.statistic != "average":
+            return None
+        return _tidy(mean(100 * record.metrics[name] for record in records))
+
     return {
-        "printed": printed,
-        "printed_std": None,
         "value": _tidy(value),
         "std": None if std is None else _tidy(std),
+        "difference": None if entry.printed is None else _tidy(value - entry.printed),
         "seeds": [record.run["seed"] for record in records],
-        "lowest": _tidy(mean(100 * record.metrics["lowest"] for record in records)),
-        "highest": _tidy(mean(100 * record.metrics["highest"] for record in records)),
-        "best": _tidy(mean(max(curve) for curve in curves)),
-        "last": _tidy(mean(curve[-1] for curve in curves)),
+        "lowest": over_clients("lowest"),
+        "highest": over_clients("highest"),
+        "best": _tidy(mean(max(curve) for curve in curves)) if all(curves) else None,
+        "last": _tidy(mean(curve[-1] for curve in curves)) if all(curves) else None,
         "rounds": max(record.run["rounds"] for record in records),
         "parameters": {"per_client": [_tidy(count) for count in per_client], "mean": _tidy(mean(per_client))},
         "up": _traffic(records, "up"),
         "down": _traffic(records, "down"),
-        "status": verdict(value, std, printed),
+        "random": any(model.endswith(".random") for record in records for model in record.run["models"]),
+        "status": verdict(value, std, entry.printed, entry.statistic),
         "provenance": [
             {
                 "run": record.path,
                 "seed": record.run["seed"],
                 "fingerprint": record.run["fingerprint"],
-                "value": _tidy(average),
+                "value": _tidy(number),
             }
-            for record, average in zip(records, averages, strict=True)
+            for record, number in zip(records, values, strict=True)
         ],
     }
+
+
+def _value(entry: Entry, record: Record) -> float:
+    """What a cell reads from one run."""
+    parameters = record.run["parameters"]
+    match entry.statistic:
+        case "up_first":
+            return float(record.training[0]["up"]["elements"] / M)
+        case "up_last":
+            return float(record.training[-1]["up"]["elements"] / M)
+        case "parameters" | "parameters_total":
+            clients = (
+                parameters["trainable"] if entry.statistic == "parameters_total" else parameters["trainable"][:1]
+            )
+            # A record tells of the server's network where its method has one.
+            return float((sum(clients) + (parameters.get("server", 0) if entry.server else 0)) / M)
+        case _:
+            return 100 * float(record.metrics[entry.statistic])
+
+
+def _curve(statistic: Statistic, record: Record) -> list[float]:
+    """An accuracy in percent after every round; empty for what is no accuracy."""
+    of_round: dict[str, Callable[[list[float]], float]] = {"average": mean, "lowest": min, "highest": max}
+    if statistic not in of_round:
+        return []
+    return [100 * of_round[statistic](line["accuracy"]) for line in record.tested]
 
 
 def _traffic(records: list[Record], way: str) -> dict[str, Any]:
@@ -189,7 +235,15 @@ def _shared(records: list[Record]) -> dict[str, Any]:
     for record in records:
         run, inputs = record.run, record.run["inputs"]
         _agree(datasets, run["dataset"], inputs["dataset"], "data set", record.path)
-        _agree(partitions, f"{run['split']}-s{run['seed']}", inputs["partition"], "partition", record.path)
+        _agree(
+            partitions,
+            f"{run['dataset']}/{run['split']}-s{run['seed']}",
+            inputs["partition"],
+            "partition",
+            record.path,
+        )
+        if run.get("public"):
+            _agree(datasets, run["public"]["dataset"], inputs["public"], "data set", record.path)
         for model, checksum in inputs["weights"].items():
             _agree(weights, model, checksum, "weights of", record.path)
         for package, version in run["versions"].items():

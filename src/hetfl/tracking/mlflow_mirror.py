@@ -267,7 +267,7 @@ class MlflowMirror:
         from mlflow.entities import Metric
 
         cell = f"{run['split']}-s{run['seed']}"
-        folder = self.root / "evaluations" / run["experiment"] / run["row"] / cell
+        folder = self.root / "evaluations" / run["experiment"] / run["method"] / run["row"] / cell
         try:
             content = (folder / "metrics.json").read_bytes()
         except FileNotFoundError:
@@ -339,15 +339,17 @@ def _curves(line: Record) -> dict[str, float]:
     values["seconds/round"] = sum(seconds.values())
     if line.get("peak_memory") is not None:
         values["memory/peak_mib"] = line["peak_memory"] / 2**20
-    diagnostics = line.get("diagnostics") or {}
-    values |= {f"diagnostics/{name}": value for name, value in diagnostics.items() if _is_number(value)}
+    for group in ("diagnostics", "clients"):
+        for name, value in (line.get(group) or {}).items():
+            if (mean := _mean(value)) is not None:
+                values[f"{group}/{name}"] = mean
     return values
 
 
 def _tags(folder: Path, run: Record) -> dict[str, str]:
     counts: Counter[str] = Counter(run["models"])
     models = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
-    where = "/".join(folder.parts[-4:])
+    where = "/".join(folder.parts[-5:])
     note = (
         f"{run['title']} on {run['dataset']}, split {run['split']}, seed {run['seed']}: "
         f"{run['clients']} clients ({models}), {run['rounds']} rounds. Record: `{where}`"
@@ -377,6 +379,14 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _name(name: str) -> str:
     return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)[:MAX_NAME]
+
+
+def _mean(value: Any) -> float | None:
+    """A figure itself, or the mean over its clients and theirs over classes; None where there are no numbers."""
+    if isinstance(value, list):
+        numbers = [mean for part in value if (mean := _mean(part)) is not None]
+        return sum(numbers) / len(numbers) if numbers else None
+    return value if _is_number(value) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,145 @@
+"""What a figure of results shows: panels of cells, each with what its axes are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hetfl.papers.spec import Entry
+
+
+@dataclass(frozen=True)
+class Line:
+    """Accuracy over a setting.
+
+    Attributes:
+        title: the line's.
+        points: setting -> cell.
+        reading: after the last round, or the best of all rounds.
+    """
+
+    title: str
+    points: Mapping[float, Entry]
+    reading: Literal["final", "top1"] = "final"
+
+
+@dataclass(frozen=True)
+class SweepPanel:
+    """Lowest, average and highest client over a setting.
+
+    Attributes:
+        level: title and cell of a horizontal line to compare with.
+    """
+
+    title: str
+    xlabel: str
+    lines: tuple[Line, ...]
+    level: tuple[str, Entry] | None = None
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        for line in self.lines:
+            yield from line.points.values()
+        if self.level:
+            yield self.level[1]
+
+
+@dataclass(frozen=True)
+class GroupPanel:
+    """The clients' average accuracy of some rows, group by group.
+
+    Attributes:
+        groups: title of a group -> title of a row -> cell.
+    """
+
+    title: str
+    groups: Mapping[str, Mapping[str, Entry]]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        for rows in self.groups.values():
+            yield from rows.values()
+
+
+@dataclass(frozen=True)
+class ClassPanel:
+    """The accuracy of each class, averaged over clients.
+
+    Attributes:
+        rows: title -> cell.
+        kind: a line of the heat map, or a line over the classes, for each row.
+    """
+
+    title: str
+    rows: Mapping[str, Entry]
+    kind: Literal["heatmap", "lines"]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield from self.rows.values()
+
+
+@dataclass(frozen=True)
+class ClientPanel:
+    """The accuracy of each client as bars.
+
+    Attributes:
+        labels: what stands below the bars, one per client.
+    """
+
+    title: str
+    xlabel: str
+    labels: tuple[str, ...]
+    entry: Entry
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield self.entry
+
+
+Panel = SweepPanel | GroupPanel | ClassPanel | ClientPanel
+
+
+@dataclass(frozen=True)
+class ResultFigure:
+    """A figure that shows results.
+
+    Attributes:
+        panels: in reading order.
+        columns: panels side by side.
+        caption: what a reader must know.
+    """
+
+    panels: tuple[Panel, ...]
+    columns: int
+    caption: str
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        for panel in self.panels:
+            yield from panel.entries
+
+
+@dataclass(frozen=True)
+class TheoremFigure:
+    """The terms of FedHPL's Theorem 1 over rounds.
+
+    Attributes:
+        settings: title of a setting, whose panels stand side by side -> title of a line -> cell of one seed.
+        caption: what a reader must know.
+    """
+
+    settings: Mapping[str, Mapping[str, Entry]]
+    caption: str
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        for lines in self.settings.values():
+            yield from lines.values()

@@ -1,0 +1,85 @@
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hetfl.errors import HetflError
+from hetfl.papers.fedhpl import printed
+from hetfl.papers.fedhpl_counts import ARITHMETIC_TABLES, arithmetic_table
+
+MISPRINTS = {
+    ("fedhpl-table-5", "CIFAR10_SVHN", "entire-ViT-S"): ("20.57", "20.67"),
+    ("fedhpl-table-6", "example-shallow", "ViT-S"): ("4.89", "4.88"),
+}
+
+table = cache(arithmetic_table)
+
+
+def numbers(content: Any) -> Iterator[Any]:
+    """The leaves of a table of the printed numbers, but for its words."""
+    if not isinstance(content, dict):
+        yield content
+        return
+    for key, value in content.items():
+        if key not in ("head", "slope") and not (key == "remark" and isinstance(value, str)):
+            yield from numbers(value)
+
+
+@pytest.mark.parametrize("name", ARITHMETIC_TABLES)
+def test_every_printed_number_is_reproduced_to_the_digit_or_is_a_known_misprint(name: str) -> None:
+    cells = [cell for cell in table(name)["cells"] if cell["agrees"] is not None]
+    content = printed()[name.removeprefix("fedhpl-").replace("-", "_")]
+    # Table 8 names its heads apart from those of Table 6.
+    assert len(cells) == len(list(numbers({key: value for key, value in content.items() if key != "about"})))
+    for cell in cells:
+        known = MISPRINTS.get((name, cell["row"], cell["column"]))
+        assert cell["agrees"] == (known is None), cell
+        if known:
+            assert (cell["printed_text"], cell["value_text"]) == known
+            assert cell["footnote"] in table(name)["footnotes"]
+
+
+@pytest.mark.parametrize("name", ARITHMETIC_TABLES)
+def test_cells_belong_to_rows_and_columns(name: str) -> None:
+    content = table(name)
+    places = [(cell["row"], cell["column"]) for cell in content["cells"]]
+    assert sorted(places) == sorted((row, column) for row in content["rows"] for column in content["columns"])
+    assert {cell["status"] for cell in content["cells"]} == {"arithmetic"}
+    assert {cell["unit"] for cell in content["cells"]} <= {"M", "K", "elements"}
+
+
+def value(name: str, row: str, column: str) -> float:
+    (cell,) = (c for c in table(name)["cells"] if (c["row"], c["column"]) == (row, column))
+    return cell["value"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "elements"),
+    [
+        ("fedhpl-table-5", "CIFAR10_SVHN", "backbone-ViT-S", 21_665_664),
+        ("fedhpl-table-5", "CIFAR10_SVHN", "backbone-ViT-B", 85_798_656),
+        ("fedhpl-table-5", "CIFAR10_SVHN", "backbone-ViT-L", 303_301_632),
+        ("fedhpl-table-5", "CIFAR10_SVHN", "pfedpt-vit", 1_076_106),
+        ("fedhpl-table-5", "CIFAR100", "pfedpt-vit", 1_087_716),
+        ("fedhpl-table-5", "CIFAR10_SVHN", "pfedpg-g2", 1_585_152),
+        ("fedhpl-table-9", "FedGen", "CIFAR10_SVHN-server", 531_456),
+        ("fedhpl-table-9", "FedGen", "CIFAR100-server", 577_536),
+        ("fedhpl-table-9", "FedTGP", "CIFAR10_SVHN-server", 530_432),
+        ("fedhpl-table-9", "FedTGP", "CIFAR100-server", 576_512),
+    ],
+)
+def test_counts_are_exact_behind_their_roundings(name: str, row: str, column: str, elements: int) -> None:
+    assert value(name, row, column) * 1024**2 == elements
+
+
+def test_what_the_paper_leaves_unclear_has_a_footnote() -> None:
+    notes = {name: " ".join(table(name)["footnotes"]) for name in ARITHMETIC_TABLES}
+    assert '"with 3 prompts"' in notes["fedhpl-table-5"]
+    assert "exact sum" in notes["fedhpl-table-5"]
+    assert all("3 pixels wide" in notes[name] for name in ("fedhpl-table-7", "fedhpl-table-8"))
+
+
+def test_unknown_table_is_one_line() -> None:
+    with pytest.raises(HetflError, match="did you mean 'fedhpl-table-5'"):
+        arithmetic_table("fedhpl-table-55")
