@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from hetfl.errors import HetflError
 from hetfl.federation.plan import cells, check_models, load_params
 from hetfl.federation.record import CORE
 from hetfl.methods import METHODS
+from hetfl.papers.figures import RESULT_FIGURES
+from hetfl.papers.spec import Entry
 from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
 
 PARAMS = Path("params.yaml")
@@ -275,11 +278,29 @@ def test_a_table_waits_for_what_it_prints_and_for_nothing_else(name):
     assert waited == printed
 
 
-@pytest.mark.parametrize("name", [*(f"fedhpl-figure-{number}" for number in range(3, 13)), "fedhpl-theorem"])
-def test_figures_have_stages(name):
+def entries(node: Any) -> Iterator[Entry]:
+    """Every cell that a figure reads, wherever in it."""
+    if isinstance(node, Entry):
+        yield node
+    elif dataclasses.is_dataclass(node):
+        yield from entries([getattr(node, field.name) for field in dataclasses.fields(node)])
+    elif isinstance(node, dict):
+        yield from entries(list(node.values()))
+    elif isinstance(node, list | tuple):
+        for inner in node:
+            yield from entries(inner)
+
+
+@pytest.mark.parametrize("name", RESULT_FIGURES)
+def test_a_figure_waits_for_what_it_draws(name):
     stage = stages("dvc.yaml")["stages"][name]
     assert stage["cmd"] == f"python pipeline/figure.py {name}"
     assert outs(stage) == {f"figures/{name}.svg", f"figures/{name}.png"}
+    drawn = {entry.path(0).parts[:2] for entry in entries(RESULT_FIGURES[name](load_params(PARAMS)))}
+    assert drawn
+    for experiment, method in drawn:
+        for kind in ("runs", "evaluations"):
+            assert {f"{kind}/{experiment}", f"{kind}/{experiment}/{method}"} & set(stage["deps"])
 
 
 @pytest.mark.slow

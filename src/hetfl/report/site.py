@@ -113,6 +113,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
         "has_runs": any(cell["provenance"] for cell in table["cells"]),
         "varies": any("†" in lines[0] for part in parts for row in part["rows"] for lines in row["costs"]),
         "footnotes": _own_notes(table),
+        "made": "run" if accuracies or statuses["not run"] else "computed",
         "done": len(table["cells"]) - statuses["not run"],
         "total": len(table["cells"]),
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
