@@ -11,7 +11,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONPATH
 
-TARGETS := digits-homogeneous digits-heterogeneous report
+TARGETS := digits-homogeneous digits-heterogeneous digits-theorem report
 
 repro: $(VENV)/.ready
 	dvc repro --quiet $(TARGETS)

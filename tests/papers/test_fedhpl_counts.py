@@ -44,7 +44,12 @@ def test_every_printed_number_is_reproduced_to_the_digit_or_is_a_known_misprint(
 def test_cells_belong_to_rows_and_columns(name: str) -> None:
     content = table(name)
     places = [(cell["row"], cell["column"]) for cell in content["cells"]]
-    assert sorted(places) == sorted((row, column) for row in content["rows"] for column in content["columns"])
+    remarks = {column for column in content["columns"] if column.endswith("-server")}  # not every method has one
+    every = [(row, column) for row in content["rows"] for column in content["columns"] if column not in remarks]
+    assert sorted(place for place in places if place[1] not in remarks) == sorted(every)
+    assert {row for row, column in places if column in remarks} == (
+        {"FedGen", "FedGH", "FedTGP"} if remarks else set()
+    )
     assert {cell["status"] for cell in content["cells"]} == {"arithmetic"}
     assert {cell["unit"] for cell in content["cells"]} <= {"M", "K", "elements"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import floor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_text
-from hetfl.papers.figures import PARTITION_FIGURES
+from hetfl.papers.figures import PARTITION_FIGURES, RESULT_FIGURES
 from hetfl.report import style
 from hetfl.report.formats import (
     RANDOM,
@@ -59,7 +59,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     Every ``<name>.json`` of the tables folder becomes a section, with ``<name>-curves.svg`` and
     ``<name>-communication.svg`` from the figures folder where they exist, and the heat maps
     ``<dataset>/<split>-s<seed>/samples.svg`` of the first seed from the partitions folder. The papers' figures of
-    data distributions, ``<paper>-figure-<number>.svg``, follow.
+    data distributions and of results, ``<paper>-figure-<number>.svg``, follow.
 
     Returns:
         The page's path.
@@ -78,7 +78,8 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     page = environment.get_template("index.html.jinja").render(
         tables=[_table_view(table, figures_folder) for table in tables],
         partitions=_partitions(tables, partitions_folder),
-        distributions=_distributions(figures_folder),
+        distributions=_drawn(PARTITION_FIGURES, figures_folder),
+        results=_drawn(RESULT_FIGURES, figures_folder),
     )
     write_text(out / "index.html", page)
     return out / "index.html"
@@ -212,11 +213,11 @@ def _partitions(tables: list[dict[str, Any]], folder: Path) -> list[dict[str, An
     return [{"dataset": dataset, "maps": list(maps.values())} for dataset, maps in found.items()]
 
 
-def _distributions(folder: Path) -> list[dict[str, Any]]:
-    """The papers' figures of data distributions that have been drawn."""
+def _drawn(names: Iterable[str], folder: Path) -> list[dict[str, Any]]:
+    """Those of some figures that have been drawn."""
     return [
         {"name": name, "svg": inline_svg(path, name, name)}
-        for name in PARTITION_FIGURES
+        for name in names
         if (path := folder / f"{name}.svg").exists()
     ]
 

@@ -38,7 +38,8 @@ class _Cell:
         return self.run["row"], self.run["split"], f"s{self.run['seed']}"
 
     def add(self, line: Record) -> None:
-        self.rounds = max(self.rounds, line["round"])
+        if not line.get("closing"):  # what comes after the last round is none of them
+            self.rounds = max(self.rounds, line["round"])
         self.accuracy = line.get("accuracy") or self.accuracy
         self.up += line["up"]["bytes"]
         self.down += line["down"]["bytes"]
