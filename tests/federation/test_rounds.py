@@ -45,10 +45,21 @@ def numbers(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in drop} for line in Record(folder / "run").lines()]
 
 
-@pytest.mark.parametrize("method", ["fedhpl", "fedavg", "fedproto"])
+KILLED = {
+    "fedhpl": {"share": "prompts"},
+    "fedavg": {"optimiser": "adam"},
+    "fedproto": {"optimiser": "adam"},
+    "fedgen": {},  # an optimiser on the server
+    "fedmd": {},  # work before the first round
+    "fedrep": {"finetune_epochs": 1},  # and after the last
+    "scaffold": {},  # a memory
+}
+
+
+@pytest.mark.parametrize("method", KILLED)
 @pytest.mark.parametrize("kill_after", ["append:0", "append:1", "save:2", "append:3", "save:4"])
 def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, method, kill_after):
-    settings = {"rounds": 4, "share": "prompts"} if method == "fedhpl" else {"rounds": 4, "optimiser": "adam"}
+    settings = {"rounds": 4, **KILLED[method]}
     play(toy_engine(method, **settings), tmp_path / "whole")
     with pytest.raises(KilledError):
         play(toy_engine(method, **settings), tmp_path / "killed", kill_after)
@@ -58,6 +69,29 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, metho
     assert checkpoints[0] == checkpoints[1]
     assert json.loads((tmp_path / "killed/run/run.json").read_text())["status"] == "complete"
     assert not (tmp_path / "killed" / "resume").exists()
+
+
+@pytest.mark.parametrize("kill_after", ["append:5", "save:5"])
+def test_a_run_killed_after_its_closing_ends_with_it(toy_engine, tmp_path, kill_after):
+    settings = {"rounds": 4, "finetune_epochs": 1}
+    play(toy_engine("fedbabu", **settings), tmp_path / "whole")
+    with pytest.raises(KilledError):
+        play(toy_engine("fedbabu", **settings), tmp_path / "killed", kill_after)
+    play(toy_engine("fedbabu", **settings), tmp_path / "killed")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    last = numbers(tmp_path / "whole")[-1]
+    assert (last["round"], last["closing"], last["up"]["elements"]) == (5, True, 0)
+
+
+def test_the_checkpoint_of_a_closed_run_gives_its_last_accuracy(toy_engine, tmp_path):
+    from hetfl.tensors import read_tensors
+
+    engine = toy_engine("fedrep", rounds=2, finetune_epochs=1)
+    play(engine, tmp_path)
+    tensors, metadata = read_tensors(tmp_path / "run" / "model.safetensors")
+    state = State.from_tensors(int(metadata["round"]), tensors)
+    confusion = rounds.evaluate(engine, state, Draws(0).at(state.round))
+    assert rounds.accuracies(confusion) == numbers(tmp_path)[-1]["accuracy"]
 
 
 def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):

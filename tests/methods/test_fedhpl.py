@@ -205,6 +205,20 @@ def test_sharing_changes_nothing_where_every_client_is_alone_with_its_width(toy_
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.parametrize("share", ["prompts", "head"])
+def test_sharing_with_one_client_changes_nothing(toy_engine, toy_partition, share):
+    from hetfl.data.partitions import Partition
+
+    accuracies = []
+    for settings in ({"share": share}, {}):
+        engine = toy_engine("fedhpl", partition=Partition(toy_partition.train[2:], None), **settings)
+        state, _ = start(engine, Draws(0))
+        for round in (1, 2, 3):
+            state, line = play_round(engine, state, Draws(0).at(round))
+        accuracies.append((line["accuracy"], line["loss"]))
+    assert accuracies[0] == accuracies[1]
+
+
 @pytest.mark.parametrize(("share", "names"), [("prompts", {"prompts"}), ("head", {"head.weight", "head.bias"})])
 def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names):
     engine = toy_engine("fedhpl", share=share)
