@@ -172,10 +172,14 @@ def weights(
     folder: Annotated[Path, typer.Option(help="Where to store them.")] = Path("weights"),
     source: Annotated[Path | None, typer.Option("--from", help="Convert this checkpoint, download nothing.")] = None,
 ) -> None:
-    """Download a backbone's published weights, or convert a local file, and store them as safetensors."""
+    """Store a backbone's weights as safetensors: from a local file, the mirror's folder weights/, or the hub."""
+    from hetfl.federation.plan import load_params
     from hetfl.files import sha256_file
-    from hetfl.models.registry import convert_weights, fetch_weights
+    from hetfl.models.registry import convert_weights, fetch_weights, weights_path
 
+    mirror = load_params(Path("params.yaml")).data.folder() if source is None else None
+    if mirror is not None and (copy := weights_path(name, mirror / "weights")).is_file():
+        source = copy
     path = convert_weights(name, source, folder) if source else fetch_weights(name, folder)
     print(f"{path}: SHA-256 {sha256_file(path)}")
 

@@ -158,3 +158,14 @@ def test_models_without_published_weights(name: str, tmp_path: Path):
         fetch_weights(name, tmp_path)
     with pytest.raises(HetflError, match="takes no weights from elsewhere"):
         convert_weights(name, tmp_path / "x.pth", tmp_path)
+
+
+def test_weights_are_taken_from_the_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with torch.random.fork_rng():
+        source = creator("resnet18.tv_in1k")()
+    write_tensors(tmp_path / "mirror" / "weights" / "resnet18.tv_in1k.safetensors", source.state_dict())
+    monkeypatch.setenv("HETFL_MIRROR", str(tmp_path / "mirror"))
+    done = CliRunner().invoke(app, ["weights", "resnet18.tv_in1k", "--folder", str(tmp_path / "weights")])
+    assert done.exit_code == 0, done.output
+    loaded = load_weights("resnet18.tv_in1k", tmp_path / "weights")
+    assert torch.equal(loaded["conv1.weight"], source.state_dict()["conv1.weight"])
