@@ -289,7 +289,10 @@ def show_provenance(table: Table) -> str:
     parts = [
         *(f"data set {name} (sha256 {checksum[:12]})" for name, checksum in shared["datasets"].items()),
         f"models {', '.join(shared['models'])}",
-        *(f"weights {name} (sha256 {checksum[:12]})" for name, checksum in shared["weights"].items()),
+        *(
+            f"weights {name}" + ("" if name.endswith(".random") else f" (sha256 {checksum[:12]})")
+            for name, checksum in shared["weights"].items()
+        ),
         f"{_join(shared['clients'])} clients",
         f"engine {_join(shared['engines'])}",
         f"device {_join(shared['devices'])}",
