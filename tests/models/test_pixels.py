@@ -29,7 +29,7 @@ def test_frame_goes_around_the_image_and_its_ends_own_the_corners():
 
 
 def test_border_is_added_and_leaves_the_middle():
-    border = Border(1, 3).requires_grad_(False)
+    border = Border(1, InputSpec(3, "bilinear", (0.5,) * 3, (0.5,) * 3)).requires_grad_(False)
     border.up.copy_(torch.tensor([[1.0, 2.0, 3.0]]))
     border.left.fill_(4.0)
     border.right.fill_(5.0)
@@ -40,9 +40,10 @@ def test_border_is_added_and_leaves_the_middle():
 
 
 def test_shapes_of_the_papers_prompts():
-    frame = Frame(3, InputSpec(32, "bilinear", (0.5,) * 3, (0.5,) * 3))
+    spec = InputSpec(32, "bilinear", (0.5,) * 3, (0.5,) * 3)
+    frame = Frame(3, spec)
     assert (frame.sides.shape, frame.ends.shape) == ((1, 3, 32, 6), (1, 3, 6, 38))
-    border = Border(4, 32)
+    border = Border(4, spec)
     assert (border.up.shape, border.left.shape) == ((1, 3, 4, 32), (1, 3, 24, 4))
     assert sum(strip.numel() for strip in border.parameters()) == 1344
 

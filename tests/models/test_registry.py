@@ -54,7 +54,7 @@ def test_unknown_names_suggest_known_ones(name: str, message: str):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet18.tv_in1k", {"prompts": "deep"}, "x: resnet18.tv_in1k takes no deep prompts"),
+        ("resnet18.tv_in1k", {"prompts": "deep"}, "x: resnet18.tv_in1k takes no deep prompts, it has no tokens"),
         ("digits_resnet_small", {"prompts": "shallow"}, "takes no shallow prompts"),
         ("mocov3_vit_base", {"prompts": "frame"}, "takes no frame"),
         ("resnet18.tv_in1k", {"stem": "cifar"}, "a cifar stem needs scratch"),

@@ -130,7 +130,7 @@ def test_clients_start_from_different_values(prompted: Model):
 
 def test_head_rules(weights: Path):
     timm = build("digits_vit_small", 3, ModelOptions(), weights).init(Draws(0), 0)
-    vpt = build("digits_vit_small", 3, ModelOptions(head_init="vpt"), weights).init(Draws(0), 0)
+    vpt = build("digits_vit_small", 3, ModelOptions(init="vpt"), weights).init(Draws(0), 0)
     assert torch.all(timm["head.bias"] == 0)
     assert timm["head.weight"].abs().max() < 0.1
     assert torch.allclose(vpt["head.bias"], torch.tensor(-math.log(99)))

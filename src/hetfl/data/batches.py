@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetfl.data.store import Split
+from hetfl.errors import HetflError
 
 NORMALISED_CACHE_BYTES = 256 * 2**20
 """Images that fit into this many bytes once they are normalised are normalised once instead of per batch."""
@@ -26,12 +27,17 @@ Transform = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a backbone wants to see: square size in pixels, interpolation, channel statistics in [0, 1]."""
+    """What a backbone wants to see: square size in pixels, interpolation, statistics of each channel in [0, 1]."""
 
     size: int
     interpolation: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        """3 for colour, 1 for grey."""
+        return len(self.mean)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Batch:
     """Some samples of one client.
 
     Attributes:
-        images: [B, 3, H, W], normalised.
+        images: [B, channels, H, W], normalised.
         labels: [B], int64.
         weight: [B], 1 for a sample and 0 for padding; None when nothing is padded.
         rows: [B], int64, the samples' places in a round's alignment set; None for other data.
@@ -88,10 +94,14 @@ class DeviceImages:
     On a CPU a single split is not copied: processes that read the same data set share its pages.
 
     Args:
-        splits: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another.
+        splits: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another. Grey images
+            are repeated for a backbone that wants colour.
         spec: what the backbone wants.
         device: where everything lives.
         dtype: of the normalised images; arithmetic is in float32 at least.
+
+    Raises:
+        HetflError: the backbone wants grey images, and these have colours.
     """
 
     def __init__(
@@ -100,20 +110,24 @@ class DeviceImages:
         self.spec, self.device, self.dtype = spec, device, dtype
         self.labels = _join([split.labels for split in splits]).to(device)
         self._raw = _join([split.images for split in splits]).to(device)
-        height, width = self._raw.shape[1:3]
+        height, width, stored = self._raw.shape[1:]
+        if spec.channels < stored:
+            raise HetflError(
+                f"images: have {stored} channels, the model takes {spec.channels}; choose a model for colour images"
+            )
         self._exact = torch.promote_types(dtype, torch.float32)
         mean = torch.tensor(spec.mean, device=device, dtype=self._exact)
         std = torch.tensor(spec.std, device=device, dtype=self._exact)
-        # 0..255 is normalised by x * scale + shift. In full size, since broadcasting over three channels is slow.
-        self._scale = (1 / (255 * std)).expand(height, width, 3).contiguous()
-        self._shift = (-mean / std).expand(height, width, 3).contiguous()
+        # 0..255 is normalised by x * scale + shift. In full size, since broadcasting over channels is slow.
+        self._scale = (1 / (255 * std)).expand(height, width, -1).contiguous()
+        self._shift = (-mean / std).expand(height, width, -1).contiguous()
         self._range = torch.stack([-mean / std, (1 - mean) / std], dim=1).tolist()
         self._rows, self._columns = (
             _resampler(length, spec).to(device, self._exact) if length != spec.size else None
             for length in (height, width)
         )
         self._normalised: Tensor | None = None
-        if len(self) * 3 * spec.size**2 * dtype.itemsize <= NORMALISED_CACHE_BYTES:
+        if len(self) * spec.channels * spec.size**2 * dtype.itemsize <= NORMALISED_CACHE_BYTES:
             self._normalised = self._read(torch.arange(len(self), device=device))
 
     def __len__(self) -> int:
@@ -137,7 +151,7 @@ class DeviceImages:
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         size = self.spec.size
-        images = _empty((len(index), 3, size, size), self.dtype, self.device)
+        images = _empty((len(index), self.spec.channels, size, size), self.dtype, self.device)
         chunk = CPU_CHUNK if self.device.type == "cpu" else max(len(index), 1)
         for part, out in zip(index.split(chunk), images.split(chunk), strict=True):
             stored = self._raw.index_select(0, part).to(self._exact)
@@ -154,7 +168,7 @@ class DeviceImages:
             return
         if self._columns is not None:
             images = images.reshape(-1, images.shape[-1]) @ self._columns.T
-            images = images.view(len(out), 3, -1, self.spec.size)
+            images = images.view(len(out), out.shape[1], -1, self.spec.size)
         if self._rows is not None:
             flat = images.reshape(-1, *images.shape[-2:])
             target = out.view(-1, *out.shape[-2:])

@@ -54,7 +54,8 @@ class InputSettings(Settings):
     Attributes:
         size: pixels of a side; None: what the backbone wants.
         interpolation: of the resize; None: the backbone's own.
-        mean: channel means of the normalisation, in [0, 1]; None: the backbone's own.
+        mean: channel means of the normalisation, in [0, 1], of which a backbone for grey images takes the first;
+            None: the backbone's own.
         std: channel standard deviations; None: the backbone's own.
         augment: random changes of training images.
     """
@@ -71,8 +72,8 @@ class InputSettings(Settings):
             wanted,
             size=self.size or wanted.size,
             interpolation=self.interpolation or wanted.interpolation,
-            mean=self.mean or wanted.mean,
-            std=self.std or wanted.std,
+            mean=(self.mean or wanted.mean)[: wanted.channels],
+            std=(self.std or wanted.std)[: wanted.channels],
         )
 
     def transform(self) -> Augmentation | None:

@@ -14,6 +14,10 @@ from hetfl.config import Settings
 from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws
 from hetfl.message import Tensors
+from hetfl.models.dropout import KeyedDropout
+
+AUXILIARY = "auxiliary."
+"""Starts the names of the second network's parameters."""
 
 
 class Output(NamedTuple):
@@ -38,7 +42,11 @@ class ModelOptions(Settings):
         flat: size to which a ResNet's last feature map is pooled and flattened before the projection, e.g. 2048 for
             512 channels x 2 x 2; None: one value per channel.
         extra_outputs: logits after the data set's own classes (FedMD's public classes).
-        head_init: rule for the fresh head.
+        init: rule for the fresh head, timm's, torch's or VPT's (a head of several layers always has torch's); with
+            ``torch`` the last batch normalisation of a residual block starts at 1 as torchvision has it, else at 0.
+        auxiliary: architecture of a second network beside the client's own, trained from scratch on the same images,
+            with a plain head and, where they are set, the same ``stem``, ``embedding`` and ``reduce``.
+        transform: whether a square matrix [d, d] without bias lies between the features of the two.
     """
 
     prompts: Literal["none", "shallow", "deep", "frame", "border"] = "none"
@@ -50,7 +58,9 @@ class ModelOptions(Settings):
     reduce: Literal["linear", "pool"] = "linear"
     flat: int | None = None
     extra_outputs: int = 0
-    head_init: Literal["timm", "vpt"] = "timm"
+    init: Literal["timm", "torch", "vpt"] = "timm"
+    auxiliary: str | None = None
+    transform: bool = False
 
 
 class Model:
@@ -58,12 +68,18 @@ class Model:
 
     One instance serves all clients with the same architecture; what differs between them is passed in.
 
+    Args:
+        module: the network; has the second one, if there is one, as its ``auxiliary``.
+        trained: the backbones that train, whose batch normalisation and dropout know a training mode.
+        fresh: gives the initial parameters.
+
     Attributes:
         name: of the architecture.
         width: size d of the feature that enters the head.
         num_classes: the data set's number of classes; the logits may have further columns.
-        groups: names by role: ``prompts``, ``body``, ``projection``, ``head``; and ``buffers``, the running
-            statistics of a trained body's batch normalisation, where there are some.
+        groups: names by role: ``prompts``, ``body``, ``projection``, ``head``; all of the second network's as
+            ``auxiliary``; ``transform``; and ``buffers``, the running statistics of both networks' batch
+            normalisation, where there are some and their body trains.
         spec: the input the backbone wants.
     """
 
@@ -75,33 +91,51 @@ class Model:
         num_classes: int,
         groups: Mapping[str, tuple[str, ...]],
         spec: InputSpec,
+        trained: Sequence[nn.Module],
         fresh: Callable[[Draws, int], dict[str, Tensor]],
     ) -> None:
         self.name, self.width, self.num_classes = name, width, num_classes
         self.groups, self.spec = groups, spec
         self._module = module.requires_grad_(False).eval()
         self._fresh = fresh
-        norms = (layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
-        self._norms = tuple(norms) if groups.get("buffers") else ()
+        passed = [key for role in groups for key in groups[role] if role != "transform"]
+        # What each network takes from a client's parameters, by its own name.
+        self._own = {key: key for key in passed if not key.startswith(AUXILIARY)}
+        self._second = {key.removeprefix(AUXILIARY): key for key in passed if key.startswith(AUXILIARY)}
+        layers = [layer for body in trained for layer in body.modules()]
+        self._norms = tuple(layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+        self._dropouts = tuple(layer for layer in layers if isinstance(layer, KeyedDropout))
         self._training = False
+        self._seeds: tuple[int | None, ...] = (None,) * len(self._dropouts)
 
     def __call__(self, params: Tensors, images: Tensor) -> Output:
-        """Run the model on ``images`` [B, 3, H, W] with a client's parameters."""
+        """Run the client's own network on ``images`` [B, channels, H, W] with a client's parameters."""
+        return self._run(self._module, self._own, params, images)
+
+    def auxiliary(self, params: Tensors, images: Tensor) -> Output:
+        """Run the second network on ``images`` [B, channels, H, W]; see :attr:`ModelOptions.auxiliary`."""
+        return self._run(self._module.get_submodule("auxiliary"), self._second, params, images)
+
+    def _run(self, network: nn.Module, names: Mapping[str, str], params: Tensors, images: Tensor) -> Output:
         if self._norms and self._norms[0].training != self._training:
             for norm in self._norms:
                 norm.training = self._training
-        return functional_call(self._module, dict(params), (images,), tie_weights=False)
+        for dropout, seed in zip(self._dropouts, self._seeds, strict=True):
+            dropout.seed = seed
+        taken = {name: params[key] for name, key in names.items()}
+        return functional_call(network, taken, (images,), tie_weights=False)
 
-    def train(self) -> Model:
-        """A view that normalises a trained body's batches by their own statistics, and nothing else.
+    def train(self, seed: int = 0) -> Model:
+        """A view that trains: trained bodies normalise batches by their own statistics and drop what ``seed`` says.
 
-        Its forward pass moves the ``buffers`` among the parameters it is given, in place; dropout and stochastic
-        depth stay off. A model without such statistics is its own view.
+        Its forward pass moves the network's ``buffers`` among the parameters it is given, in place; stochastic depth
+        stays off. A model without such layers is its own view.
         """
-        if not self._norms:
+        if not self._norms and not self._dropouts:
             return self
         view = copy(self)
         view._training = True
+        view._seeds = tuple(Draws(seed).key("dropout", -1, place) for place in range(len(self._dropouts)))
         return view
 
     def init(self, draws: Draws, client: int) -> dict[str, Tensor]:
@@ -121,8 +155,9 @@ class Model:
 
     @property
     def total_elements(self) -> int:
-        """Elements of all parameters, frozen and trained."""
-        return sum(parameter.numel() for parameter in self._module.parameters())
+        """Elements of all parameters of the client's own network, frozen and trained."""
+        beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
+        return sum(value.numel() for name, value in self._module.named_parameters() if name not in beside)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Model:
         """Move the weights to a device; returns the model itself."""

@@ -1,9 +1,12 @@
-"""A backbone fitted out as a method wants it: prompts before, projection and head behind."""
+"""A backbone fitted out as a method wants it: prompts before, projection and head behind, a second network beside."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,36 +15,55 @@ from torch import Tensor, nn
 
 from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws, seeded_library_code
-from hetfl.models.base import Model, ModelOptions, Output
+from hetfl.errors import HetflError
+from hetfl.models.base import AUXILIARY, Model, ModelOptions, Output
 from hetfl.models.pixels import PixelPrompts, pixel_prompts
 
 STATISTICS = ("running_mean", "running_var")
 """What batch normalisation learns from images rather than from gradients."""
 
+Layer = Callable[[int, int], nn.Module]
+"""Makes a layer, or a few, from the numbers of its inputs and outputs."""
+
 
 class Fitted(nn.Module):
-    """A timm backbone, optional prompts, an optional projection, and a linear head.
+    """A backbone, optional prompts, an optional projection, and a head.
 
     A family says how its backbone makes features and which prompts it takes beside those in pixels.
 
     Args:
         body: the backbone without a head.
         outputs: number of logits.
-        options: prompts, feature, head.
+        options: prompts, feature.
         spec: the images given to the model.
+        head: makes the head.
+        auxiliary: the second network.
+
+    Attributes:
+        width: size of the feature that enters the head.
     """
 
     prompts: nn.Parameter | PixelPrompts | None
 
-    def __init__(self, body: Any, outputs: int, options: ModelOptions, spec: InputSpec) -> None:
+    def __init__(
+        self,
+        body: Any,
+        outputs: int,
+        options: ModelOptions,
+        spec: InputSpec,
+        head: Layer = nn.Linear,
+        auxiliary: Fitted | None = None,
+    ) -> None:
         super().__init__()
-        self.body = body
+        self.body, self.options, self.outputs = body, options, outputs
         self.prompts = self.make_prompts(options, spec)
-        self.embedding = options.embedding
         width = self.feature_width(options)
+        self.width = options.embedding or width
         linear = options.embedding is not None and options.reduce == "linear"
-        self.projection = nn.Linear(width, options.embedding or width) if linear else None
-        self.head = nn.Linear(options.embedding or width, outputs)
+        self.projection = nn.Linear(width, self.width) if linear else None
+        self.head = head(self.width, outputs)
+        self.auxiliary = auxiliary
+        self.transform = nn.Linear(self.width, self.width, bias=False) if options.transform else None
 
     def make_prompts(self, options: ModelOptions, spec: InputSpec) -> nn.Parameter | PixelPrompts | None:
         """The prompts' parameters, or the module that holds them."""
@@ -58,66 +80,99 @@ class Fitted(nn.Module):
         return self.body.num_features
 
     def features(self, images: Tensor) -> Tensor:
-        """The backbone's features [B, d] of ``images`` [B, 3, H, W]."""
-        raise NotImplementedError
+        """The backbone's features [B, d] of ``images`` [B, channels, H, W]."""
+        return self.body(images)
 
     def forward(self, images: Tensor) -> Output:
-        """Features and logits of ``images`` [B, 3, H, W]."""
+        """Features and logits of ``images`` [B, channels, H, W]."""
         features = self.features(self.prompts(images) if isinstance(self.prompts, PixelPrompts) else images)
         if self.projection is not None:
             features = self.projection(features)
-        elif self.embedding is not None:
-            features = F.adaptive_avg_pool1d(features, self.embedding)
+        elif self.options.embedding is not None:
+            features = F.adaptive_avg_pool1d(features, self.options.embedding)
         return Output(features, self.head(features))
 
 
+@dataclass(frozen=True)
+class Backbone:
+    """An architecture, ready to be made.
+
+    Attributes:
+        name: of the architecture.
+        family: how it is used.
+        create: makes it without a head, with fresh weights.
+        head: makes the head that belongs to it.
+    """
+
+    name: str
+    family: type[Fitted]
+    create: Callable[[], nn.Module]
+    head: Layer = nn.Linear
+
+
+def layered_head(hidden: int | None, relu: bool) -> Layer:
+    """Makes heads with a hidden layer, a ReLU behind it, and perhaps a ReLU behind the logits."""
+
+    def make(width: int, outputs: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for sizes in pairwise((width, *([hidden] if hidden else []), outputs)):
+            layers += [nn.Linear(*sizes), nn.ReLU()]
+        return nn.Sequential(*(layers if relu else layers[:-1]))
+
+    return make
+
+
 def fit(
-    name: str,
-    family: type[Fitted],
-    create: Callable[[], nn.Module],
+    backbone: Backbone,
     num_classes: int,
     options: ModelOptions,
     spec: InputSpec,
     weights: dict[str, Tensor] | None,
+    auxiliary: Backbone | None = None,
 ) -> Model:
     """Fit a backbone out as a method wants it.
 
     Args:
-        name: of the architecture.
-        family: how its backbone is used.
-        create: makes the timm model without a head, with fresh weights.
+        backbone: the client's own.
         num_classes: C, the data set's number of classes.
         options: prompts, body, feature, head.
         spec: the input the backbone is given.
         weights: the body's pre-trained weights, or None for fresh ones.
+        auxiliary: the second network's backbone.
 
     Raises:
-        HetflError: the options do not fit the backbone.
+        HetflError: the options do not fit the backbone, or a square matrix the two networks' features.
         RuntimeError: the weights do not fit the backbone.
     """
-    body = _body(create, weights)
-    module = family(body, num_classes + options.extra_outputs, options, spec)
+    outputs = num_classes + options.extra_outputs
     trained = options.body == "trained"
-    roles = ("prompts", "body", "projection", "head") if trained else ("prompts", "projection", "head")
+    kept = options.model_dump(include={"stem", "embedding", "reduce", "init"})
+    plain = ModelOptions(body="trained", weights="scratch", **kept)
+    second = None
+    if auxiliary is not None:
+        second = auxiliary.family(_body(auxiliary.create, None), outputs, plain, spec, auxiliary.head)
+    module = backbone.family(_body(backbone.create, weights), outputs, options, spec, backbone.head, second)
+    if auxiliary and second and options.transform and second.width != module.width:
+        widths = f"{module.width} values with {backbone.name}, {second.width} with {auxiliary.name}"
+        raise HetflError(f"embedding: the feature has {widths}; set a common size")
+    roles = ("prompts", *(["body"] if trained else []), "projection", "head", "auxiliary", "transform")
     groups = {role: tuple(key for key, _ in module.named_parameters() if key.split(".")[0] == role) for role in roles}
-    statistics = tuple(f"body.{key}" for key, _ in body.named_buffers() if key.split(".")[-1] in STATISTICS)
-    if trained and statistics:
+    moving = ("body", "auxiliary") if trained else ("auxiliary",)
+    if statistics := tuple(key for key in _statistics(module) if key.split(".")[0] in moving):
         groups["buffers"] = statistics
 
     def fresh(draws: Draws, client: int) -> dict[str, Tensor]:
-        params = module.fresh_prompts(draws.torch("init:prompts", client))
-        if trained:
-            values = weights
-            if values is None:
-                with seeded_library_code(draws.key("init:body", client)):
-                    values = create().state_dict()
-            names = (*groups["body"], *groups.get("buffers", ()))
-            params |= {key: values[key.removeprefix("body.")].detach().clone() for key in names}
-        if module.projection is not None:
-            params |= _linear("projection", module.projection, draws.key("init:projection", client), "torch")
-        return params | _linear("head", module.head, draws.key("init:head", client), options.head_init)
+        params = _initial(module, backbone, weights, draws, client)
+        if auxiliary and second:
+            beside = _initial(second, auxiliary, None, Draws(draws.key("init:auxiliary", client)), client)
+            params |= {AUXILIARY + key: value for key, value in beside.items()}
+        if module.transform is not None:
+            square = partial(nn.Linear, bias=False)
+            params |= _drawn("transform", square, module.width, module.width, draws.key("init:transform", client))
+        return params
 
-    return Model(name, module, module.head.in_features, num_classes, groups, spec, fresh)
+    bodies = [*([module.body] if trained else []), *([second.body] if second else [])]
+    return Model(backbone.name, module, module.width, num_classes, groups, spec, bodies, fresh)
 
 
 def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) -> nn.Module:
@@ -136,16 +191,39 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
     return body
 
 
-def _linear(prefix: str, layer: nn.Linear, seed: int, rule: str) -> dict[str, Tensor]:
+def _statistics(module: nn.Module) -> list[str]:
+    return [key for key, _ in module.named_buffers() if key.split(".")[-1] in STATISTICS]
+
+
+def _initial(
+    module: Fitted, backbone: Backbone, weights: dict[str, Tensor] | None, draws: Draws, client: int
+) -> dict[str, Tensor]:
+    """What one network starts from, the frozen parts left out."""
+    params = module.fresh_prompts(draws.torch("init:prompts", client))
+    if module.options.body == "trained":
+        values = weights
+        if values is None:
+            with seeded_library_code(draws.key("init:body", client)):
+                values = backbone.create().state_dict()
+        names = [*(key for key, _ in module.body.named_parameters()), *_statistics(module.body)]
+        params |= {f"body.{key}": values[key].detach().clone() for key in names}
+    if (linear := module.projection) is not None:
+        sizes = linear.in_features, linear.out_features
+        params |= _drawn("projection", nn.Linear, *sizes, draws.key("init:projection", client))
+    head = draws.key("init:head", client)
+    return params | _drawn("head", backbone.head, module.width, module.outputs, head, module.options.init)
+
+
+def _drawn(prefix: str, make: Layer, inputs: int, outputs: int, seed: int, rule: str = "torch") -> dict[str, Tensor]:
     # timm's truncated normal rather than torch's, whose draws changed between versions.
     from timm.layers import trunc_normal_
 
     with seeded_library_code(seed):
-        fresh = nn.Linear(layer.in_features, layer.out_features)
-        if rule == "timm":
+        fresh = make(inputs, outputs)
+        if isinstance(fresh, nn.Linear) and rule == "timm":
             trunc_normal_(fresh.weight, std=0.02)
             nn.init.zeros_(fresh.bias)
-        elif rule == "vpt":
+        elif isinstance(fresh, nn.Linear) and rule == "vpt":
             nn.init.kaiming_normal_(fresh.weight, mode="fan_out")
             nn.init.constant_(fresh.bias, -math.log(99))
-    return {f"{prefix}.weight": fresh.weight.detach(), f"{prefix}.bias": fresh.bias.detach()}
+    return {f"{prefix}.{key}": value for key, value in fresh.state_dict().items()}

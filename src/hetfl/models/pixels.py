@@ -11,7 +11,7 @@ from hetfl.models.base import ModelOptions
 
 
 class PixelPrompts(nn.Module):
-    """Parameters that turn images [B, 3, H, W] into prompted ones."""
+    """Parameters that turn images [B, channels, H, W] into prompted ones."""
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Start values by name of parameter."""
@@ -19,7 +19,7 @@ class PixelPrompts(nn.Module):
 
 
 class Frame(PixelPrompts):
-    """A frame that enlarges the image to [B, 3, H + 2w, W + 2w]; its ends own the corners.
+    """A frame that enlarges the image to [B, channels, H + 2w, W + 2w]; its ends own the corners.
 
     The frame is held in pixel values and normalised as images are at every forward pass, but never clamped.
     Source: the "pad" location of Jia et al., "Visual Prompt Tuning", ECCV 2022; FedHPL Table 8.
@@ -34,15 +34,15 @@ class Frame(PixelPrompts):
 
     def __init__(self, width: int, spec: InputSpec) -> None:
         super().__init__()
-        size = spec.size
+        size, channels = spec.size, spec.channels
         self.width = width
-        self.sides = nn.Parameter(torch.zeros(1, 3, size, 2 * width))
-        self.ends = nn.Parameter(torch.zeros(1, 3, 2 * width, size + 2 * width))
-        self.register_buffer("mean", torch.tensor(spec.mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(spec.std).view(1, 3, 1, 1), persistent=False)
+        self.sides = nn.Parameter(torch.zeros(1, channels, size, 2 * width))
+        self.ends = nn.Parameter(torch.zeros(1, channels, 2 * width, size + 2 * width))
+        self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] with the frame around them."""
+        """Images [B, channels, H, W] with the frame around them."""
         w, many = self.width, (len(images), -1, -1, -1)
         sides = ((self.sides - self.mean) / self.std).expand(many)
         ends = ((self.ends - self.mean) / self.std).expand(many)
@@ -61,26 +61,27 @@ class Border(PixelPrompts):
 
     Args:
         width: w, pixels of the border on each side.
-        size: pixels of a side of the image.
+        spec: size and channels of the images.
 
     Raises:
         HetflError: the border leaves no middle.
     """
 
-    def __init__(self, width: int, size: int) -> None:
+    def __init__(self, width: int, spec: InputSpec) -> None:
         super().__init__()
+        size, channels = spec.size, spec.channels
         inner = size - 2 * width
         if inner < 1:
             raise HetflError(f"prompt_length: a border of {width} leaves nothing of {size}x{size} images; use less")
         self.inner = inner
-        self.up = nn.Parameter(torch.zeros(1, 3, width, size))
-        self.down = nn.Parameter(torch.zeros(1, 3, width, size))
-        self.left = nn.Parameter(torch.zeros(1, 3, inner, width))
-        self.right = nn.Parameter(torch.zeros(1, 3, inner, width))
+        self.up = nn.Parameter(torch.zeros(1, channels, width, size))
+        self.down = nn.Parameter(torch.zeros(1, channels, width, size))
+        self.left = nn.Parameter(torch.zeros(1, channels, inner, width))
+        self.right = nn.Parameter(torch.zeros(1, channels, inner, width))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] plus the border."""
-        middle = images.new_zeros(1, 3, self.inner, self.inner)
+        """Images [B, channels, H, W] plus the border."""
+        middle = images.new_zeros(1, images.shape[1], self.inner, self.inner)
         rows = torch.cat([self.left, middle, self.right], dim=3)
         return images + torch.cat([self.up, rows, self.down], dim=2)
 
@@ -93,4 +94,4 @@ def pixel_prompts(options: ModelOptions, spec: InputSpec) -> PixelPrompts | None
     """The frame or border of a method's options, or None."""
     if options.prompts == "frame":
         return Frame(options.prompt_length, spec)
-    return Border(options.prompt_length, spec.size) if options.prompts == "border" else None
+    return Border(options.prompt_length, spec) if options.prompts == "border" else None

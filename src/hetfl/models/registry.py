@@ -1,15 +1,19 @@
 """Which models exist, and how one is built.
 
-A name is either one of the project's own architectures (tiny ones of the embedded default, MoCo-v3's, pFedPT's) or a
-vision transformer or residual network of timm with its weights' tag, e.g.
+A name is either one of the project's own architectures (tiny ones of the embedded default, MoCo-v3's, pFedPT's,
+FedTGP's) or a vision transformer or residual network of timm with its weights' tag, e.g.
 ``vit_base_patch16_224.augreg_in21k_ft_in1k``. The tag ``random`` stands for an architecture with weights that are
 drawn from its name.
+
+A name without a tag may end in the kind of its head: ``-h512`` for a hidden layer of 512 with ReLU, ``-relu`` for a
+ReLU behind the logits, ``-h512-relu`` for both; else the head is linear.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -23,7 +27,8 @@ from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError, unknown
 from hetfl.files import sha256_file
 from hetfl.models.base import Model, ModelOptions
-from hetfl.models.fitting import fit
+from hetfl.models.cnn import googlenet, last_side, mobilenet_v2, plain_cnn
+from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
 from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
@@ -66,19 +71,53 @@ PFEDPT_VITS: dict[str, dict[str, Any]] = {
 }
 """pFedPT's own, 1,076,106 parameters with a head for 10 classes (FedHPL Table 5)."""
 
+RESNETS: dict[str, dict[str, Any]] = {
+    "resnet4": {"block": "basic", "layers": (1, 0, 0, 0), "channels": (64, 64, 64, 64)},
+    "resnet6": {"block": "basic", "layers": (1, 1, 0, 0), "channels": (64, 128, 128, 128)},
+    "resnet8": {"block": "basic", "layers": (1, 1, 1, 0), "channels": (64, 128, 256, 256)},
+    "resnet10": {"block": "basic", "layers": (1, 1, 1, 1), "channels": (64, 128, 256, 512)},
+}
+"""FedTGP's small residual networks: one basic block per stage."""
+
+
+def _eight_cnns(prefix: str, convs: tuple[int, int], wide: int, narrow: int) -> dict[str, dict[str, Any]]:
+    widths = ((narrow,), (narrow, narrow), (wide, narrow), (wide, narrow, narrow))
+    kinds = [{"convs": convs[:many], "widths": chosen} for chosen in widths for many in (1, 2)]
+    return {f"{prefix}{number}": kind for number, kind in enumerate(kinds, start=1)}
+
+
+HTCNNS = _eight_cnns("htcnn", (32, 64), wide=1024, narrow=512)
+"""FedTGP's HtCNN_8, for grey images of 28x28."""
+
+DIGITS_CNNS = _eight_cnns("digits_cnn", (8, 16), wide=64, narrow=32)
+"""Tiny stand-ins for HtCNN_8, on grey images of 16x16."""
+
+PLAIN_CNNS: dict[str, dict[str, Any]] = {"cnn": {"convs": (32, 64), "widths": (512,)}, **HTCNNS, **DIGITS_CNNS}
+"""Networks whose fully connected layers fix the size of the image; ``cnn`` is FedAvg's, FedTGP's 4-layer CNN."""
+
+TORCHVISION: dict[str, Callable[[], nn.Module]] = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
+
 _HALF = (0.5, 0.5, 0.5)
+_GREY = (0.5,)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 OWN_VITS = {**DIGITS_VITS, **PFEDPT_VITS, **MOCO_VITS}
+OWN_RESNETS = {**DIGITS_RESNETS, **RESNETS}
 OWN_SPECS = {
     **dict.fromkeys([*DIGITS_VITS, *PFEDPT_VITS], InputSpec(32, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(DIGITS_RESNETS, InputSpec(16, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(MOCO_VITS, InputSpec(224, "bicubic", *_IMAGENET)),
+    **dict.fromkeys(["cnn", *RESNETS, *TORCHVISION], InputSpec(32, "bilinear", _HALF, _HALF)),
+    **dict.fromkeys(HTCNNS, InputSpec(28, "bilinear", _GREY, _GREY)),
+    **dict.fromkeys(DIGITS_CNNS, InputSpec(16, "bilinear", _GREY, _GREY)),
 }
 """What the project's own architectures want to see, by name."""
 
 RANDOM = "random"
 """The tag of weights that are drawn from the model's name."""
+
+_HEAD = re.compile(r"h(?P<hidden>[1-9]\d*)(-relu)?|relu")
+"""Kinds of heads beside the linear one."""
 
 
 def check_name(name: str, where: str = "") -> None:
@@ -87,15 +126,21 @@ def check_name(name: str, where: str = "") -> None:
     Raises:
         HetflError: it does not; the nearest known name is suggested.
     """
-    architecture = name.partition(".")[0]
+    plain, _, head = name.partition("-")
+    architecture = plain.partition(".")[0]
     tags = [f"{architecture}.{RANDOM}"]
     if architecture not in OWN_SPECS:
         known = _timm_architectures()
         if architecture not in known:
-            raise unknown("model", name, (*OWN_SPECS, *known), where)
+            raise unknown("model", plain, (*OWN_SPECS, *known), where)
         tags += _timm().list_pretrained(f"{architecture}.*")
-    if "." in name and name not in tags:
-        raise unknown("weights tag", name, tags, where)
+    if "." in plain and plain not in tags:
+        raise unknown("weights tag", plain, tags, where)
+    prefix = f"{where}: " if where else ""
+    if plain != name and not _HEAD.fullmatch(head):
+        raise HetflError(f"{prefix}{name}: no such head {head!r}; use h<width>, relu or h<width>-relu")
+    if head and "." in plain:
+        raise HetflError(f"{prefix}{name}: a weights tag goes with a linear head; use {plain}")
 
 
 def check_options(
@@ -108,30 +153,63 @@ def check_options(
 
     Args:
         name: a name of this registry.
-        options: what the method wants.
+        options: what the method wants; its ``auxiliary`` is a name of this registry too.
         where: the key that is at fault, e.g. ``"params.yaml: experiments.x.rows.y"``.
         inputs: where the experiment's images depart from what the backbone wants.
 
     Raises:
-        HetflError: the family does not take such prompts, or pre-trained weights do not allow such a stem or size.
+        HetflError: the family does not take such prompts, a network does not take such images, or pre-trained weights
+            do not allow such a stem or size.
     """
     prefix = f"{where}: " if where else ""
     if options.prompts in ("shallow", "deep") and not is_vit(name):
-        raise HetflError(f"{prefix}{name} takes no {options.prompts} prompts, a ResNet has no tokens; use frame")
-    if options.prompts == "frame" and is_vit(name):
-        raise HetflError(f"{prefix}{name} takes no frame, a vision transformer's size is fixed; use deep or shallow")
+        raise HetflError(f"{prefix}{name} takes no {options.prompts} prompts, it has no tokens; use frame or border")
+    if options.prompts == "frame" and (is_vit(name) or architecture_of(name) in PLAIN_CNNS):
+        others = "deep, shallow or border" if is_vit(name) else "border"
+        raise HetflError(f"{prefix}{name} takes no frame, it is made for one size of images; use {others}")
+    given = inputs.spec(input_spec(name))
+    _check_size(name, given.size, prefix)
+    if (second := options.auxiliary) is not None:
+        if head_of(second):
+            raise HetflError(f"{prefix}auxiliary: {second} must have a linear head; use {second.partition('-')[0]}")
+        if (wanted := input_spec(second).channels) != given.channels:
+            channels = f"{second} takes images of {wanted} channels, {name} of {given.channels}"
+            raise HetflError(f"{prefix}auxiliary: {channels}; choose another")
+        _check_size(second, given.size, f"{prefix}auxiliary: ")
     if options.weights == "scratch" or is_random(name):
         return
-    if options.stem == "cifar" and not is_vit(name):
+    if options.stem == "cifar" and is_resnet(name):
         raise HetflError(f"{prefix}{name}: pre-trained weights have the imagenet stem; a cifar stem needs scratch")
     if is_vit(name) and inputs.size is not None and inputs.size != (size := input_spec(name).size):
         raise HetflError(f"{prefix}{name}: pre-trained weights want {size} pixels, input.size is {inputs.size}")
 
 
+def _check_size(name: str, size: int, prefix: str) -> None:
+    kind = PLAIN_CNNS.get(architecture_of(name))
+    if kind and last_side(size, len(kind["convs"])) < 1:
+        raise HetflError(f"{prefix}{name}: nothing is left of images of {size} pixels; set a larger input.size")
+
+
+def architecture_of(name: str) -> str:
+    """A model's name without its weights' tag and the kind of its head."""
+    return name.partition("-")[0].partition(".")[0]
+
+
+def head_of(name: str) -> str:
+    """The kind of a model's head, e.g. ``h512-relu``; empty for a linear one."""
+    return name.partition("-")[2]
+
+
 def is_vit(name: str) -> bool:
-    """Whether a model of this registry is a vision transformer; else it is a ResNet."""
-    architecture = name.partition(".")[0]
+    """Whether a model of this registry is a vision transformer."""
+    architecture = architecture_of(name)
     return architecture in OWN_VITS or architecture.startswith("vit_")
+
+
+def is_resnet(name: str) -> bool:
+    """Whether a model of this registry is a residual network."""
+    architecture = architecture_of(name)
+    return architecture in OWN_RESNETS or architecture.startswith("resnet")
 
 
 def is_random(name: str) -> bool:
@@ -141,16 +219,16 @@ def is_random(name: str) -> bool:
 
 def input_spec(name: str) -> InputSpec:
     """What the backbone wants to see; for timm models the statistics its weights were trained with."""
-    architecture = name.partition(".")[0]
+    architecture = architecture_of(name)
     if architecture in OWN_SPECS:
         return OWN_SPECS[architecture]
-    config = _timm().get_pretrained_cfg(architecture if is_random(name) else name)
+    config = _timm().get_pretrained_cfg(_timm_name(name))
     return InputSpec(config.input_size[-1], config.interpolation, tuple(config.mean), tuple(config.std))
 
 
 def weights_path(name: str, folder: Path) -> Path:
-    """Where a model's pre-trained weights lie."""
-    return folder / f"{name}.safetensors"
+    """Where a model's pre-trained weights lie, whatever its head."""
+    return folder / f"{name.partition('-')[0]}.safetensors"
 
 
 def weights_file(name: str, folder: Path) -> Path | None:
@@ -178,41 +256,65 @@ def build(
         HetflError: unknown name, options that do not fit, missing weights, or weights of another architecture.
     """
     check_name(name)
+    if options.auxiliary is not None:
+        check_name(options.auxiliary, "auxiliary")
     check_options(name, options, inputs=inputs)
     spec = inputs.spec(input_spec(name))
-    vit = is_vit(name)
-    create = creator(name, spec.size)
-    if options.stem == "cifar" and not vit:
-        create = cifar_stem(create)
+    backbone = _backbone(name, options, spec.size)
+    second = _backbone(options.auxiliary, options, spec.size) if options.auxiliary is not None else None
     loaded = None
     if options.weights == "pretrained":
-        loaded = _random_weights(name, create) if is_random(name) else load_weights(name, weights)
+        loaded = _random_weights(name, backbone.create) if is_random(name) else load_weights(name, weights)
     try:
-        return fit(name, PromptedViT if vit else FittedResNet, create, num_classes, options, spec, loaded)
+        return fit(backbone, num_classes, options, spec, loaded, second)
     except RuntimeError as error:
         if loaded is None or is_random(name):
             raise
         raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_one_line(error)}") from error
 
 
-def creator(name: str, size: int | None = None) -> Callable[[], nn.Module]:
+def _backbone(name: str, options: ModelOptions, size: int) -> Backbone:
+    create = creator(name, size, zero_init_last=options.init != "torch")
+    if options.stem == "cifar" and is_resnet(name):
+        create = cifar_stem(create)
+    family: type[Fitted] = PromptedViT if is_vit(name) else FittedResNet if is_resnet(name) else Fitted
+    return Backbone(name, family, create, _head(name))
+
+
+def _head(name: str) -> Layer:
+    kind = _HEAD.fullmatch(head_of(name))
+    if kind is None:
+        return nn.Linear
+    return layered_head(int(kind["hidden"]) if kind["hidden"] else None, relu=name.endswith("relu"))
+
+
+def creator(name: str, size: int | None = None, zero_init_last: bool = True) -> Callable[[], nn.Module]:
     """A function that makes the backbone without a head, with fresh weights.
 
     Args:
         name: a name of this registry.
-        size: pixels of a side that a vision transformer is made for; None: what its weights want.
+        size: pixels of a side that a vision transformer or plain CNN is made for; None: what its weights want.
+        zero_init_last: whether the last batch normalisation of a residual block starts at 0.
     """
-    architecture = name.partition(".")[0]
-    if architecture in DIGITS_RESNETS:
-        return lambda: small_resnet(**DIGITS_RESNETS[architecture])
-    size = size or input_spec(name).size
+    architecture = architecture_of(name)
+    if architecture in OWN_RESNETS:
+        return partial(small_resnet, **OWN_RESNETS[architecture], zero_init_last=zero_init_last)
+    if architecture in TORCHVISION:
+        return TORCHVISION[architecture]
+    spec = input_spec(name)
+    size = size or spec.size
+    if architecture in PLAIN_CNNS:
+        return partial(plain_cnn, spec.channels, size, **PLAIN_CNNS[architecture])
     if architecture in OWN_VITS:
         from timm.models.vision_transformer import VisionTransformer
 
         return lambda: VisionTransformer(img_size=size, num_classes=0, **OWN_VITS[architecture])
-    arguments = {"img_size": size} if is_vit(name) and size != input_spec(name).size else {}
-    made = architecture if is_random(name) else name
-    return lambda: _timm().create_model(made, pretrained=False, num_classes=0, **arguments)
+    arguments: dict[str, Any] = {}
+    if is_resnet(name):
+        arguments["zero_init_last"] = zero_init_last
+    elif size != spec.size:
+        arguments["img_size"] = size
+    return lambda: _timm().create_model(_timm_name(name), pretrained=False, num_classes=0, **arguments)
 
 
 def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
@@ -240,10 +342,10 @@ def fetch_weights(name: str, folder: Path) -> Path:
         HetflError: the name has no weights that timm publishes or the hub cannot be reached.
     """
     check_name(name)
-    if is_random(name) or name in OWN_SPECS:
+    if is_random(name) or architecture_of(name) in OWN_SPECS:
         raise HetflError(f"{name}: {_remedy(name)}")
     try:
-        model = _timm().create_model(name, pretrained=True, num_classes=0)
+        model = _timm().create_model(_timm_name(name), pretrained=True, num_classes=0)
     except Exception as error:  # the hub client raises many kinds
         raise HetflError(f"{name}: cannot be downloaded ({_one_line(error)})") from error
     path = weights_path(name, folder)
@@ -265,7 +367,8 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
     from hetfl.models.published import backbone_weights
 
     check_name(name)
-    if is_random(name) or (name in OWN_SPECS and name not in MOCO_VITS):
+    architecture = architecture_of(name)
+    if is_random(name) or (architecture in OWN_SPECS and architecture not in MOCO_VITS):
         raise HetflError(f"{name}: takes no weights from elsewhere; {_remedy(name)}")
     with torch.device("meta"):
         body = creator(name)()
@@ -278,18 +381,23 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
 def _remedy(name: str) -> str:
     if is_random(name):
         return "they are drawn from the name, nothing needs to be stored"
-    if name in DIGITS_VITS or name in DIGITS_RESNETS:
+    architecture = architecture_of(name)
+    if architecture in DIGITS_VITS or architecture in DIGITS_RESNETS:
         return "make them with dvc repro pretrain"
-    if name in PFEDPT_VITS:
-        return f"nobody publishes any, so use a method that starts from scratch, or {name}.{RANDOM}"
-    if name in MOCO_FILES:
-        return f"fetch {MOCO_FILES[name]} and run `hetfl weights {name} --from FILE`"
+    if architecture in MOCO_FILES:
+        return f"fetch {MOCO_FILES[architecture]} and run `hetfl weights {name} --from FILE`"
+    if architecture in OWN_SPECS:
+        return f"nobody publishes any, so use a method that starts from scratch, or {architecture}.{RANDOM}"
     return f"where the hub can be reached run `hetfl weights {name}`, else copy that file from such a machine"
 
 
 def _random_weights(name: str, create: Callable[[], nn.Module]) -> dict[str, Tensor]:
     with seeded_library_code(Draws(0).key(f"weights:{name}")):
         return {key: value for key, value in create().state_dict().items() if not key.endswith("num_batches_tracked")}
+
+
+def _timm_name(name: str) -> str:
+    return architecture_of(name) if is_random(name) else name.partition("-")[0]
 
 
 @cache

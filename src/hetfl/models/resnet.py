@@ -12,7 +12,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetfl.data.batches import InputSpec
 from hetfl.errors import HetflError
 from hetfl.models.base import ModelOptions
 from hetfl.models.fitting import Fitted
@@ -20,10 +19,6 @@ from hetfl.models.fitting import Fitted
 
 class FittedResNet(Fitted):
     """A residual network whose last map is averaged to one value per channel, or to a few and flattened."""
-
-    def __init__(self, body: Any, outputs: int, options: ModelOptions, spec: InputSpec) -> None:
-        super().__init__(body, outputs, options, spec)
-        self.side = 1 if options.flat is None else math.isqrt(options.flat // body.num_features)
 
     def feature_width(self, options: ModelOptions) -> int:
         """Channels, or ``flat`` where it is channels times a square.
@@ -41,9 +36,9 @@ class FittedResNet(Fitted):
     def features(self, images: Tensor) -> Tensor:
         """The pooled last map [B, d] of ``images`` [B, 3, H, W]."""
         last = self.body.forward_features(images)
-        if self.side == 1:
+        if self.options.flat is None:
             return self.body.forward_head(last, pre_logits=True)
-        return F.adaptive_avg_pool2d(last, self.side).flatten(1)
+        return F.adaptive_avg_pool2d(last, math.isqrt(self.options.flat // self.body.num_features)).flatten(1)
 
 
 def cifar_stem(create: Callable[[], Any]) -> Callable[[], nn.Module]:
@@ -65,20 +60,28 @@ def cifar_stem(create: Callable[[], Any]) -> Callable[[], nn.Module]:
     return made
 
 
-def small_resnet(block: str, layers: Sequence[int], channels: Sequence[int]) -> nn.Module:
-    """A residual network of a few channels, with fresh weights and no head.
+def small_resnet(
+    block: str, layers: Sequence[int], channels: Sequence[int], zero_init_last: bool = True
+) -> nn.Module:
+    """A residual network of a few layers or channels, with fresh weights and no head.
 
     Args:
         block: ``basic`` or ``bottleneck``.
         layers: blocks of the four stages; the last ones may be empty.
         channels: of the stages; the stem has the first's.
+        zero_init_last: whether the last batch normalisation of a block starts at 0.
     """
     from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 
     kinds: dict[str, Any] = {"basic": BasicBlock, "bottleneck": Bottleneck}
     # timm's plain stem has 64 channels; a deep one has as many as it is told, and is made plain here.
     stem: dict[str, Any] = {"stem_type": "deep", "stem_width": channels[0] // 2}
-    body: Any = ResNet(kinds[block], tuple(layers), num_classes=0, channels=tuple(channels), **stem)
+    # timm cannot make a single block: it divides by their number less one.
+    single = sum(layers) == 1
+    made = (1, 1, 0, 0) if single else tuple(layers)
+    body: Any = ResNet(kinds[block], made, num_classes=0, channels=tuple(channels), **stem)
+    if single:
+        body.layer2 = nn.Sequential()
     body.conv1 = nn.Conv2d(3, channels[0], 7, stride=2, padding=3, bias=False)
-    body.init_weights()
+    body.init_weights(zero_init_last)
     return body

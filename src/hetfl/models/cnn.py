@@ -1,0 +1,68 @@
+"""Plain convolutional networks, and torchvision's GoogLeNet and MobileNet-v2, all without a head.
+
+Sources: McMahan et al., AISTATS 2017; Szegedy et al., CVPR 2015; Sandler et al., CVPR 2018; the models of FedTGP
+(Zhang et al., AAAI 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from hetfl.models.dropout import KeyedDropout
+
+KERNEL = 5
+"""Pixels of a side of a plain network's convolutions, which pad nothing."""
+
+
+def last_side(size: int, convs: int) -> int:
+    """Pixels of a side of a plain network's last map; less than 1 where the image is too small for it."""
+    for _ in range(convs):
+        size = (size - KERNEL + 1) // 2
+    return size
+
+
+def plain_cnn(channels: int, size: int, convs: Sequence[int], widths: Sequence[int]) -> nn.Module:
+    """Convolutions with ReLU and a max-pool of 2 each, then fully connected layers with ReLU, as torch starts them.
+
+    Args:
+        channels: of the image.
+        size: pixels of its side, which the first fully connected layer is made for.
+        convs: channels after each convolution.
+        widths: of the fully connected layers; the last one's is the feature's.
+    """
+    layers: list[nn.Module] = []
+    inputs = channels
+    for outputs in convs:
+        layers += [nn.Conv2d(inputs, outputs, KERNEL), nn.ReLU(), nn.MaxPool2d(2)]
+        inputs = outputs
+    layers.append(nn.Flatten())
+    inputs *= last_side(size, len(convs)) ** 2
+    for outputs in widths:
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        inputs = outputs
+    body: Any = nn.Sequential(*layers)
+    body.num_features = inputs
+    return body
+
+
+def googlenet() -> nn.Module:
+    """GoogLeNet without auxiliary heads; dropout between global pooling and what follows."""
+    from torchvision.models import GoogLeNet
+
+    body: Any = GoogLeNet(aux_logits=False, init_weights=True)
+    body.num_features = body.fc.in_features
+    body.dropout, body.fc = KeyedDropout(body.dropout.p), nn.Identity()
+    return body
+
+
+def mobilenet_v2() -> nn.Module:
+    """MobileNet-v2 of width 1; dropout between global pooling and what follows."""
+    from torchvision.models import MobileNetV2
+
+    body: Any = MobileNetV2()
+    body.num_features = body.last_channel
+    body.classifier = KeyedDropout(body.classifier[0].p)
+    return body
