@@ -27,6 +27,9 @@ GROUPS = {
 }
 
 TOY = {
+    "fedkd": {"embedding": 16, "auxiliary": "digits_resnet_small"},
+    "fml": {"embedding": 16, "auxiliary": "digits_resnet_small"},
+    "lg-fedavg": {"embedding": 16},
     "fedgen": {"embedding": 16, "noise": 4, "server_steps": 5},
     "fedgh": {"embedding": 16},
     "fedmd": {"public_epochs": 1, "private_epochs": 1, "local_epochs": 2, "alignment_samples": 12, "digest_batch": 8},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,7 @@ KILLED = {
     "fedmd": {},  # work before the first round
     "fedrep": {"finetune_epochs": 1},  # and after the last
     "scaffold": {},  # a memory
+    "fedkd": {},  # a second network
 }
 
 
@@ -146,3 +148,65 @@ def test_a_run_that_diverges_is_recorded_as_such(toy_engine, tmp_path):
     assert last["loss"] == [None, None, None]
     assert all(0 <= value <= 1 for value in last["accuracy"])
     json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
+
+
+def test_patience_counts_the_rounds_since_the_best_one():
+    assert not rounds.stalls([], 1)
+    assert not rounds.stalls([0.1, 0.5, 0.2], 1)
+    assert rounds.stalls([0.1, 0.5, 0.2, 0.5], 1)  # as good is no better
+    assert not rounds.stalls([0.5] + [0.1] * 50, None)
+
+
+@pytest.mark.parametrize("kill_after", ["", "save:2"])
+def test_a_run_without_progress_stops_early_and_still_closes(toy_engine, tmp_path, monkeypatch, kill_after):
+    scores = {1: 0.4, 2: 0.6, 3: 0.5, 4: 0.6}
+    real = rounds.play_round
+
+    def scripted(engine, state, draws):
+        state, line = real(engine, state, draws)
+        return state, line | {"pooled": scores[draws.round]}
+
+    monkeypatch.setattr(rounds, "play_round", scripted)
+    settings = {"rounds": 9, "patience": 1, "finetune_epochs": 1}
+    if kill_after:
+        with pytest.raises(KilledError):
+            play(toy_engine("fedbabu", **settings), tmp_path, kill_after)
+    play(toy_engine("fedbabu", **settings), tmp_path)
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 10]
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "complete"
+
+
+def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data):
+    from hetfl.data.partitions import Partition
+
+    partition = Partition((np.arange(20), np.arange(20, 60)), (np.arange(4), np.arange(4, 30)))
+    engine = toy_engine("fedproto", partition=partition, train_accuracy=True)
+    state, _ = rounds.start(engine, Draws(0))
+    state, line = rounds.play_round(engine, state, Draws(0).at(1))
+    assert line["pooled"] == pytest.approx((4 * line["accuracy"][0] + 26 * line["accuracy"][1]) / 30)
+    received = engine.method.receive(engine.method.downlink(state.server, 0), {})
+    for k, expected in enumerate(line["train_accuracy"]):
+        data, client = engine.federation.data[k], engine.federation.clients[k]
+        batch = data.train_images.batch(data.train)
+        scores = engine.method.predict(client.model, state.clients[k].params, batch.images, received)
+        assert (scores.argmax(dim=1) == batch.labels).float().mean().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_is_in_the_partitions_order_unless_shuffled(toy_engine, monkeypatch, shuffle):
+    engine = toy_engine("fedavg", shuffle=shuffle, local_epochs=2, drop_last=True)
+    seen = []
+    objective = engine.method.objective
+
+    def watched(model, params, batch, received, phase):
+        seen.append(batch.images.clone())
+        return objective(model, params, batch, received, phase)
+
+    monkeypatch.setattr(engine.method, "objective", watched)
+    state, _ = rounds.start(engine, Draws(0))
+    list(engine.train([rounds.Visit(1, ClientState(), engine.method.downlink(state.server, 1))], Draws(0).at(1)))
+    data = engine.federation.data[1]  # 19 samples: two batches of 8 an epoch
+    in_order = data.train_images.batch(data.train[:16]).images
+    epochs = [torch.cat(seen[:2]), torch.cat(seen[2:])]
+    assert len(seen) == 4
+    assert [torch.equal(epoch, in_order) for epoch in epochs] == [not shuffle] * 2

@@ -19,6 +19,8 @@ from hetfl.methods import METHODS, create, method_class
 GOLDEN = Path(__file__).parent.parent / "golden"
 VARIANTS = {
     **{name: (name, {}) for name in sorted(METHODS)},
+    "fedgen-counts": ("fedgen", {"labels": "counts", "tests": "global"}),
+    "fedproto-weighted": ("fedproto", {"average": "weighted", "collect": "before", "distance": "l2"}),
     "fedhpl-cnn": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
     "fedhpl-local": ("fedhpl", {"communicate": False}),
     "fedhpl-shallow": ("fedhpl", {"prompts": "shallow"}),

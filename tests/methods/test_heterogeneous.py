@@ -298,7 +298,7 @@ def test_fedgens_server_learns_features_its_clients_heads_recognise():
 
     def loss(server):
         net = {name.removeprefix("generator/"): t for name, t in server.items() if name.startswith("generator/")}
-        features, labels = method._generate(net, after["labels"], 256, 5)
+        features, labels = method._generate(net, after, 256, 5)
         return F.cross_entropy(F.linear(features, after["head.weight"], after["head.bias"]), labels).item()
 
     assert loss(after) < 0.2 < loss(before)
@@ -317,12 +317,12 @@ def test_fedgens_clients_train_their_head_on_generated_features():
     phase = method.phases(1)[0]
     with_generator = method.objective(Linear(), params, batch, received, phase)
     net = {name.removeprefix("generator/"): t for name, t in received.items() if name.startswith("generator/")}
-    features, labels = method._generate(net, received["labels"], 6, 7)
+    features, labels = method._generate(net, received, 6, 7)
     expected = method.objective(Linear(), params, batch, {}, phase) + F.cross_entropy(
         F.linear(features, params["head.weight"], params["head.bias"]), labels
     )
     assert torch.allclose(with_generator, expected)
-    assert not method.downlink({n: t for n, t in server.items() if n != "labels"}, 0)
+    assert not method.downlink({n: t for n, t in server.items() if n != "head.weight"}, 0)
 
 
 def test_fedgens_messages_are_the_papers(toy_engine):
@@ -333,7 +333,9 @@ def test_fedgens_messages_are_the_papers(toy_engine):
     assert lines[2]["down"]["elements"] == 3 * (head + generator + 60)
 
 
-@pytest.mark.parametrize("method", ["fedgen", "fedgh", "fedproto", "fedtgp", "fedmd", "fedhe"])
+@pytest.mark.parametrize(
+    "method", ["fedgen", "fedgh", "fedproto", "fedtgp", "fedmd", "fedhe", "lg-fedavg", "fml", "fedkd"]
+)
 def test_running_statistics_stay_with_their_client(toy_engine, method):
     engine = toy_engine(method, "resnets")
     state, _ = run(engine, 1)

@@ -7,16 +7,23 @@ import io
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from hetfl.data.batches import DeviceImages, class_counts, class_sums
+from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.cell import set_up
+from hetfl.federation.federation import ClientData
 from hetfl.federation.plan import Cell, Workspace
 from hetfl.federation.record import Record
 from hetfl.federation.rounds import accuracies, evaluate
-from hetfl.federation.state import State
+from hetfl.federation.sequential import EVALUATION_BATCH, Sequential
+from hetfl.federation.state import ClientState, State
 from hetfl.files import read_json, write_json, write_text
+from hetfl.message import Tensors
 from hetfl.metrics.accuracy import per_class, summary
-from hetfl.tensors import read_tensors
+from hetfl.models.base import Model
+from hetfl.tensors import read_tensors, write_tensors
 
 SAME = 1e-9
 """Accuracies are counts over counts: on the machine that trained, the checkpoint must give the same ones."""
@@ -25,8 +32,11 @@ SAME = 1e-9
 def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: int = 1) -> None:
     """Test a cell's checkpoint and write ``metrics.json`` and ``per_class.csv``.
 
+    An experiment with ``features`` has ``prototypes.safetensors`` besides, see :func:`representations`.
+
     Raises:
-        HetflError: the cell is not trained, or its checkpoint does not give the accuracy that the record states.
+        HetflError: the cell is not trained, its checkpoint does not give the accuracy that the record states, or
+            features are wanted of models that disagree about their size.
     """
     torch.set_num_threads(threads)
     folder = workspace.runs / cell.path
@@ -34,6 +44,12 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
     if run["status"] != "complete":
         raise HetflError(f"{folder}: training is not complete; run dvc repro train@{cell.experiment}")
     setup = set_up(cell, workspace, device)
+    sizes = sorted({model.width for model in setup.federation.models})
+    if cell.features and len(sizes) > 1:
+        raise HetflError(
+            f"params.yaml: experiments.{cell.experiment}.features: the models of row {cell.row} have features of "
+            f"{', '.join(map(str, sizes))} elements; give them one size with embedding or set features to 0"
+        )
     tensors, metadata = read_tensors(folder / "model.safetensors", device)
     state = State.from_tensors(int(metadata["round"]), tensors)
     confusion = evaluate(setup.engine, state, setup.draws.at(state.round))
@@ -54,5 +70,76 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
         for c, recall in enumerate(recalls):
             writer.writerow([k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())])
     out = workspace.evaluations / cell.path
+    stored = out / "prototypes.safetensors"
+    if cell.features:
+        write_tensors(stored, representations(setup.engine, state, setup.draws, cell.features))
+    else:
+        stored.unlink(missing_ok=True)
     write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **summary(matrices)})
     write_text(out / "per_class.csv", table.getvalue())
+
+
+@torch.inference_mode()
+def representations(engine: Sequential, state: State, draws: Draws, samples: int) -> dict[str, Tensor]:
+    """What a state's networks make of images, in evaluation mode.
+
+    Args:
+        engine: the cell's.
+        state: as a checkpoint holds it.
+        draws: the run's, so that every method of a seed shows the same test samples.
+        samples: test samples, drawn without replacement from those of all clients together; all if there are fewer.
+
+    Returns:
+        Of n test samples, client by client: ``features`` [n, d] float32 by the network of the sample's client, their
+        ``labels`` [n] and ``client`` [n] int16. Where prediction reads global prototypes: ``clients`` [K, C, d]
+        float32, the mean feature of each client's training samples by class, zero unless ``owned`` [K, C] bool; and
+        ``global`` [C, d] float32, zero unless ``global_valid`` [C] bool.
+    """
+    federation = engine.federation
+    tests = [_tested(data) for data in federation.data]
+    owner = torch.cat([torch.full((len(index),), k) for k, index in enumerate(tests)])
+    drawn = torch.randperm(len(owner), generator=draws.at(0).torch("features"))[:samples].sort().values
+    found: dict[str, list[Tensor]] = {"features": [], "labels": [], "client": [], "clients": [], "owned": []}
+    received: Tensors = {}
+    for k, (client, data) in enumerate(zip(federation.clients, federation.data, strict=True)):
+        params, received = _knows(engine, state, draws, k)
+        own = drawn[owner[drawn] == k] - sum(map(len, tests[:k]))
+        features, labels = _features(client.model, params, data.test_images, tests[k][own.to(tests[k].device)])
+        found["features"].append(features)
+        found["labels"].append(labels.to(torch.int16))
+        found["client"].append(torch.full_like(labels, k, dtype=torch.int16))
+        if "means" in received:
+            features, labels = _features(client.model, params, data.train_images, data.train)
+            counts = class_counts(labels, federation.num_classes)
+            means = class_sums(features, labels, federation.num_classes) / counts.clamp(min=1)[:, None]
+            found["clients"].append(means.float())
+            found["owned"].append(counts > 0)
+    stored = {name: torch.cat(found[name]) for name in ("features", "labels", "client")}
+    if "means" in received:
+        stored |= {name: torch.stack(found[name]) for name in ("clients", "owned")}
+        stored |= {"global": received["means"].float(), "global_valid": received["valid"]}
+    return stored
+
+
+def _knows(engine: Sequential, state: State, draws: Draws, client: int) -> tuple[dict[str, Tensor], Tensors]:
+    """The parameters that a client is tested with, and what it received for the test."""
+    method = engine.method
+    params = state.clients.get(client, ClientState()).params or engine.initial_params(client, draws)
+    if method.evaluates == "client" or state.round > method.settings.rounds:
+        return params, {}
+    received = method.receive(method.downlink(state.server, client), {})
+    return method.adopt(params, received), received
+
+
+def _tested(data: ClientData) -> Tensor:
+    """The places of a client's test samples."""
+    images = data.test_images
+    return torch.arange(len(images), device=images.device) if data.test is None else data.test
+
+
+def _features(model: Model, params: Tensors, images: DeviceImages, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Features [n, d] float32 and labels [n] of some images."""
+    parts = [model(params, batch.images).features for batch in images.batches(index, EVALUATION_BATCH)]
+    # No sample leaves no batch.
+    features = torch.cat([part.float() for part in parts] or [torch.empty(0, model.width, device=images.device)])
+    return features, images.labels[index]

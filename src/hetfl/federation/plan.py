@@ -19,7 +19,7 @@ from hetfl.federation.record import code_checksum
 from hetfl.files import read_json, sha256_file, sha256_json
 from hetfl.methods import METHODS, create, method_class
 from hetfl.models import check_name, check_options
-from hetfl.models.registry import RANDOM, missing_weights, weights_file
+from hetfl.models.registry import RANDOM, head_of, missing_weights, weights_file
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 """Names of experiments, rows and splits become folders and stages."""
@@ -59,6 +59,7 @@ class ExperimentSettings(Settings):
         public: the data that methods with a public data set share.
         defaults: settings of every row, unless the row says otherwise.
         splits: partition names of the data set, with their titles in the table.
+        features: test samples whose features the evaluation stores, with the clients' and the server's prototypes.
     """
 
     title: str
@@ -69,6 +70,7 @@ class ExperimentSettings(Settings):
     seeds: list[int] = Field(min_length=1)
     input: InputSettings = InputSettings()
     public: PublicSettings | None = None
+    features: int = Field(default=0, ge=0)
     defaults: dict[str, Any] = {}
     rows: dict[Name, RowSettings] = Field(min_length=1)
     note: str = ""
@@ -169,6 +171,7 @@ class Cell(Settings):
     public: PublicSettings | None
     method: str
     settings: dict[str, Any]
+    features: int = 0
 
     @property
     def path(self) -> Path:
@@ -243,15 +246,23 @@ def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
     """Check that every cell's models can be fitted out as its method wants them; asks timm as :func:`check_models`.
 
     Raises:
-        HetflError: a model takes no such prompts, stem or image size.
+        HetflError: a model takes no such prompts, stem or image size, or heads differ where they must not.
     """
     seen = set()
     for cell in chosen:
-        options = create(cell.method, cell.settings, 2).model_options()
+        at = f"{where}: experiments.{cell.experiment}.rows.{cell.row}"
+        method = create(cell.method, cell.settings, 2)
+        options = method.model_options()
+        heads = sorted({head_of(name) for name in cell.models})
+        if method.common_head and len(heads) > 1:
+            listed = ", ".join(head or "plain" for head in heads)
+            raise HetflError(f"{at}: {cell.method} needs one kind of head for all clients, the models have {listed}")
+        if options.auxiliary is not None:
+            check_name(options.auxiliary, f"{at}.settings.auxiliary")
         for name in dict.fromkeys(cell.models):
             case = (name, options.model_dump_json(), cell.input.model_dump_json())
             if case not in seen:
-                check_options(name, options, f"{where}: experiments.{cell.experiment}.rows.{cell.row}", cell.input)
+                check_options(name, options, at, cell.input)
             seen.add(case)
 
 
@@ -300,6 +311,7 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
             public=settings.public if METHODS[entry.method].public else None,
             method=entry.method,
             settings=resolved[row],
+            features=settings.features,
         )
         for row, entry in settings.rows.items()
         for split in entry.splits or settings.splits
@@ -368,8 +380,8 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
 
 def fingerprint(cell: Cell, inputs: Mapping[str, Any]) -> str:
     """What makes a run this run: its settings, its inputs and the code that can change a number."""
-    # Titles and names of rows are for people.
-    essential = cell.model_dump(exclude={"title", "paper", "experiment", "row"})
+    # Titles and names of rows are for people, stored features for figures.
+    essential = cell.model_dump(exclude={"title", "paper", "experiment", "row", "features"})
     return sha256_json({"cell": essential, "inputs": inputs, "code": code_checksum()})
 
 

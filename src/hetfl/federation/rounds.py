@@ -38,7 +38,7 @@ def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
     state = State(0, server, {update.client: update.state for update in updates} if method.phases(0) else {})
     if method.phases(0) or method.sweep(0) != "none":
         line["seconds"] = {**_seconds(updates), **line["seconds"]}
-        line |= {"accuracy": accuracies(evaluate(engine, state, draws)), "clients": _observed(updates)}
+        line |= {**_tested(evaluate(engine, state, draws)), "clients": _observed(updates)}
     return state, line
 
 
@@ -58,12 +58,14 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
     server = method.aggregate(state.server, {update.client: update.uplink for update in updates}, draws)
     aggregated = time.perf_counter()
     following = State(draws.round, server, clients)
-    confusion = evaluate(engine, following, draws)
+    tested = _tested(evaluate(engine, following, draws))
+    if method.settings.train_accuracy:
+        tested["train_accuracy"] = accuracies(evaluate(engine, following, draws, training=True))
     evaluated = time.perf_counter()
     line = {
         "round": draws.round,
         "participants": chosen,
-        "accuracy": accuracies(confusion),
+        **tested,
         "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
         "up": _size(update.uplink for update in updates),
         "down": _size(visit.downlink for visit in visits),
@@ -87,12 +89,12 @@ def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State,
     updates = list(engine.close(visits, draws))
     final = State(draws.round, state.server, {update.client: update.state for update in updates})
     began = time.perf_counter()
-    confusion = evaluate(engine, final, draws)
+    tested = _tested(evaluate(engine, final, draws))
     line = {
         "round": draws.round,
         "closing": True,
         "participants": [update.client for update in updates],
-        "accuracy": accuracies(confusion),
+        **tested,
         "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
         "up": asdict(Size()),
         "down": _size(visit.downlink for visit in visits),
@@ -105,7 +107,7 @@ def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State,
 
 
 def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]) -> State:
-    """Play all rounds, from the newest resume point if there is one, and complete the record.
+    """Play the rounds, from the newest resume point if there is one, and complete the record.
 
     A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
     with the same numbers.
@@ -120,10 +122,15 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     record.begin(run, completed=state.round)
     if fresh:
         record.append(fresh)
-    rounds = engine.method.settings.rounds
-    for round in range(state.round + 1, rounds + 1 + bool(engine.method.closing())):
-        play = play_round if round <= rounds else play_closing
-        state, line = play(engine, state, draws.at(round))
+    settings = engine.method.settings
+    pooled = [line["pooled"] for line in record.lines() if 1 <= line["round"] <= settings.rounds]
+    while state.round < settings.rounds and not stalls(pooled, settings.patience):
+        state, line = play_round(engine, state, draws.at(state.round + 1))
+        pooled.append(line["pooled"])
+        record.append(line)
+        resume.save(state)
+    if engine.method.closing() and state.round <= settings.rounds:
+        state, line = play_closing(engine, state, draws.at(settings.rounds + 1))
         record.append(line)
         resume.save(state)
     record.finish(state)
@@ -131,13 +138,19 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     return state
 
 
-def evaluate(engine: Sequential, state: State, draws: Draws) -> Tensor:
-    """Every client's confusion matrix on its test samples: [K, C, C] int64, rows are true classes."""
+def stalls(pooled: Sequence[float], patience: int | None) -> bool:
+    """Whether the best of some rounds' accuracies is more than ``patience`` rounds old; never without one."""
+    return patience is not None and bool(pooled) and len(pooled) - 1 - pooled.index(max(pooled)) > patience
+
+
+def evaluate(engine: Sequential, state: State, draws: Draws, training: bool = False) -> Tensor:
+    """Every client's confusion matrix on its test (or training) samples: [K, C, C] int64, rows are true classes."""
     method, federation = engine.method, engine.federation
     closed = state.round > method.settings.rounds
     takes_global = method.evaluates == "global" and not closed
     own = any(client.model.names([*method.keeps(), "buffers"]) for client in federation.clients)
-    one_for_all = takes_global and not own and all(data.test is None for data in federation.data)
+    shared = not training and all(data.test is None for data in federation.data)
+    one_for_all = takes_global and not own and shared
     results = []
     for k in range(1 if one_for_all else len(federation.clients)):
         params: dict[str, Tensor] = state.clients.get(k, ClientState()).params or engine.initial_params(k, draws)
@@ -145,7 +158,7 @@ def evaluate(engine: Sequential, state: State, draws: Draws) -> Tensor:
         if takes_global:
             received = method.receive(method.downlink(state.server, k), {})
             params = method.adopt(params, received)
-        results.append(engine.evaluate(k, params, received))
+        results.append(engine.evaluate(k, params, received, training))
     if one_for_all:
         results *= len(federation.clients)
     return torch.stack(results).cpu()
@@ -155,6 +168,12 @@ def accuracies(confusion: Tensor) -> list[float]:
     """Each client's share of correct predictions, from [K, C, C]."""
     correct = confusion.diagonal(dim1=1, dim2=2).sum(dim=1).double()
     return (correct / confusion.sum(dim=(1, 2))).tolist()
+
+
+def _tested(confusion: Tensor) -> dict[str, Any]:
+    """Accuracy of each client and of all test samples together, from [K, C, C]."""
+    correct = int(confusion.diagonal(dim1=1, dim2=2).sum())
+    return {"accuracy": accuracies(confusion), "pooled": correct / int(confusion.sum())}
 
 
 def _size(messages: Iterable[Message]) -> dict[str, int]:

@@ -81,17 +81,20 @@ class Sequential:
             yield self._visit(visit, draws, self.method.closing(), closing=True)
 
     @torch.inference_mode()
-    def evaluate(self, client: int, params: Tensors, received: Tensors) -> Tensor:
+    def evaluate(self, client: int, params: Tensors, received: Tensors, training: bool = False) -> Tensor:
         """Confusion matrix [C, C'] of one client (rows: true class, columns: predicted), int64.
 
-        Columns from C on are predictions that are none of the data set's classes.
+        Columns from C on are predictions that are none of the data set's classes. ``training``: on the samples that
+        the client trains on instead of those that it is tested on.
         """
         data, model = self.federation.data[client], self.federation.clients[client].model
-        index = torch.arange(len(data.test_images), device=self.federation.device) if data.test is None else data.test
+        images, index = (data.train_images, data.train) if training else (data.test_images, data.test)
+        if index is None:
+            index = torch.arange(len(images), device=self.federation.device)
         classes = self.federation.num_classes
         columns = classes + (self.method.public_classes if self.method.public else 0)
         confusion = torch.zeros(classes * columns, dtype=torch.int64, device=self.federation.device)
-        for batch in data.test_images.batches(index, EVALUATION_BATCH):
+        for batch in images.batches(index, EVALUATION_BATCH):
             predicted = self.method.predict(model, params, batch.images, received).argmax(dim=1)
             confusion += torch.bincount(batch.labels * columns + predicted, minlength=classes * columns)
         return confusion.reshape(classes, columns)
@@ -131,7 +134,7 @@ class Sequential:
         if closing:
             seconds = {"train": trained - started, "statistics": 0.0}
             return Update(visit.client, ClientState(params), Message(), loss, seconds, {})
-        statistics = merge(gathered) if gathered else self._sweep(client, data, params, received, draws)
+        statistics = merge(gathered) if gathered else self._sweep(client, data, before, params, received, draws)
         work = Work(client, draws.round, received, before, params, statistics, steps)
         uplink = method.uplink(work) if draws.round else method.register(work)
         keeps = self._kept(client)
@@ -163,23 +166,29 @@ class Sequential:
         # One sample alone has no batch statistics.
         short = len(index) % size
         used = len(index) - short if phase.drop_last or (short == 1 and buffers) else len(index)
-        model: Any = LastOutput(client.model.train())
+        clipped = [[leaves[name] for name in client.model.names(groups)] for groups in phase.clipped]
         gathers = self.method.sweep(draws.round) == "training"
         total = torch.zeros((), device=self.federation.device)
         for epoch in range(phase.epochs if used else 0):
             total.zero_()
-            shuffled = torch.randperm(len(index), generator=draws.torch("batches", client.index, number, epoch))
-            rows = shuffled[:used].to(index.device)
+            order = torch.arange(len(index))
+            if phase.shuffle:
+                order = torch.randperm(len(index), generator=draws.torch("batches", client.index, number, epoch))
+            rows = order[:used].to(index.device)
             augment, seed = (draws.key(use, client.index, number, epoch) for use in ("augment", "objective"))
             batches = images.batches(index[rows], size, data.augment, augment)
             for step, (batch, part) in enumerate(zip(batches, rows.split(size), strict=True)):
                 batch = replace(batch, rows=part if phase.data == "alignment" else None, seed=seed + step)
+                model: Any = LastOutput(client.model.train(batch.seed))
                 loss = self.method.objective(model, params, batch, received, phase)
                 if gathers:
                     with torch.no_grad():
                         gathered.append(self.method.statistics(model, params, batch, received))
                 optimiser.zero_grad()
                 loss.backward()
+                if phase.clip:
+                    for values in clipped:
+                        torch.nn.utils.clip_grad_norm_(values, phase.clip)
                 optimiser.step()
                 total += loss.detach() * len(batch.labels)
         trained = {name: leaf.detach() for name, leaf in leaves.items()}
@@ -189,10 +198,17 @@ class Sequential:
 
     @torch.no_grad()
     def _sweep(
-        self, client: Client, data: ClientData, params: Tensors, received: Tensors, draws: Draws
+        self,
+        client: Client,
+        data: ClientData,
+        before: Tensors,
+        params: Tensors,
+        received: Tensors,
+        draws: Draws,
     ) -> Statistics:
         kind = self.method.sweep(draws.round)
-        if kind == "own":
+        if kind in ("own", "before"):
+            params = params if kind == "own" else before
             batches = iter(data.train_images.batches(data.train, EVALUATION_BATCH))
         elif kind == "alignment":
             index = self._alignment(data, draws.at(draws.round + 1))

@@ -37,6 +37,11 @@ class MethodSettings(Settings):
     weight_decay: float = Field(default=1e-4, ge=0)
     keep_optimiser: bool = Field(default=False, description="clients keep the optimiser's state between rounds")
     drop_last: bool = Field(default=False, description="leave an epoch's last batch out where it is smaller")
+    shuffle: bool = Field(default=True, description="draw a new order of the samples for every epoch")
+    patience: int | None = Field(
+        default=None, ge=1, description="stop once the best pooled accuracy is more rounds old than this"
+    )
+    train_accuracy: bool = Field(default=False, description="test on the training samples as well after every round")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Phase:
         optimiser: ``sgd`` or ``adam`` and its settings.
         keep_optimiser: whether the optimiser's state outlives the round.
         drop_last: whether an epoch's last batch is left out where it is smaller.
+        shuffle: whether every epoch has an order of its own; else it is that of the partition.
+        clip: largest norm of a gradient, of each of the ``clipped`` sets of parameter groups by itself; None: any.
         data: what it trains on: the client's ``own`` samples, all ``public`` ones, or this round's ``alignment`` set,
             which the server draws from the public ones.
     """
@@ -63,6 +70,9 @@ class Phase:
     weight_decay: float
     keep_optimiser: bool
     drop_last: bool = False
+    shuffle: bool = True
+    clip: float | None = None
+    clipped: tuple[tuple[str, ...], ...] = ()
     data: Literal["own", "public", "alignment"] = "own"
 
 
@@ -121,9 +131,9 @@ class Work:
     steps: int
 
 
-Sweep = Literal["none", "own", "training", "alignment"]
-"""Where a client's statistics come from: one pass over its own data after training, the training passes themselves
-(before each step), or one pass over the next round's alignment set."""
+Sweep = Literal["none", "own", "before", "training", "alignment"]
+"""Where a client's statistics come from: one pass over its own data, after training or with the parameters from
+before; the training passes themselves (before each step); or one pass over the next round's alignment set."""
 
 
 class Method(ABC):
@@ -138,14 +148,16 @@ class Method(ABC):
         travels: what crosses between clients and server.
         evaluates: ``client``, each client's own parameters; or ``global``, what the server would send out now.
         public: whether clients and server share a public data set.
+        common_head: whether all clients must have the same kind of head.
     """
 
     title: ClassVar[str]
     source: ClassVar[str]
     heterogeneous: ClassVar[bool] = True
     travels: ClassVar[str]
-    evaluates: ClassVar[Literal["client", "global"]] = "client"
+    evaluates: Literal["client", "global"] = "client"
     public: ClassVar[bool] = False
+    common_head: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0) -> None:
@@ -185,6 +197,7 @@ class Method(ABC):
             s.weight_decay,
             s.keep_optimiser,
             s.drop_last,
+            s.shuffle,
         )
         return replace(usual, **changes)
 
@@ -289,12 +302,16 @@ def class_means(statistics: Statistics, dtype: torch.dtype) -> Message:
 
 
 def mean_over_owners(messages: Sequence[Tensors], num_classes: int) -> dict[str, Tensor]:
-    """The plain mean of each class over the clients that sent one, in the form of :func:`class_means`."""
+    """The mean of each class over the clients that sent one, in the form of :func:`class_means`.
+
+    Each owner weighs the same, or as much as it has samples where messages hold the ``counts`` [c] of their classes.
+    """
     labels = torch.cat([message["labels"] for message in messages]).long()
     means = torch.cat([message["means"] for message in messages])
-    owners = class_counts(labels, num_classes)
-    present = owners.nonzero().squeeze(1)
-    mean = class_sums(means, labels, num_classes)[present] / owners[present, None]
+    counts = torch.cat([message["counts"] for message in messages]).double() if "counts" in messages[0] else None
+    weight = class_counts(labels, num_classes, counts)
+    present = weight.nonzero().squeeze(1)
+    mean = class_sums(means, labels, num_classes, counts)[present] / weight[present, None]
     return {"means": mean.to(means.dtype), "labels": present.to(torch.int32)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class FedAvg(Method):
     source = "McMahan et al., AISTATS 2017"
     heterogeneous = False
     travels = "all parameters"
-    evaluates: ClassVar[Literal["client", "global"]] = "global"
+    evaluates: Literal["client", "global"] = "global"
 
     class Settings(MethodSettings):
         """``init``: where the server's first weights come from."""

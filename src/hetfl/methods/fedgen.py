@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Method, MethodSettings, Phase, Work, cross_entropy, register_method, weighted_mean
-from hetfl.models.base import Model, ModelOptions
+from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
+from hetfl.methods.scratch import Scratch, ScratchSettings
+from hetfl.models.base import Model
 
 NET, ADAM = "generator/", "adam/"
 
 
 @register_method("fedgen")
-class FedGen(Method):
+class FedGen(Scratch):
     """Zhu et al., ICML 2021, in the form of the later benchmarks that FedHPL and FedTGP use: no diversity loss.
 
     The generator's batch normalisation always takes the statistics of its batch, so it has no running ones to send.
@@ -29,39 +30,42 @@ class FedGen(Method):
     title = "FedGen"
     source = "Zhu et al., ICML 2021"
     travels = "heads and labels up, a head and a generator down"
+    common_head = True
 
-    class Settings(MethodSettings):
+    class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2.
 
         Attributes:
             embedding: size of the feature that enters every head.
-            reduce: how features get that size, see :class:`hetfl.models.ModelOptions`.
-            stem: of ResNets.
             noise: width of the generator's noise.
             hidden: its hidden width; None: that of the feature.
             server_steps: the generator's steps in a round, of a client's batch size each.
             server_lr: its learning rate (Adam).
             server_decay: factor on that rate after every round.
+            frozen: whether the generator stays as it was drawn, as later code of the benchmark has it.
+            labels: which labels are drawn from: the participants' ones, listed in every upload; or those of all
+                clients, counted per class once.
+            tests: the client's own head, or the server's newest.
         """
 
-        embedding: int = Field(default=512, ge=1)
+        embedding: int | None = Field(default=512, ge=1)
         reduce: Literal["linear", "pool"] = "pool"
-        stem: Literal["imagenet", "cifar"] = "imagenet"
         noise: int = Field(default=512, ge=1)
         hidden: int | None = Field(default=None, ge=1)
         server_steps: int = Field(default=100, ge=0)
         server_lr: float = Field(default=0.005, gt=0)
         server_decay: float = Field(default=1.0, gt=0, le=1)
+        frozen: bool = False
+        labels: Literal["list", "counts"] = "list"
+        tests: Literal["client", "global"] = "client"
 
-    def model_options(self) -> ModelOptions:
-        s = self.settings
-        return ModelOptions(body="trained", weights="scratch", stem=s.stem, embedding=s.embedding, reduce=s.reduce)
-
-    def trains(self) -> tuple[str, ...]:
-        return ("body", "projection", "head")
+    def __init__(self, settings: Settings, num_classes: int, public_classes: int = 0) -> None:
+        super().__init__(settings, num_classes, public_classes)
+        self.evaluates = settings.tests
 
     def register(self, work: Work) -> Message:
-        return Message({"samples": torch.tensor([work.client.samples], dtype=torch.int32)})
+        counts = {"counts": work.client.class_counts.to(torch.int32)} if self.settings.labels == "counts" else {}
+        return Message({"samples": torch.tensor([work.client.samples], dtype=torch.int32), **counts})
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
@@ -75,14 +79,17 @@ class FedGen(Method):
             }
             fresh = nn.ModuleDict(layers).state_dict()
         dtype = next(iter(models[0].init(draws, -1).values())).dtype
-        samples = torch.cat([registrations[client]["samples"] for client in sorted(registrations)])
-        return {"samples": samples, **{NET + name: tensor.to(dtype) for name, tensor in fresh.items()}}
+        told = [registrations[client] for client in sorted(registrations)]
+        state = {"samples": torch.cat([message["samples"] for message in told])}
+        if self.settings.labels == "counts":
+            state["counts"] = torch.stack([message["counts"] for message in told]).sum(0, dtype=torch.int32)
+        return {**state, **{NET + name: tensor.to(dtype) for name, tensor in fresh.items()}}
 
     def downlink(self, server: Tensors, client: int) -> Message:
-        """The head, the generator and everyone's labels, once a generator has been trained."""
-        if "labels" not in server:
+        """The head, the generator and everyone's labels, once there are heads to train a generator with."""
+        if "head.weight" not in server:
             return Message()
-        return Message({n: t for n, t in server.items() if n.startswith((NET, "head.")) or n == "labels"})
+        return Message({n: t for n, t in server.items() if n.startswith((NET, "head.")) or n in ("labels", "counts")})
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {name: received.get(name, tensor) for name, tensor in params.items()}
@@ -94,12 +101,14 @@ class FedGen(Method):
             return loss
         net = {name.removeprefix(NET): tensor for name, tensor in received.items() if name.startswith(NET)}
         with torch.no_grad():
-            features, labels = self._generate(net, received["labels"], len(batch.labels), batch.seed)
+            features, labels = self._generate(net, received, len(batch.labels), batch.seed)
         logits = F.linear(features, params["head.weight"], params["head.bias"])
         return loss + F.cross_entropy(logits, labels)
 
     def uplink(self, work: Work) -> Message:
         head = {name: work.params[name] for name in work.client.model.names(["head"])}
+        if self.settings.labels == "counts":
+            return Message(head)
         classes = torch.arange(self.num_classes, dtype=torch.int32)
         return Message({**head, "labels": classes.repeat_interleave(work.client.class_counts)})
 
@@ -111,7 +120,13 @@ class FedGen(Method):
         # The mean of linear heads' logits is the logits of their mean.
         head = weighted_mean(heads, weights)
         device = head["head.weight"].device
-        labels = torch.cat([uplinks[client]["labels"].to(device) for client in clients])
+        if self.settings.labels == "counts":
+            labels = {"counts": server["counts"]}
+        else:
+            labels = {"labels": torch.cat([uplinks[client]["labels"].to(device) for client in clients])}
+        kept = {"samples": server["samples"], **head, **labels}
+        if self.settings.frozen:
+            return {**server, **kept}
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings
         optimiser = torch.optim.Adam(net.values(), s.server_lr * s.server_decay ** (draws.round - 1))
@@ -131,16 +146,21 @@ class FedGen(Method):
             for kind, tensor in optimiser.state[leaf].items()
         }
         trained = {NET + name: tensor.detach() for name, tensor in net.items()}
-        return {"samples": server["samples"], **head, **trained, "labels": labels, **slots}
+        return {**kept, **trained, **slots}
 
     def learned(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
 
-    def _generate(self, net: Tensors, pool: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Features [B, d] of labels [B] drawn from the pool, by the generator's parameters."""
+    def _generate(self, net: Tensors, known: Tensors, size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Features [B, d] by the generator's parameters, of labels [B] drawn from ``labels`` or by ``counts``."""
         generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randint(len(pool), (size,), generator=generator).to(pool.device)
-        labels = pool[chosen].long()
+        if "counts" in known:
+            ends = known["counts"].long().cumsum(0)
+            chosen = torch.randint(int(ends[-1]), (size,), generator=generator).to(ends.device)
+            labels = torch.searchsorted(ends, chosen, right=True)
+        else:
+            pool = known["labels"]
+            labels = pool[torch.randint(len(pool), (size,), generator=generator).to(pool.device)].long()
         noise = torch.rand(size, self.settings.noise, generator=generator).to(net["enter.weight"])
         inputs = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], dim=1)
         hidden = F.linear(inputs, net["enter.weight"], net["enter.bias"])

@@ -14,8 +14,6 @@ from hetfl.data.batches import Batch, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
-    Method,
-    MethodSettings,
     Phase,
     Statistics,
     Sweep,
@@ -24,44 +22,38 @@ from hetfl.methods.base import (
     cross_entropy,
     register_method,
 )
-from hetfl.models.base import Model, ModelOptions
+from hetfl.methods.scratch import Scratch, ScratchSettings
+from hetfl.models.base import Model
 
 FRESH = "fresh/"
 """Prefix of the server's head before its first training: nobody is sent that one."""
 
 
 @register_method("fedgh")
-class FedGH(Method):
+class FedGH(Scratch):
     """Yi et al., ACM MM 2023; the client's model is tested right after its local training."""
 
     title = "FedGH"
     source = "Yi et al., ACM MM 2023"
     travels = "class means up, a head down"
+    common_head = True
 
-    class Settings(MethodSettings):
+    class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2 and the authors' code.
 
         Attributes:
             embedding: common size of the feature that enters the head.
-            stem: of ResNets.
             server_lr: learning rate of the server's head.
             server_batch: pairs of mean and class a step; 1 in the authors' code.
             clip: largest norm of a server step's gradient.
         """
 
         weight_decay: float = Field(default=1e-3, ge=0)
-        embedding: int = Field(default=512, ge=1)
+        embedding: int | None = Field(default=512, ge=1)
         stem: Literal["imagenet", "cifar"] = "cifar"
         server_lr: float = Field(default=0.01, gt=0)
         server_batch: int = Field(default=1, ge=1)
         clip: float = Field(default=50.0, gt=0)
-
-    def model_options(self) -> ModelOptions:
-        s = self.settings
-        return ModelOptions(body="trained", weights="scratch", stem=s.stem, embedding=s.embedding)
-
-    def trains(self) -> tuple[str, ...]:
-        return ("body", "projection", "head")
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws

@@ -13,8 +13,6 @@ from hetfl.data.batches import Batch, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
-    Method,
-    MethodSettings,
     Phase,
     Statistics,
     Sweep,
@@ -25,23 +23,23 @@ from hetfl.methods.base import (
     mean_over_owners,
     register_method,
 )
-from hetfl.models.base import Model, ModelOptions
+from hetfl.methods.scratch import Scratch, ScratchSettings
+from hetfl.models.base import Model
 
 
 @register_method("fedhe")
-class FedHE(Method):
+class FedHE(Scratch):
     """Chan and Ngai, MSN 2021, with all participants of a round at once instead of one after the other."""
 
     title = "FedHE"
     source = "Chan and Ngai, MSN 2021"
     travels = "class means of logits"
 
-    class Settings(MethodSettings):
+    class Settings(ScratchSettings):
         """Defaults are those of the authors' CIFAR10 script.
 
         Attributes:
             alpha: weight of the distillation loss.
-            stem: of ResNets.
             collect: logits from the training passes, as in the authors' code, or from one pass afterwards.
         """
 
@@ -51,12 +49,6 @@ class FedHE(Method):
         alpha: float = Field(default=1.0, ge=0)
         stem: Literal["imagenet", "cifar"] = "cifar"
         collect: Literal["sweep", "training"] = "training"
-
-    def model_options(self) -> ModelOptions:
-        return ModelOptions(body="trained", weights="scratch", stem=self.settings.stem)
-
-    def trains(self) -> tuple[str, ...]:
-        return ("body", "head")
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
@@ -75,8 +67,12 @@ class FedHE(Method):
         loss = cross_entropy(logits, batch)
         if not received:
             return loss
-        distance = (logits - received["means"][batch.labels]).square().mean(dim=1)
+        distance = self.distance(logits, received["means"][batch.labels])
         return loss + self.settings.alpha * batch.mean(distance * received["valid"][batch.labels])
+
+    def distance(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """How far each sample's logits [B, C] are from their class's mean logits [B, C]: [B]."""
+        return (logits - targets).square().mean(dim=1)
 
     def sweep(self, round: int) -> Sweep:
         if not round:

@@ -82,7 +82,7 @@ class FedHPL(Method):
 
     def model_options(self) -> ModelOptions:
         s = self.settings
-        return ModelOptions(prompts=s.prompts, prompt_length=s.prompt_length, head_init=s.head_init)
+        return ModelOptions(prompts=s.prompts, prompt_length=s.prompt_length, init=s.head_init)
 
     def trains(self) -> tuple[str, ...]:
         return ("prompts", "head")

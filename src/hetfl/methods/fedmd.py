@@ -14,8 +14,6 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
-    Method,
-    MethodSettings,
     Phase,
     Statistics,
     Sweep,
@@ -23,11 +21,12 @@ from hetfl.methods.base import (
     cross_entropy,
     register_method,
 )
+from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
 
 
 @register_method("fedmd")
-class FedMD(Method):
+class FedMD(Scratch):
     """Li and Wang, NeurIPS workshop 2019.
 
     Logits count the public classes first. Before the first round every client trains on the public and on its own
@@ -40,7 +39,7 @@ class FedMD(Method):
     travels = "logits of public samples"
     public = True
 
-    class Settings(MethodSettings):
+    class Settings(ScratchSettings):
         """Defaults are FedHPL's where it states one, else the authors' code.
 
         Attributes:
@@ -48,7 +47,6 @@ class FedMD(Method):
             public_epochs, private_epochs: passes over public and own data before the first round.
             alignment_samples: public samples drawn for a round.
             digest_epochs, digest_batch: passes over those samples, and samples a step.
-            stem: of ResNets.
         """
 
         optimiser: Literal["sgd", "adam"] = "adam"
@@ -63,12 +61,7 @@ class FedMD(Method):
         stem: Literal["imagenet", "cifar"] = "cifar"
 
     def model_options(self) -> ModelOptions:
-        return ModelOptions(
-            body="trained", weights="scratch", stem=self.settings.stem, extra_outputs=self.public_classes
-        )
-
-    def trains(self) -> tuple[str, ...]:
-        return ("body", "head")
+        return self.fitted(extra_outputs=self.public_classes)
 
     def phases(self, round: int) -> Sequence[Phase]:
         s = self.settings

@@ -13,8 +13,6 @@ from hetfl.data.batches import Batch, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
-    Method,
-    MethodSettings,
     Phase,
     Statistics,
     Sweep,
@@ -25,11 +23,14 @@ from hetfl.methods.base import (
     mean_over_owners,
     register_method,
 )
+from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
+
+COLLECTS: dict[str, Sweep] = {"sweep": "own", "training": "training", "before": "before"}
 
 
 @register_method("fedproto")
-class FedProto(Method):
+class FedProto(Scratch):
     """Tan et al., AAAI 2022; in FedHPL Table 2 and FedTGP Table 1.
 
     A client pulls its embeddings towards the global prototype of their class, and predicts the class of the nearest
@@ -41,33 +42,28 @@ class FedProto(Method):
     travels = "class prototypes"
     evaluates = "global"
 
-    class Settings(MethodSettings):
+    class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2.
 
         Attributes:
             pull: weight lambda of the prototype loss.
+            distance: of an embedding to its prototype: the mean square over their elements, or the Euclidean one.
             embedding: common size of the embeddings.
-            reduce: how features get that size, see :class:`hetfl.models.ModelOptions`.
             flat: size of a ResNet's feature before the projection; FedHPL Table 7 has 2048 for all of them.
-            stem: of ResNets.
-            collect: prototypes from one pass after training, or from the training passes as in the authors' code.
+            collect: prototypes from one pass after training; from the training passes, as in the authors' code; or
+                from one pass with the parameters from before training, as FedTGP's released code has it.
+            average: whether an owner of a class weighs by its samples of it, which it sends along then.
         """
 
         pull: float = Field(default=1.0, ge=0)
-        embedding: int = Field(default=512, ge=1)
-        reduce: Literal["linear", "pool"] = "linear"
+        distance: Literal["mse", "l2"] = "mse"
+        embedding: int | None = Field(default=512, ge=1)
         flat: int | None = Field(default=2048, ge=1)
-        stem: Literal["imagenet", "cifar"] = "imagenet"
-        collect: Literal["sweep", "training"] = "sweep"
+        collect: Literal["sweep", "training", "before"] = "sweep"
+        average: Literal["plain", "weighted"] = "plain"
 
     def model_options(self) -> ModelOptions:
-        s = self.settings
-        return ModelOptions(
-            body="trained", weights="scratch", stem=s.stem, embedding=s.embedding, reduce=s.reduce, flat=s.flat
-        )
-
-    def trains(self) -> tuple[str, ...]:
-        return ("body", "projection", "head")
+        return self.fitted(flat=self.settings.flat)
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
         return by_class(message, self.num_classes)
@@ -77,13 +73,13 @@ class FedProto(Method):
         loss = cross_entropy(output.logits, batch)
         if not received:
             return loss
-        distance = (output.features - received["means"][batch.labels]).square().mean(dim=1)
+        square = (output.features - received["means"][batch.labels]).square()
+        # The root of zero has no finite gradient.
+        distance = square.mean(dim=1) if self.settings.distance == "mse" else square.sum(dim=1).clamp(1e-12).sqrt()
         return loss + self.settings.pull * batch.mean(distance * received["valid"][batch.labels])
 
     def sweep(self, round: int) -> Sweep:
-        if not round:
-            return "none"
-        return "own" if self.settings.collect == "sweep" else "training"
+        return COLLECTS[self.settings.collect] if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
         features = model(params, batch.images).features
@@ -91,10 +87,14 @@ class FedProto(Method):
         return Statistics(sums={"sums": sums, "counts": class_counts(batch.labels, self.num_classes, batch.weight)})
 
     def uplink(self, work: Work) -> Message:
-        return class_means(work.statistics, next(iter(work.params.values())).dtype)
+        means = class_means(work.statistics, next(iter(work.params.values())).dtype)
+        if self.settings.average == "plain":
+            return means
+        counts = work.statistics.sums["counts"][means["labels"].long()]
+        return Message({**means, "counts": counts.to(torch.int32)})
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        """The plain mean over the clients that own a class; classes without an owner have no prototype."""
+        """The mean over the clients that own a class; classes without an owner have no prototype."""
         return mean_over_owners([uplinks[client] for client in sorted(uplinks)], self.num_classes)
 
     def downlink(self, server: Tensors, client: int) -> Message:

@@ -42,7 +42,7 @@ class FedTGP(FedProto):
 
         pull: float = Field(default=10.0, ge=0)
         reduce: Literal["linear", "pool"] = "pool"
-        flat: int | None = None
+        flat: int | None = Field(default=None, ge=1)
         margin_cap: float = Field(default=100.0, ge=0)
         margin: Literal["adaptive", "all-pairs", "fixed", "none"] = "adaptive"
         server_epochs: int = Field(default=100, ge=1)

@@ -122,7 +122,8 @@ class Progress:
         return iter(list(self._cells.values()))
 
     def _rounds(self) -> int:
-        return sum(cell.rounds for cell in self._all())
+        # What stopped early leaves no rounds to wait for.
+        return sum(cell.run["rounds"] if cell.done else cell.rounds for cell in self._all())
 
     def _share(self) -> float:
         return min(1.0, self._rounds() / max(1, self._total_rounds))

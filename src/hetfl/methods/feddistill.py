@@ -1,0 +1,59 @@
+"""FedDistill: clients of any architecture share the mean logits of each class, and regress their own towards them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.draws import Draws
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import mean_over_owners, register_method
+from hetfl.methods.fedhe import FedHE
+from hetfl.models.base import Model
+
+
+@register_method("feddistill")
+class FedDistill(FedHE):
+    """Jeong et al., NeurIPS workshop 2018 (federated distillation), in the form that FedTGP compares with.
+
+    FedHE without its wait for every client's first report; a class that nobody holds in a round has no row after it.
+    """
+
+    title = "FedDistill"
+    source = "Jeong et al., NeurIPS workshop 2018"
+
+    class Settings(FedHE.Settings):
+        """Defaults are FedTGP's.
+
+        Attributes:
+            alpha: weight gamma of the distillation loss.
+            regulariser: mean square between logits, as when FedTGP's tables were made; or cross-entropy with the
+                softmax of the class's logits, nearer to the source.
+        """
+
+        optimiser: Literal["sgd", "adam"] = "sgd"
+        lr: float = Field(default=0.01, gt=0)
+        momentum: float = Field(default=0.0, ge=0, lt=1)
+        stem: Literal["imagenet", "cifar"] = "imagenet"
+        regulariser: Literal["mse", "soft"] = "mse"
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        return {}
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        return Message(server)
+
+    def distance(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self.settings.regulariser == "mse":
+            return super().distance(logits, targets)
+        return F.cross_entropy(logits, targets.softmax(dim=1), reduction="none")
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """The plain mean over the clients that hold a class."""
+        return mean_over_owners([uplinks[client] for client in sorted(uplinks)], self.num_classes)

@@ -1,0 +1,95 @@
+"""FML: each client's own network and a copy of a common one teach each other; the common one is averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
+from hetfl.methods.scratch import Scratch, ScratchSettings
+from hetfl.models.base import Model, ModelOptions
+
+
+@register_method("fml")
+class FML(Scratch):
+    """Shen et al., "Federated Mutual Learning", 2020, in the form of the benchmark that FedTGP's tables come from.
+
+    Both networks learn from each batch at once; the client predicts with its own.
+    """
+
+    title = "FML"
+    source = "Shen et al., 2020"
+    travels = "the common network"
+
+    class Settings(ScratchSettings):
+        """Defaults are FedTGP's and its benchmark's.
+
+        Attributes:
+            auxiliary: architecture of the common network.
+            alpha, beta: weight of the cross-entropy in the own and in the common network's loss; the rest goes to
+                the divergence from the other one.
+            reduction: whether the divergence is averaged over samples and classes, or over samples.
+            detach: whether a network that teaches is not itself moved by that.
+            clip: largest norm of the gradient of each network.
+        """
+
+        auxiliary: str = "cnn"
+        alpha: float = Field(default=0.5, ge=0, le=1)
+        beta: float = Field(default=0.5, ge=0, le=1)
+        reduction: Literal["elements", "batch"] = "elements"
+        detach: bool = False
+        clip: float | None = Field(default=10.0, gt=0)
+
+    def model_options(self) -> ModelOptions:
+        return self.fitted(auxiliary=self.settings.auxiliary)
+
+    def networks(self) -> tuple[tuple[str, ...], ...]:
+        """The parameter groups of each network: the client's own first."""
+        return super().trains(), ("auxiliary",)
+
+    def trains(self) -> tuple[str, ...]:
+        return tuple(group for groups in self.networks() for group in groups)
+
+    def keeps(self) -> tuple[str, ...]:
+        return self.networks()[0]
+
+    def phase(self, **changes: Any) -> Phase:
+        return super().phase(clip=self.settings.clip, clipped=self.networks(), **changes)
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        fresh = models[0].init(draws, client=-1)
+        return {name: fresh[name] for name in models[0].names(["auxiliary"])}
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        return Message(server)
+
+    def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
+        return {**params, **received}
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        own, common = model(params, batch.images).logits, model.auxiliary(params, batch.images).logits
+        s = self.settings
+        own_loss = s.alpha * cross_entropy(own, batch) + (1 - s.alpha) * self.divergence(common, own, batch)
+        return own_loss + s.beta * cross_entropy(common, batch) + (1 - s.beta) * self.divergence(own, common, batch)
+
+    def divergence(self, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
+        """KL of what two networks predict from logits [B, C]: a scalar, reduced as the settings say."""
+        target = (teacher.detach() if self.settings.detach else teacher).log_softmax(dim=1)
+        terms = target.exp() * (target - student.log_softmax(dim=1))
+        return batch.mean(terms.mean(dim=1) if self.settings.reduction == "elements" else terms.sum(dim=1))
+
+    def uplink(self, work: Work) -> Message:
+        return Message({name: work.params[name] for name in work.client.model.names(["auxiliary"])})
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """The plain mean of the participants' common networks."""
+        return weighted_mean([uplinks[client] for client in sorted(uplinks)], torch.ones(len(uplinks)))

@@ -1,0 +1,27 @@
+"""LG-FedAvg: clients of any architecture share and average their heads; what lies below stays with them."""
+
+from __future__ import annotations
+
+from hetfl.methods.base import register_method
+from hetfl.methods.fedavg import FedAvg
+from hetfl.methods.scratch import Scratch
+
+
+@register_method("lg-fedavg")
+class LGFedAvg(Scratch, FedAvg):  # type: ignore[misc]  # the settings are those of Scratch
+    """Liang et al., "Think Locally, Act Globally", NeurIPS workshop 2019; in FedTGP Table 1.
+
+    A client trains all of its network and is tested with the server's newest head.
+    """
+
+    title = "LG-FedAvg"
+    source = "Liang et al., NeurIPS workshop 2019"
+    heterogeneous = True
+    travels = "heads"
+    common_head = True
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("body", "projection")
+
+    def shares(self) -> tuple[str, ...]:
+        return ("head",)
