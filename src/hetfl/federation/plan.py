@@ -246,17 +246,15 @@ def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
     """Check that every cell's models can be fitted out as its method wants them; asks timm as :func:`check_models`.
 
     Raises:
-        HetflError: a model takes no such prompts, stem or image size, or heads differ where they must not.
+        HetflError: a model takes no such prompts, stem or image size, or a head is none that its method shares.
     """
     seen = set()
     for cell in chosen:
         at = f"{where}: experiments.{cell.experiment}.rows.{cell.row}"
         method = create(cell.method, cell.settings, 2)
         options = method.model_options()
-        heads = sorted({head_of(name) for name in cell.models})
-        if method.common_head and len(heads) > 1:
-            listed = ", ".join(head or "plain" for head in heads)
-            raise HetflError(f"{at}: {cell.method} needs one kind of head for all clients, the models have {listed}")
+        if method.common_head and (other := [name for name in cell.models if head_of(name)]):
+            raise HetflError(f"{at}: {cell.method} needs a linear head in all clients, {other[0]} has another")
         if options.auxiliary is not None:
             check_name(options.auxiliary, f"{at}.settings.auxiliary")
         for name in dict.fromkeys(cell.models):

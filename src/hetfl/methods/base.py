@@ -148,7 +148,7 @@ class Method(ABC):
         travels: what crosses between clients and server.
         evaluates: ``client``, each client's own parameters; or ``global``, what the server would send out now.
         public: whether clients and server share a public data set.
-        common_head: whether all clients must have the same kind of head.
+        common_head: whether all clients must have a linear head on features of one size.
     """
 
     title: ClassVar[str]
