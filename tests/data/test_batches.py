@@ -8,6 +8,7 @@ from torch import Tensor
 from hetfl.data import batches
 from hetfl.data.batches import DeviceImages, InputSpec
 from hetfl.data.store import Split
+from hetfl.errors import HetflError
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
@@ -162,3 +163,36 @@ def test_memory_is_used_again_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -
     # A batch is held while the next one is made, so two places take turns; the last, smaller batch fits as well.
     places = {batch.images.data_ptr() for batch in images.batches(torch.arange(38), 4)}
     assert len(places) == 2
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("height", "width", "size"), [(28, 28, 28), (24, 40, 28), (28, 28, 14), (28, 14, 14)])
+def test_grey_images_stay_grey_for_a_backbone_that_wants_them(
+    height: int, width: int, size: int, interpolation: str
+) -> None:
+    split = split_of(40, height, width, channels=1)
+    grey = DeviceImages([split], InputSpec(size, interpolation, MEAN[:1], STD[:1]), CPU)
+    found = grey.batch(torch.arange(40)).images
+    assert found.shape == (40, 1, size, size)
+    torch.testing.assert_close(found, images_of(split, size, interpolation).batch(torch.arange(40)).images[:, :1])
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_transform_of_grey_images_sees_one_channel() -> None:
+    split = split_of(10, 8, 8, channels=1)
+    grey = DeviceImages([split], InputSpec(12, "bilinear", MEAN[:1], STD[:1]), CPU)
+    shapes = set()
+
+    def keep(images: Tensor, generator: torch.Generator) -> Tensor:
+        shapes.add(images.shape[1:])
+        return images
+
+    found = torch.cat([batch.images for batch in grey.batches(torch.arange(10), 4, keep)])
+    assert shapes == {(1, 8, 8)}
+    torch.testing.assert_close(found, grey.batch(torch.arange(10)).images)
+
+
+def test_colours_are_not_given_to_a_backbone_for_grey_images() -> None:
+    with pytest.raises(HetflError, match="images: have 3 channels, the model takes 1; choose a model for colour"):
+        DeviceImages([split_of(4, 8, 8)], InputSpec(8, "bilinear", (0.5,), (0.5,)), CPU)

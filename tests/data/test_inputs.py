@@ -29,6 +29,12 @@ def test_what_is_set_replaces_what_the_backbone_wants() -> None:
     assert settings.spec(WANTED) == InputSpec(224, "bilinear", (0.1, 0.2, 0.3), (0.5, 0.5, 0.5))
 
 
+def test_a_backbone_for_grey_images_takes_the_first_channels_statistics() -> None:
+    grey = InputSpec(28, "bilinear", (0.5,), (0.25,))
+    assert InputSettings().spec(grey) == grey
+    assert InputSettings(mean=(0.1, 0.2, 0.3), size=32).spec(grey) == InputSpec(32, "bilinear", (0.1,), (0.25,))
+
+
 def test_flip_mirrors_about_half_of_the_images_whole() -> None:
     images = torch.rand(500, 3, 6, 8)
     changed = Augmentation(flip=True)(images, draws())

@@ -16,9 +16,9 @@ from hetfl.federation.cell import set_up
 from hetfl.federation.federation import ClientData
 from hetfl.federation.plan import Cell, Workspace
 from hetfl.federation.record import Record
-from hetfl.federation.rounds import accuracies, evaluate
+from hetfl.federation.rounds import accuracies, evaluate, tested_with
 from hetfl.federation.sequential import EVALUATION_BATCH, Sequential
-from hetfl.federation.state import ClientState, State
+from hetfl.federation.state import State
 from hetfl.files import read_json, write_json, write_text
 from hetfl.message import Tensors
 from hetfl.metrics.accuracy import per_class, summary
@@ -100,9 +100,8 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
     owner = torch.cat([torch.full((len(index),), k) for k, index in enumerate(tests)])
     drawn = torch.randperm(len(owner), generator=draws.at(0).torch("features"))[:samples].sort().values
     found: dict[str, list[Tensor]] = {"features": [], "labels": [], "client": [], "clients": [], "owned": []}
-    received: Tensors = {}
     for k, (client, data) in enumerate(zip(federation.clients, federation.data, strict=True)):
-        params, received = _knows(engine, state, draws, k)
+        params, received = tested_with(engine, state, draws, k)
         own = drawn[owner[drawn] == k] - sum(map(len, tests[:k]))
         features, labels = _features(client.model, params, data.test_images, tests[k][own.to(tests[k].device)])
         found["features"].append(features)
@@ -119,16 +118,6 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
         stored |= {name: torch.stack(found[name]) for name in ("clients", "owned")}
         stored |= {"global": received["means"].float(), "global_valid": received["valid"]}
     return stored
-
-
-def _knows(engine: Sequential, state: State, draws: Draws, client: int) -> tuple[dict[str, Tensor], Tensors]:
-    """The parameters that a client is tested with, and what it received for the test."""
-    method = engine.method
-    params = state.clients.get(client, ClientState()).params or engine.initial_params(client, draws)
-    if method.evaluates == "client" or state.round > method.settings.rounds:
-        return params, {}
-    received = method.receive(method.downlink(state.server, client), {})
-    return method.adopt(params, received), received
 
 
 def _tested(data: ClientData) -> Tensor:

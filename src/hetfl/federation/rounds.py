@@ -146,22 +146,29 @@ def stalls(pooled: Sequence[float], patience: int | None) -> bool:
 def evaluate(engine: Sequential, state: State, draws: Draws, training: bool = False) -> Tensor:
     """Every client's confusion matrix on its test (or training) samples: [K, C, C] int64, rows are true classes."""
     method, federation = engine.method, engine.federation
-    closed = state.round > method.settings.rounds
-    takes_global = method.evaluates == "global" and not closed
     own = any(client.model.names([*method.keeps(), "buffers"]) for client in federation.clients)
     shared = not training and all(data.test is None for data in federation.data)
-    one_for_all = takes_global and not own and shared
-    results = []
-    for k in range(1 if one_for_all else len(federation.clients)):
-        params: dict[str, Tensor] = state.clients.get(k, ClientState()).params or engine.initial_params(k, draws)
-        received: Tensors = {}
-        if takes_global:
-            received = method.receive(method.downlink(state.server, k), {})
-            params = method.adopt(params, received)
-        results.append(engine.evaluate(k, params, received, training))
+    one_for_all = takes_global(engine, state) and not own and shared
+    clients = range(1 if one_for_all else len(federation.clients))
+    results = [engine.evaluate(k, *tested_with(engine, state, draws, k), training) for k in clients]
     if one_for_all:
         results *= len(federation.clients)
     return torch.stack(results).cpu()
+
+
+def takes_global(engine: Sequential, state: State) -> bool:
+    """Whether clients are tested with what the server would send them now; not after a closing."""
+    return engine.method.evaluates == "global" and state.round <= engine.method.settings.rounds
+
+
+def tested_with(engine: Sequential, state: State, draws: Draws, client: int) -> tuple[dict[str, Tensor], Tensors]:
+    """The parameters that a client is tested with, and what it received for the test."""
+    kept = state.clients.get(client, ClientState())
+    params: dict[str, Tensor] = kept.params or engine.initial_params(client, draws)
+    if not takes_global(engine, state):
+        return params, {}
+    received = engine.method.receive(engine.method.downlink(state.server, client), {})
+    return engine.method.adopt(params, received), received
 
 
 def accuracies(confusion: Tensor) -> list[float]:

@@ -75,11 +75,11 @@ def small_resnet(
 
     kinds: dict[str, Any] = {"basic": BasicBlock, "bottleneck": Bottleneck}
     # timm's plain stem has 64 channels; a deep one has as many as it is told, and is made plain here.
-    stem: dict[str, Any] = {"stem_type": "deep", "stem_width": channels[0] // 2}
+    more: dict[str, Any] = {"stem_type": "deep", "stem_width": channels[0] // 2, "zero_init_last": zero_init_last}
     # timm cannot make a single block: it divides by their number less one.
     single = sum(layers) == 1
     made = (1, 1, 0, 0) if single else tuple(layers)
-    body: Any = ResNet(kinds[block], made, num_classes=0, channels=tuple(channels), **stem)
+    body: Any = ResNet(kinds[block], made, num_classes=0, channels=tuple(channels), **more)
     if single:
         body.layer2 = nn.Sequential()
     body.conv1 = nn.Conv2d(3, channels[0], 7, stride=2, padding=3, bias=False)
