@@ -183,13 +183,27 @@ def trained() -> list[tuple[str, dict[str, Any], dict[str, str]]]:
     return found
 
 
+def trained_in_root() -> dict[str, dict[str, Any]]:
+    """Experiments whose rows are all trained by one stage of the root file -> that stage, its item filled in."""
+    found = {}
+    for name, stage in stages("dvc.yaml")["stages"].items():
+        if name.startswith("train"):
+            items = stage.get("foreach", [name.removeprefix("train-")])
+            for key in items:
+                item = items[key] if isinstance(items, dict) else {}
+                text = json.dumps(stage.get("do", stage)).replace("${item}", key).replace("${key}", key)
+                for field, value in item.items():
+                    text = text.replace(f"${{item.{field}}}", value)
+                found[key] = json.loads(text)
+    return found
+
+
 def test_every_experiment_has_its_stages():
     params = load_params(PARAMS)
-    root = stages("dvc.yaml")["stages"]
     wanted = {
         (name, row.method)
         for name, experiment in params.experiments.items()
-        if name not in root["train"]["foreach"] and f"train-{name}" not in root
+        if name not in trained_in_root()
         for row in experiment.rows.values()
     }
     found = [(f"{item['models']}-{item['data']}", item["method"]) for _, _, item in trained()]
@@ -217,14 +231,26 @@ def test_dvc_watches_every_group_of_models_and_every_pre_trained_one():
     assert weights == set(root["pretrain"]["do"]["outs"])
     for stage in (root["train"]["do"], root["evaluate"]["do"]):
         assert weights <= set(stage["deps"])
-    for stage, names in (
-        (root["train"]["do"], root["train"]["foreach"]),
-        (root["train-cifar10-small"], ["cifar10-small"]),
-    ):
-        for name in names:
-            settings = params.experiments[name]
-            groups = {f"models.{row.models or settings.models}" for row in settings.rows.values()}
-            assert groups <= {param.replace("${item}", name) for param in stage["params"]}
+    for name, stage in trained_in_root().items():
+        settings = params.experiments[name]
+        groups = {f"models.{row.models or settings.models}" for row in settings.rows.values()}
+        assert {f"experiments.{name}"} | groups <= set(stage["params"])
+        assert {f"data/{settings.dataset}", f"partitions/{settings.dataset}"} <= set(stage["deps"])
+
+
+def test_evaluations_wait_for_the_number_of_features():
+    params = load_params(PARAMS)
+    root, of_fedtgp = (stages(path)["stages"] for path in ("dvc.yaml", "pipeline/fedtgp/dvc.yaml"))
+    watched = {f"experiments.{name}.features" for name in root["evaluate-fedtgp"]["foreach"]}
+    assert root["evaluate-fedtgp"]["do"]["params"] == ["experiments.${key}.features"]
+    (param,) = of_fedtgp["evaluate"]["do"]["params"][0]["params.yaml"]
+    for _, _, item in trained():
+        if item["models"].startswith("fedtgp"):
+            watched.add(param.replace("${item.models}", item["models"]).replace("${item.data}", item["data"]))
+    raw = stages(str(PARAMS))["experiments"]
+    # DVC wants a parameter to be there, whatever its default.
+    assert watched == {f"experiments.{name}.features" for name in raw if "features" in raw[name]}
+    assert {f"experiments.{name}.features" for name in raw if params.experiments[name].features} <= watched
 
 
 def test_whatever_is_trained_is_evaluated():
@@ -243,10 +269,10 @@ def test_dvc_yaml_names_the_same_data_sets_and_digits_tables():
     root, params = stages("dvc.yaml")["stages"], load_params(PARAMS)
     assert set(root["download"]["foreach"]) == set(params.data.sets)
     assert set(root["partition"]["foreach"]) == set(params.partitions)
-    assert {"runs/cifar10-small", "evaluations/cifar10-small"} <= set(root["cifar10-small"]["deps"])
-    for name in root["train"]["foreach"]:
-        assert f"runs/{name}" in root[name]["deps"]
-        assert f"tables/{name}.json" in root["report"]["deps"]
+    for name in trained_in_root():
+        assert {f"runs/{name}", f"evaluations/{name}"} <= set(root[name]["deps"])
+        if name.startswith("digits"):
+            assert f"tables/{name}.json" in root["report"]["deps"]
 
 
 def outs(stage: dict[str, Any]) -> set[str]:
@@ -274,6 +300,7 @@ def test_a_table_waits_for_what_it_prints_and_for_nothing_else(name):
     assert outs(stage) == files
     printed = {entry.path(0).parts[:2] for row in spec.entries.values() for entry in row.values()}
     trained_by = {(f"{item['models']}-{item['data']}", item["method"]) for _, _, item in trained()}
+    trained_by |= {(e, row.method) for e in trained_in_root() for row in params.experiments[e].rows.values()}
     waited = {(e, m) for e, m in trained_by if f"runs/{e}" in folders or f"runs/{e}/{m}" in folders}
     assert waited == printed
 

@@ -17,11 +17,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from hetfl.cli import run
+from hetfl.data.partitions import make_partition
+from hetfl.data.store import read_dataset
+from hetfl.draws import Draws
 from hetfl.federation import rounds
 from hetfl.federation.cell import run_cell
 from hetfl.federation.plan import Workspace, cells, load_params
@@ -232,10 +236,27 @@ def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
 
 def test_paper_tables_are_laid_out_where_nothing_has_run(finished: Path, tmp_path: Path) -> None:
     shutil.copy(PIPELINE.parent / "params.yaml", tmp_path)
-    for name in ("fedhpl-table-3", "fedhpl-table-9"):
+    for name in ("fedhpl-table-3", "fedhpl-table-9", "fedtgp-table-2", "fashion-mnist-short"):
         assert run_stage(tmp_path, "table", name) == (0, "")
         assert (tmp_path / f"tables/{name}.md").exists()
     assert not (tmp_path / "runs").exists()
+
+
+def test_clients_of_the_digits_have_test_samples_of_their_own_in_fedtgps_settings(tmp_path: Path) -> None:
+    shutil.copy(PIPELINE.parent / "params.yaml", tmp_path)
+    assert run_stage(tmp_path, "download", "digits") == (0, "")
+    params, dataset = load_params(tmp_path / "params.yaml"), read_dataset(tmp_path / "data/digits")
+    labels = dataset.labels(("train", "test"))
+    experiment = params.experiments["digits-fedtgp"]
+    for split in experiment.splits:
+        partition = make_partition(params.partitions["digits"].splits[split], dataset, Draws(0))
+        assert partition.clients == len(params.models[experiment.models]) == 8
+        held = [np.concatenate(both) for both in zip(partition.train, partition.test or (), strict=True)]
+        # All 1,197 images are somebody's, and nobody has fewer than the published minimum.
+        assert sorted(np.concatenate(held)) == list(range(len(labels)))
+        assert min(map(len, held)) >= 40
+    classes = [len(np.unique(labels[part])) for part in held]
+    assert (split, min(classes), max(classes)) == ("practical-8", 3, 8)
 
 
 def forget(*paths: str) -> Callable[[Path], None]:

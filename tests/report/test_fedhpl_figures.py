@@ -1,88 +1,16 @@
 import csv
-import json
-import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from figure_helpers import PARAMS, cell, draw, results, write_cell
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hetfl.federation.plan import load_params
 from hetfl.papers.figures import RESULT_FIGURES
 from hetfl.papers.panels import ClassPanel, ClientPanel, GroupPanel, Line, ResultFigure, SweepPanel, TheoremFigure
-from hetfl.papers.spec import Entry
-from hetfl.report.results import Results, result_figure
+from hetfl.report.results import result_figure
 from hetfl.report.terms import theorem_figure
-
-ROOT = Path(__file__).parents[2]
-CLIENTS = 5
-PARAMS = load_params(ROOT / "params.yaml")
-
-
-def cell(row: str = "fedhpl", split: str = "dir", seeds: Iterable[int] = (0,)) -> Entry:
-    return Entry(experiment="some", method="fedhpl", row=row, split=split, seeds=list(seeds))
-
-
-def write_cell(
-    root: Path,
-    entry: Entry,
-    seed: int = 0,
-    rounds: int = 6,
-    names: Iterable[str] = ("cat", "dog"),
-    level: float = 0.5,
-) -> None:
-    """A finished cell whose accuracies lie around a level; the best round is the one before the last."""
-    draws = np.random.default_rng([seed, *map(ord, "/".join((entry.experiment, entry.row, entry.split)))])
-    run, evaluation = root / "runs" / entry.path(seed), root / "evaluations" / entry.path(seed)
-    run.mkdir(parents=True, exist_ok=True)
-    evaluation.mkdir(parents=True, exist_ok=True)
-    classes = list(names)
-    final = np.clip(level + draws.normal(0, 0.03, CLIENTS), 0, 1)
-    lines = []
-    for number in range(rounds + 1):
-        accuracy = final + 0.01 if number == rounds - 1 else final - 0.2 * 0.6**number * (number < rounds)
-        lines.append({"round": number, "participants": [*range(CLIENTS)], "accuracy": accuracy.tolist()})
-        seen = {"err01": (1 - accuracy).tolist(), "logit_bound": (2.2 - 2 * accuracy).tolist()}
-        if number:
-            seen |= {name: (draws.random(CLIENTS) * 0.6**number).tolist() for name in ("kd_loss", "kd_ce", "kd_max")}
-            seen |= {"param_kl": (30 * number + draws.random(CLIENTS)).tolist(), "agg_conf": [None] * CLIENTS}
-            seen |= {"upload_rate": draws.random((CLIENTS, len(classes))).tolist()}
-        lines[-1]["clients"] = seen
-    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    counts = {"train": [[200 + 10 * k] * len(classes) for k in range(CLIENTS)], "test": [100] * len(classes)}
-    made = {"status": "complete", "fingerprint": "f" * 64, "clients": CLIENTS, "rounds": rounds, "seed": seed}
-    (run / "run.json").write_text(json.dumps(made | {"class_counts": counts}))
-    metrics = {"accuracy": final.tolist(), "average": final.mean(), "lowest": final.min(), "highest": final.max()}
-    (evaluation / "metrics.json").write_text(json.dumps({"fingerprint": "f" * 64, **metrics}))
-    with (evaluation / "per_class.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["client", "class", "accuracy", "samples"])
-        for client, label in np.ndindex(CLIENTS, len(classes)):
-            value = float(np.clip(final[client] + draws.normal(0, 0.1), 0, 1))
-            writer.writerow([client, classes[label], f"{value:.6f}", 100])
-
-
-def results(root: Path) -> Results:
-    return Results(root / "runs", root / "evaluations")
-
-
-def draw(figure: ResultFigure | TheoremFigure, root: Path, name: str = "figure") -> list[str]:
-    """The words of the figure."""
-    make = theorem_figure if isinstance(figure, TheoremFigure) else result_figure
-    written = make(figure, results(root), root / name)
-    assert [path.name for path in written] == [f"{name}.svg", f"{name}.png"]
-    return re.findall(r"<text[^>]*>([^<]*)</text>", written[0].read_text())
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were drawn, instead of their files."""
-    figures: list[Figure] = []
-    for module in ("results", "terms"):
-        monkeypatch.setattr(f"hetfl.report.{module}.save", lambda figure, path: figures.append(figure) or [])
-    return figures
 
 
 def heights(axes: Axes, style: str) -> list[float]:

@@ -119,6 +119,7 @@ def write_cell(root: Path, row: str, column: str, seed: int, status: str = "comp
         }
         if number:
             line |= {"accuracy": [centre + 0.01 * k for k in range(-2, 3)], "loss": [0.4] * CLIENTS}
+            line["pooled"] = centre + 0.05  # the best clients have the most test samples
         lines.append(json.dumps(line))
     write_text(run / "rounds.jsonl", "\n".join(lines) + "\n")
     write_json(
@@ -342,6 +343,45 @@ def test_statistics_of_a_run(finished: Path, statistic: str, value: float) -> No
     assert cell["lowest"] is None
     assert (cell.get("unit") == "M") == (statistic not in ("lowest", "highest"))
     assert (cell["status"] == "match") == (statistic in ("up_first", "parameters_total"))
+
+
+def test_the_best_round_of_all_test_samples_together(finished: Path, tmp_path: Path) -> None:
+    spec = one_cell("fedavg", statistic="best_pooled", printed=90.0, printed_std=0.3)
+    table = make(finished, spec.model_copy(update={"decimals": 2, "curves": True}))
+    (cell,) = table["cells"]
+    best = 85 - 30 * math.exp(-4) + 30 * math.exp(-5) + 2 + 5
+    assert cell["value"] == cell["best"] == pytest.approx(best, abs=1e-5)
+    assert (cell["last"], cell["lowest"], cell["highest"], cell["statistic"]) == (90, None, None, "best_pooled")
+    _, md, csv_, tex = (path.read_text() for path in write_table(table, tmp_path))
+    assert "91.65**<br>printed 90.00±0.30 (+1.65), better |" in md
+    assert r"printed 90.00$\pm$0.30 (+1.65), better" in tex and ",90.0,0.3,1.65" in csv_
+    for text in (md, render_text(table)):
+        assert "over all their test samples" in " ".join(text.split()) and "highest client" not in text
+    curves = [draw(table, finished / "runs", tmp_path)[0] for draw in (accuracy_curves, communication_figure)]
+    assert all("Pooled accuracy (%)" in path.read_text() for path in curves)
+    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    assert "printed 90.00±0.30 (+1.65), better" in page and "Accuracy: correct predictions of all clients" in page
+
+
+def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_path: Path) -> None:
+    table = make(finished, one_cell("fedavg", printed=85.0, comparable=False))
+    (cell,) = table["cells"]
+    assert (cell["value"], cell["printed"], cell["difference"], cell["status"]) == (85, 85, None, "other setting")
+    write_table(table, tmp_path)
+    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    for text in (page, *(path.read_text() for path in tmp_path.glob("*.[mt]*")), render_text(table)):
+        assert re.search(r"printed 85\.0,\s+other setting|printed 85\.0\s+other setting", text)
+    assert "it judges nothing here" in render_text(table)
+    assert "1 of 1 cells run</span>" in page
+
+
+def test_a_run_that_stopped_early_says_after_which_round(experiment: Path) -> None:
+    path = experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s1/rounds.jsonl"
+    change_lines(path, lambda lines: lines[:4])
+    cell = cell_of(make(experiment), "fedavg", "iid")
+    assert [run.get("rounds") for run in cell["provenance"]] == [None, 3, None]
+    assert cell["rounds"] == ROUNDS
+    assert "Rounds: 5; 1 of 27 runs stopped early, after 3." in render_text(make(experiment))
 
 
 def test_parameters_of_the_server_count_where_asked(experiment: Path) -> None:

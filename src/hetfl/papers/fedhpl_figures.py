@@ -16,6 +16,7 @@ from hetfl.papers.panels import (
     ResultFigure,
     SweepPanel,
     TheoremFigure,
+    first_seed,
 )
 from hetfl.papers.spec import Entry, entry
 
@@ -193,7 +194,7 @@ def theorem(models: Mapping[str, str], what: str) -> Callable[[Params], TheoremF
         return TheoremFigure(
             {
                 title: {
-                    name: _first_seed(entry(params, experiment, "fedhpl", split)) for split, name in SPLITS.items()
+                    name: first_seed(entry(params, experiment, "fedhpl", split)) for split, name in SPLITS.items()
                 }
                 for title, experiment in models.items()
             },
@@ -236,10 +237,6 @@ FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {
     ),
 }
 """By the name of the stage."""
-
-
-def _first_seed(cell: Entry) -> Entry:
-    return cell.model_copy(update={"seeds": cell.seeds[:1]})
 
 
 def _heterogeneous(params: Params, row: str, split: str) -> Entry:

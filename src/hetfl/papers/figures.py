@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetfl.federation.plan import Params
-from hetfl.papers import fedhpl_figures
+from hetfl.papers import fedhpl_figures, fedtgp_figures
 from hetfl.papers.panels import ResultFigure, TheoremFigure
 
 
@@ -58,5 +58,8 @@ PARTITION_FIGURES: dict[str, PartitionFigure] = {
 }
 """Of each the first seed is drawn; FedTGP's partitions are the same in every trial."""
 
-RESULT_FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {**fedhpl_figures.FIGURES}
+RESULT_FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {
+    **fedhpl_figures.FIGURES,
+    **fedtgp_figures.FIGURES,
+}
 """Figures that show runs."""

@@ -102,7 +102,67 @@ class ClientPanel:
         yield self.entry
 
 
-Panel = SweepPanel | GroupPanel | ClassPanel | ClientPanel
+@dataclass(frozen=True)
+class RoundsPanel:
+    """A figure of all clients' samples together over the rounds, a line for each row.
+
+    Attributes:
+        rows: title -> cell.
+        shows: the share of training samples that are predicted wrongly, or that of test samples predicted rightly.
+    """
+
+    title: str
+    rows: Mapping[str, Entry]
+    shows: Literal["training error", "test accuracy"]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield from self.rows.values()
+
+
+@dataclass(frozen=True)
+class MarginPanel:
+    """The margin of each class's global prototype beside the largest of the clients' own.
+
+    Attributes:
+        entry: a cell of one seed whose evaluation stored prototypes.
+        claim: where the paper has the global margin to the clients' largest.
+    """
+
+    title: str
+    entry: Entry
+    claim: Literal["<", ">"]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield self.entry
+
+
+Points = Literal["prototypes", "features"]
+
+
+@dataclass(frozen=True)
+class EmbeddingPanel:
+    """Points in feature space, embedded in the plane.
+
+    Attributes:
+        entry: a cell of one seed whose evaluation stored features.
+        points: the clients' and the server's prototypes, or the features of test samples.
+    """
+
+    title: str
+    entry: Entry
+    points: Points
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield self.entry
+
+
+Panel = SweepPanel | GroupPanel | ClassPanel | ClientPanel | RoundsPanel | MarginPanel | EmbeddingPanel
 
 
 @dataclass(frozen=True)
@@ -143,3 +203,8 @@ class TheoremFigure:
         """All its cells."""
         for lines in self.settings.values():
             yield from lines.values()
+
+
+def first_seed(cell: Entry) -> Entry:
+    """The cell with the first of its seeds alone."""
+    return cell.model_copy(update={"seeds": cell.seeds[:1]})

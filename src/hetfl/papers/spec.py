@@ -12,9 +12,14 @@ from hetfl.config import Settings
 from hetfl.errors import unknown
 from hetfl.federation.plan import Params
 
-Statistic = Literal["average", "lowest", "highest", "up_first", "up_last", "parameters", "parameters_total"]
-"""What is read from a run: an accuracy over clients in percent; elements in M = 1024^2, namely the uploads of all
-clients in the first or last round, or the trainable parameters of one client or of all."""
+Statistic = Literal[
+    "average", "lowest", "highest", "best_pooled", "up_first", "up_last", "parameters", "parameters_total"
+]
+"""What is read from a run: an accuracy over clients in percent, or that of all clients' test samples together in the
+round where it is best; elements in M = 1024^2, namely the uploads of all clients in the first or last round, or the
+trainable parameters of one client or of all."""
+ACCURACIES: tuple[Statistic, ...] = ("average", "lowest", "highest", "best_pooled")
+"""Those in percent."""
 
 
 class Entry(Settings):
@@ -27,6 +32,8 @@ class Entry(Settings):
         round: read when this round was over; None: when the run was.
         server: whether ``parameters`` count the server's network.
         printed: the paper's number, in the unit of the statistic.
+        printed_std: the deviation that the paper prints with it.
+        comparable: whether the printed number is of the same setting; if not, it is shown and nothing concluded.
         footnote: what a reader must know about this cell.
     """
 
@@ -39,12 +46,14 @@ class Entry(Settings):
     round: int | None = None
     server: bool = False
     printed: float | None = None
+    printed_std: float | None = None
+    comparable: bool = True
     footnote: str = ""
 
     @property
     def unit(self) -> str:
         """``%`` for accuracies, ``M`` for elements."""
-        return "%" if self.statistic in ("average", "lowest", "highest") else "M"
+        return "%" if self.statistic in ACCURACIES else "M"
 
     def path(self, seed: int) -> Path:
         """Where a run lies below ``runs``, and its evaluation below ``evaluations``."""

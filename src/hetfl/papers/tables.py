@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from hetfl.errors import unknown
 from hetfl.federation.plan import Params
-from hetfl.papers import fedhpl
+from hetfl.papers import fedhpl, fedtgp
 from hetfl.papers.spec import TableSpec, entry
 
-PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {**fedhpl.TABLES}
+PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {**fedhpl.TABLES, **fedtgp.TABLES}
 """The tables of the papers that show runs."""
 
-ARITHMETIC_TABLES = fedhpl.ARITHMETIC
+ARITHMETIC_TABLES = (*fedhpl.ARITHMETIC, *fedtgp.ARITHMETIC)
 """The tables of the papers that are computed."""
 
 
@@ -43,8 +44,7 @@ def table_spec(name: str, params: Params) -> TableSpec:
 
 def arithmetic_table(name: str) -> dict[str, Any]:
     """A table of :data:`ARITHMETIC_TABLES`, computed anew, as its JSON file holds it."""
-    # It builds models, which takes seconds that other tables need not wait for.
-    from hetfl.papers import fedhpl_counts
-
-    table: dict[str, Any] = fedhpl_counts.arithmetic_table(name)
+    # They build models, which takes seconds that other tables need not wait for.
+    counts = import_module(f"hetfl.papers.{name.partition('-')[0]}_counts")
+    table: dict[str, Any] = counts.arithmetic_table(name)
     return table

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from hetfl.report.formats import pooled
 from hetfl.report.records import read_rounds
 from hetfl.report.style import DASHES, MARKERS, MUTED, PAPER, SERIES, STYLE, save
 
@@ -39,7 +40,7 @@ def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[
     def draw(axes: Axes, seeds: Curves, style: dict[str, Any]) -> None:
         length = min(map(len, seeds))
         rounds = [line["round"] for line in seeds[0][:length]]
-        accuracy = np.array([[_percent(line) for line in lines[:length]] for lines in seeds])
+        accuracy = np.array([[line["percent"] for line in lines[:length]] for lines in seeds])
         axes.fill_between(
             rounds, accuracy.min(0), accuracy.max(0), color=style["color"], alpha=0.14, linewidth=0, zorder=1
         )
@@ -66,7 +67,7 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
 
     def draw(axes: Axes, seeds: Curves, style: dict[str, Any]) -> None:
         length = min(map(len, seeds))
-        accuracy = np.array([[_percent(line) for line in lines[:length]] for lines in seeds]).mean(0)
+        accuracy = np.array([[line["percent"] for line in lines[:length]] for lines in seeds]).mean(0)
         traffic = np.array([[line["traffic"] for line in lines[:length]] for lines in seeds]).mean(0)
         if traffic[-1] == 0:
             axes.axhline(accuracy[-1], **style | {"marker": None, "linestyle": (0, (1, 2))})
@@ -108,7 +109,7 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
         for axes in grid.flat[len(table["columns"]) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
-            axes.set_ylabel("Client average accuracy (%)")
+            axes.set_ylabel(f"{'Pooled' if pooled(table) else 'Client average'} accuracy (%)")
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)
         figure.supxlabel(caption, x=0.005, ha="left", fontsize=7.5, color=MUTED).set_gid("caption")
@@ -140,7 +141,10 @@ def _series(index: int) -> dict[str, Any]:
 
 
 def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves:
-    """The training rounds of each seed of a cell, with ``traffic``: all bytes up to the round's end."""
+    """The training rounds of each seed of a cell, with the table's kind of accuracy as ``percent``, and ``traffic``.
+
+    The traffic is all bytes up to the round's end.
+    """
     cell = next(cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column))
     curves = []
     for source in cell["provenance"]:
@@ -148,10 +152,7 @@ def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves
         for line in read_rounds(runs.parent / source["run"]):
             traffic += line["up"]["bytes"] + line["down"]["bytes"]
             if line["round"] >= 1:
-                lines.append(line | {"traffic": traffic})
+                accuracy = line["pooled"] if pooled(table) else mean(line["accuracy"])
+                lines.append(line | {"percent": 100 * accuracy, "traffic": traffic})
         curves.append(lines)
     return curves
-
-
-def _percent(line: Mapping[str, Any]) -> float:
-    return 100 * mean(line["accuracy"])

@@ -52,6 +52,7 @@ _LATEX = {
     "γ": r"$\gamma$",
     "λ": r"$\lambda$",
     "μ": r"$\mu$",
+    "ρ": r"$\rho$",
     "σ": r"$\sigma$",
     "τ": r"$\tau$",
 }
@@ -85,7 +86,7 @@ _TEXTS = ("value_text", "printed_text", "footnote")
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(_NONE),
     **dict.fromkeys(_TEXTS, ""),
-    **{"seeds": [], "random": False, "unit": "%", "provenance": []},
+    **{"seeds": [], "random": False, "unit": "%", "statistic": "average", "comparable": True, "provenance": []},
 }
 
 
@@ -154,16 +155,20 @@ def show_seeds(cell: Cell) -> str:
 
 
 def show_print(table: Table, cell: Cell) -> str:
-    """What the paper prints, or empty; an accuracy with no fewer decimals than ours has."""
+    """What the paper prints, ``92.1`` or ``92.1±0.3``, or empty; an accuracy with no fewer decimals than ours has."""
     if cell["printed"] is None or cell["printed_text"]:
         return str(cell["printed_text"])
     text = f"{cell['printed']:g}"
     least = f"{cell['printed']:.{table['decimals']}f}" if cell["unit"] == "%" else text
-    return max(text, least, key=len)
+    spread = "" if cell["printed_std"] is None else f"±{cell['printed_std']:.{table['decimals']}f}"
+    return max(text, least, key=len) + spread
 
 
 def show_printed(table: Table, cell: Cell) -> str:
-    """``printed 92.1 (-0.3), match``, ``printed 92.1`` where nothing is run, or empty where nothing is printed."""
+    """``printed 92.1 (-0.3), match``, ``printed 92.1`` where nothing is run, or empty where nothing is printed.
+
+    Where the printed value is of another setting, ``printed 92.1, other setting``.
+    """
     if not (text := show_print(table, cell)):
         return ""
     if not has_run(cell):
@@ -236,10 +241,10 @@ def footnotes(table: Table) -> list[str]:
 
 def _on_accuracies(table: Table) -> list[str]:
     cells, rows = table["cells"], _by_row(table)
+    clients = "" if pooled(table) else "; the range is the lowest and the highest client, mean over seeds"
     notes = [
-        "Accuracy: mean of the clients' test accuracies with the final model, in percent, "
-        f"mean ± sample standard deviation over seeds {_join(table['seeds'])}; the range is the lowest and the "
-        "highest client, mean over seeds. The best of each column is emphasised."
+        f"Accuracy: {show_measure(table)}, in percent, mean ± sample standard deviation over seeds "
+        f"{_join(table['seeds'])}{clients}. The best of each column is emphasised."
     ]
     if has_cost(table):
         notes.append(
@@ -247,7 +252,7 @@ def _on_accuracies(table: Table) -> list[str]:
             "Up, down: elements and bytes of the message that one client sends and receives in a round, measured, "
             "mean over the rounds that send one and over seeds, a range where columns differ. 1 kB = 1000 bytes."
         )
-    notes.append(f"Rounds: {_rounds(rows, table['rows'])}.")
+    notes.append(f"Rounds: {_rounds(rows, table['rows'])}{_stopped(cells)}.")
     changing = [
         f"{table['rows'][row]} {way} {_first_last(group, way)}"
         for row, group in rows.items()
@@ -264,12 +269,27 @@ def _on_accuracies(table: Table) -> list[str]:
     ]
     if registered:
         notes.append(f"Not in these: the registration before round 1, all clients together: {'; '.join(registered)}.")
-    if any(cell["printed"] is not None for cell in cells):
+    printed = {cell["comparable"] for cell in cells if cell["printed"] is not None}
+    if True in printed:
         notes.append(
             "Printed: the paper's value, and ours less it. match: within two standard deviations or 0.5 points of "
             "it, whichever is larger; otherwise better or worse."
         )
+    if False in printed:
+        notes.append("Printed: the paper's value for its own setting, which is another one; it judges nothing here.")
     return notes
+
+
+def show_measure(table: Table) -> str:
+    """What the accuracies of a table are."""
+    if pooled(table):
+        return "correct predictions of all clients over all their test samples, in the best round of each run"
+    return "mean of the clients' test accuracies with the final model"
+
+
+def pooled(table: Table) -> bool:
+    """Whether the accuracies of a table are of all clients' test samples together, in the best round."""
+    return any(cell.get("statistic") == "best_pooled" for cell in table["cells"])
 
 
 def has_cost(table: Table) -> bool:
@@ -511,6 +531,13 @@ def _rounds(rows: Mapping[str, Sequence[Cell]], titles: Mapping[str, str]) -> st
     if len(by_count) < 2:
         return _join(list(by_count)) or "none yet"
     return "; ".join(f"{count} for {', '.join(named)}" for count, named in by_count.items())
+
+
+def _stopped(cells: Sequence[Cell]) -> str:
+    """How many runs stopped early, and when; a run that fills several cells counts once."""
+    runs = {run["run"]: run.get("rounds") for cell in cells for run in cell["provenance"]}
+    early = [played for played in runs.values() if played]
+    return f"; {len(early)} of {len(runs)} runs stopped early, after {show_span(early, show_count)}" if early else ""
 
 
 def _join(values: Sequence[Any]) -> str:

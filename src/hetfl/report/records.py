@@ -35,6 +35,11 @@ class Record:
         return [line for line in self.rounds if line["round"] >= 1 and not line.get("closing")]
 
     @property
+    def played(self) -> int:
+        """How many these are: fewer than ``run["rounds"]`` where the run stopped early."""
+        return len(self.training)
+
+    @property
     def tested(self) -> list[dict[str, Any]]:
         """What an accuracy curve shows: the rounds, and the closing as its last point."""
         return [line for line in self.rounds if line["round"] >= 1]

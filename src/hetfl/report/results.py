@@ -1,4 +1,4 @@
-"""Figures of results: accuracy over settings, by group, by class and by client."""
+"""Figures of results: accuracy over settings and rounds, by group, by class and by client; prototypes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,26 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from hetfl.papers.panels import ClassPanel, ClientPanel, GroupPanel, Line, Panel, ResultFigure, SweepPanel
+from hetfl.errors import HetflError
+from hetfl.papers.panels import (
+    ClassPanel,
+    ClientPanel,
+    EmbeddingPanel,
+    GroupPanel,
+    Line,
+    MarginPanel,
+    Panel,
+    ResultFigure,
+    RoundsPanel,
+    SweepPanel,
+)
 from hetfl.papers.spec import Entry
+from hetfl.report.prototypes import draw_embedding, draw_margins
 from hetfl.report.records import Record, read_record
 from hetfl.report.style import DASHES, HEAT, INK, MARKERS, MUTED, ON_HEAT, PAPER, SERIES, STYLE, save
+from hetfl.tensors import read_tensors
 
 STATISTICS: Mapping[str, Callable[..., float]] = {"average": np.mean, "highest": np.max, "lowest": np.min}
 """Over clients, in the order of the dashes that draw them."""
@@ -55,15 +70,26 @@ class Results:
 
     def by_class(self, record: Record) -> tuple[list[str], np.ndarray]:
         """The classes' names, and the accuracy of each in percent, averaged over clients that have test samples."""
-        path = self.evaluations / Path(record.path).relative_to(self.runs.name) / "per_class.csv"
         accuracies: dict[str, list[float]] = {}
-        with path.open(newline="") as file:
+        with (self._evaluation(record) / "per_class.csv").open(newline="") as file:
             for line in csv.DictReader(file):
                 accuracies.setdefault(line["class"], [])
                 if line["accuracy"]:
                     accuracies[line["class"]].append(100 * float(line["accuracy"]))
         means = [np.mean(values) if values else np.nan for values in accuracies.values()]
         return list(accuracies), np.array(means, dtype=float)
+
+    def representations(self, record: Record) -> dict[str, np.ndarray]:
+        """The arrays of the record's evaluation, see :func:`hetfl.federation.evaluation.representations`.
+
+        Raises:
+            HetflError: the evaluation stored none.
+        """
+        tensors, _ = read_tensors(self._evaluation(record) / "prototypes.safetensors")
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    def _evaluation(self, record: Record) -> Path:
+        return self.evaluations / Path(record.path).relative_to(self.runs.name)
 
 
 def result_figure(figure: ResultFigure, results: Results, path: Path) -> list[Path]:
@@ -91,8 +117,8 @@ def result_figure(figure: ResultFigure, results: Results, path: Path) -> list[Pa
         legends = [_draw(axes, panel, results) for axes, panel in zip(grid.flat, figure.panels, strict=False)]
         for axes in grid.flat[len(figure.panels) :]:
             axes.set_visible(False)
-        if len(set(map(type, figure.panels))) == 1 and not heatmaps:
-            _share(grid.flat)
+        if len(set(map(type, figure.panels))) == 1:
+            _share(list(grid.flat))
         _legends(canvas, list(grid.flat), legends)
         caption(canvas, figure.caption)
         settle(canvas)
@@ -131,7 +157,7 @@ def _size(panel: Panel) -> tuple[float, float]:
     """Inches that a panel needs, across and down."""
     if isinstance(panel, ClassPanel) and panel.kind == "heatmap":
         return 5.4, 1.2 + 0.26 * len(panel.rows)
-    return (4.2, 3.3) if isinstance(panel, ClassPanel) else (3.7, 3.1)
+    return (4.2, 3.3) if isinstance(panel, ClassPanel | MarginPanel) else (3.7, 3.1)
 
 
 def _draw(axes: Axes, panel: Panel, results: Results) -> Legend:
@@ -145,23 +171,29 @@ def _draw(axes: Axes, panel: Panel, results: Results) -> Legend:
         return _groups(axes, panel, results)
     if isinstance(panel, ClientPanel):
         return _clients(axes, panel, results)
+    if isinstance(panel, RoundsPanel):
+        return _rounds(axes, panel, results)
+    if isinstance(panel, MarginPanel | EmbeddingPanel):
+        return _prototypes(axes, panel, results)
     return _heatmap(axes, panel, results) if panel.kind == "heatmap" else _class_lines(axes, panel, results)
 
 
-def _share(grid: Iterable[Axes]) -> None:
-    """One range of accuracies for all panels that have some."""
-    shown = [axes for axes in grid if axes.lines or axes.patches]
-    limits = [axes.get_ylim() for axes in shown]
-    for axes in shown:
-        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+def _share(grid: list[Axes]) -> None:
+    """One range for all panels that show the same on their vertical axis."""
+    for label in {axes.get_ylabel() for axes in grid} - {""}:
+        shown = [axes for axes in grid if axes.get_ylabel() == label]
+        limits = [axes.get_ylim() for axes in shown]
+        for axes in shown:
+            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 def _legends(figure: Figure, grid: list[Axes], legends: list[Legend]) -> None:
-    """One legend for all panels if they agree, else one below each."""
-    if not (shown := [legend for legend in legends if legend]):
+    """One legend for all panels if one of them has what is in the others, else one below each."""
+    longest = max(legends, key=len)
+    if not longest:
         return
-    if len(legends) > 1 and all(legend.keys() == shown[0].keys() for legend in shown):
-        figure.legend(shown[0].values(), shown[0].keys(), loc="outside upper left", ncols=5, handlelength=2.6)
+    if len(legends) > 1 and all(legend.keys() <= longest.keys() for legend in legends):
+        figure.legend(longest.values(), longest.keys(), loc="outside upper left", ncols=5, handlelength=2.6)
         return
     for axes, legend in zip(grid, legends, strict=False):
         if legend:
@@ -284,6 +316,47 @@ def _class_lines(axes: Axes, panel: ClassPanel, results: Results) -> Legend:
                 axes.fill_between(places, values.min(0), values.max(0), color=look["color"], alpha=0.14, linewidth=0)
     _class_axis(axes, names, 0)
     axes.set(ylabel="Test accuracy (%)")
+    return legend
+
+
+def _rounds(axes: Axes, panel: RoundsPanel, results: Results) -> Legend:
+    legend: Legend = {}
+    for index, (title, entry) in enumerate(panel.rows.items()):
+        if not (records := results(entry)):
+            continue
+        look = _look(index)
+        # Seeds that stop early end the mean.
+        length = min(record.played for record in records)
+        rounds = [line["round"] for line in records[0].training[:length]]
+        seeds = np.array([_shares(record, panel)[:length] for record in records])
+        (legend[title],) = axes.plot(rounds, seeds.mean(0), **look, markevery=max(1, ceil(length / 10)))
+        if len(seeds) > 1:
+            axes.fill_between(rounds, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.14, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set(xlabel="Round", ylabel=f"{panel.shows.capitalize()} (%)")
+    return legend
+
+
+def _shares(record: Record, panel: RoundsPanel) -> list[float]:
+    """Percent of all clients' samples together after each round."""
+    if panel.shows == "test accuracy":
+        return [100 * line["pooled"] for line in record.training]
+    samples = [sum(counts) for counts in record.run["class_counts"]["train"]]
+    if any("train_accuracy" not in line for line in record.training):
+        raise HetflError(
+            f"{record.path}/rounds.jsonl: has no train_accuracy; set it to true in the defaults of "
+            f"experiments.{record.run['experiment']} and train again"
+        )
+    return [100 * (1 - float(np.average(line["train_accuracy"], weights=samples))) for line in record.training]
+
+
+def _prototypes(axes: Axes, panel: MarginPanel | EmbeddingPanel, results: Results) -> Legend:
+    (record,) = results(panel.entry)
+    (names, _), stored = results.by_class(record), results.representations(record)
+    if isinstance(panel, EmbeddingPanel):
+        return draw_embedding(axes, panel, stored, names)
+    legend = draw_margins(axes, panel, stored)
+    _class_axis(axes, names, 0)
     return legend
 
 

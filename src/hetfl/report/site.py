@@ -30,6 +30,7 @@ from hetfl.report.formats import (
     show_bytes,
     show_count,
     show_marks,
+    show_measure,
     show_print,
     show_range,
     show_seeds,
@@ -42,12 +43,11 @@ _COLOURS = {
     style.GRID: "grid",
     style.PAPER: "paper",
     style.HEAT: "heat",
-    **{colour: f"series-{index}" for index, colour in enumerate(style.SERIES)},
+    **{colour: f"series-{index}" for index, colour in enumerate((*style.SERIES, *style.DARK))},
 }
 _CAPTIONS = {
     "": "",
-    "-curves": "Client average accuracy after every round: mean over seeds, shaded from the lowest to the "
-    "highest seed.",
+    "-curves": "Accuracy after every round: mean over seeds, shaded from the lowest to the highest seed.",
     "-communication": "The same accuracy over the bytes that all clients together have sent and received so "
     "far, registration included. A row that sends nothing is a dotted line at its last accuracy.",
 }
@@ -109,6 +109,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
         "rows": [row for part in parts for row in part["rows"]],
         "scale": scale,
         "has_accuracies": accuracies,
+        "measure": show_measure(table),
         "has_bars": bool(lows),
         "has_cost": has_cost(table),
         "has_runs": any(cell["provenance"] for cell in table["cells"]),

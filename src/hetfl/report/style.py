@@ -19,6 +19,9 @@ INK, MUTED, GRID, PAPER = "#1f2328", "#656d76", "#dfe3e8", "#ffffff"
 HEAT, ON_HEAT = "#2c6fbb", "#fffffe"
 # Okabe and Ito's colours without yellow, which is too pale for a line.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5fc7")
+# Ten colours at once: without violet, which is blue to some eyes, and with three that are darker than all of those.
+DARK = ("#8a3214", "#3b1fa0", "#5b636b")
+CLASSES = (*SERIES[:6], *DARK, INK)
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 MARKERS = "osD^vPX"
 

@@ -29,7 +29,7 @@ M = 1024**2
 
 
 def verdict(value: float, std: float | None, printed: float | None, statistic: Statistic = "average") -> str:
-    """How a value compares with the printed one, both in the unit of the statistic.
+    """How a value compares with the printed one of the same setting, both in the unit of the statistic.
 
     Accuracies within two standard deviations over seeds, and never closer than half a point, are a ``match``.
     Uploads count correct predictions: within 1 % or the printed digit they match, more are better. Counts of
@@ -54,17 +54,20 @@ def build_table(
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
     Accuracies are percent, other values M elements (``unit``). ``value`` is the mean over seeds of what the cell
-    reads from its runs, ``std`` its sample standard deviation (None with one seed), ``difference`` the value less the
-    printed one. Of an average, ``lowest`` and ``highest`` are means over seeds of the lowest and highest client; of
-    any accuracy, ``best`` and ``last`` are means over seeds of the best and the last round. ``parameters`` counts
-    trainable elements per client. ``up`` and ``down`` hold elements and bytes per client and round, averaged over all
-    participations in rounds >= 1 and over seeds, the first and the last round's elements per client, whether they
-    vary between rounds, and the registration's totals (round 0, all clients). ``random`` says that a frozen backbone
-    had random weights.
+    reads from its runs, ``std`` its sample standard deviation (None with one seed), ``difference`` the value less
+    the printed one. ``statistic`` says what is read where it is not the clients' average. Of an average,
+    ``lowest`` and ``highest`` are means over seeds of the lowest and highest client; of any accuracy, ``best``
+    and ``last`` are means over seeds of the best and the last round. ``parameters`` counts trainable elements per
+    client. ``up`` and ``down`` hold elements and bytes per client and round, averaged over all participations in
+    rounds >= 1 and over seeds, the first and the last round's elements per client, whether they vary between
+    rounds, and the registration's totals (round 0, all clients). ``random`` says that a frozen backbone had
+    random weights.
 
-    ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``ours`` where nothing is
-    printed, ``not run`` where no seed is finished; ``arithmetic`` is for numbers that are computed and not learned.
-    ``seeds`` names the seeds a cell was built from, ``wanted`` those it asks for.
+    ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``other setting`` (without a
+    difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
+    finished; ``arithmetic`` is for numbers that are computed and not learned. A run that stopped early has the
+    ``rounds`` that it played in its provenance. ``seeds`` names the seeds a cell was built from, ``wanted`` those
+    it asks for.
 
     Args:
         spec: what to print.
@@ -114,8 +117,9 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def _cell(entry: Entry, records: list[Record]) -> dict[str, Any]:
     cell = _numbers(entry, records)
-    optional = {"unit": entry.unit, "footnote": entry.footnote} if entry.unit != "%" or entry.footnote else {}
-    return {"printed": entry.printed, "printed_std": None, "wanted": entry.seeds} | cell | optional
+    usual = {"unit": "%", "footnote": "", "statistic": "average", "comparable": True}
+    optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
+    return {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds} | cell | optional
 
 
 def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
@@ -126,6 +130,7 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
     values = [_value(entry, record) for record in records]
     curves = [_curve(entry.statistic, record) for record in records]
     value, std = mean(values), stdev(values) if len(values) > 1 else None
+    printed = entry.printed if entry.comparable else None
     per_client = [mean(counts) for counts in zip(*(r.run["parameters"]["trainable"] for r in records), strict=True)]
 
     def over_clients(name: str) -> float | None:
@@ -136,7 +141,7 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
     return {
         "value": _tidy(value),
         "std": None if std is None else _tidy(std),
-        "difference": None if entry.printed is None else _tidy(value - entry.printed),
+        "difference": None if printed is None else _tidy(value - printed),
         "seeds": [record.run["seed"] for record in records],
         "lowest": over_clients("lowest"),
         "highest": over_clients("highest"),
@@ -147,13 +152,14 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
         "up": _traffic(records, "up"),
         "down": _traffic(records, "down"),
         "random": any(model.endswith(".random") for record in records for model in record.run["models"]),
-        "status": verdict(value, std, entry.printed, entry.statistic),
+        "status": verdict(value, std, printed, entry.statistic) if entry.comparable else "other setting",
         "provenance": [
             {
                 "run": record.path,
                 "seed": record.run["seed"],
                 "fingerprint": record.run["fingerprint"],
                 "value": _tidy(number),
+                **({"rounds": record.played} if record.played < record.run["rounds"] else {}),
             }
             for record, number in zip(records, values, strict=True)
         ],
@@ -164,6 +170,8 @@ def _value(entry: Entry, record: Record) -> float:
     """What a cell reads from one run."""
     parameters = record.run["parameters"]
     match entry.statistic:
+        case "best_pooled":
+            return max(_curve(entry.statistic, record))
         case "up_first":
             return float(record.training[0]["up"]["elements"] / M)
         case "up_last":
@@ -180,6 +188,8 @@ def _value(entry: Entry, record: Record) -> float:
 
 def _curve(statistic: Statistic, record: Record) -> list[float]:
     """An accuracy in percent after every round; empty for what is no accuracy."""
+    if statistic == "best_pooled":
+        return [100 * line["pooled"] for line in record.tested]
     of_round: dict[str, Callable[[list[float]], float]] = {"average": mean, "lowest": min, "highest": max}
     if statistic not in of_round:
         return []
