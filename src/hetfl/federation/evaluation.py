@@ -21,7 +21,7 @@ from hetfl.federation.sequential import EVALUATION_BATCH, Sequential
 from hetfl.federation.state import State
 from hetfl.files import read_json, write_json, write_text
 from hetfl.message import Tensors
-from hetfl.metrics.accuracy import per_class, summary
+from hetfl.metrics.accuracy import best_round, per_class, summary
 from hetfl.models.base import Model
 from hetfl.tensors import read_tensors, write_tensors
 
@@ -53,10 +53,9 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
     tensors, metadata = read_tensors(folder / "model.safetensors", device)
     state = State.from_tensors(int(metadata["round"]), tensors)
     confusion = evaluate(setup.engine, state, setup.draws.at(state.round))
-    recorded = Record(folder).lines()[-1]["accuracy"]
-    if not np.allclose(
-        accuracies(confusion), recorded, rtol=0, atol=SAME if run["device"].startswith("cpu") else 0.02
-    ):
+    lines = [line for line in Record(folder).lines() if line["round"]]
+    recorded, tolerance = lines[-1]["accuracy"], SAME if run["device"].startswith("cpu") else 0.02
+    if not np.allclose(accuracies(confusion), recorded, rtol=0, atol=tolerance):
         raise HetflError(
             f"{folder}/model.safetensors: gives accuracies {accuracies(confusion)} but rounds.jsonl says {recorded}; "
             "delete the folder and run dvc repro again"
@@ -75,7 +74,7 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
         write_tensors(stored, representations(setup.engine, state, setup.draws, cell.features))
     else:
         stored.unlink(missing_ok=True)
-    write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **summary(matrices)})
+    write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **summary(matrices), **best_round(lines)})
     write_text(out / "per_class.csv", table.getvalue())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,25 @@ def summary(confusion: np.ndarray) -> dict[str, Any]:
         "pooled": float(correct.sum() / total.sum()),
         "balanced_accuracy": float(np.nanmean(np.nanmean(per_class(confusion), axis=1))),
         "macro_f1": float(np.mean([_macro_f1(matrix) for matrix in confusion])),
+    }
+
+
+def best_round(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The best accuracies over rounds, as fractions, which is how FedTGP's protocol reports a run.
+
+    Args:
+        lines: of the record, from round 1 on.
+
+    Returns:
+        ``best_pooled`` over all samples and the ``best_round`` that has it first, ``best_average`` over clients, and
+        the number of ``rounds``.
+    """
+    pooled = [line["pooled"] for line in lines]
+    return {
+        "best_pooled": max(pooled),
+        "best_round": lines[pooled.index(max(pooled))]["round"],
+        "best_average": max(float(np.mean(line["accuracy"])) for line in lines),
+        "rounds": len(lines),
     }
 
 

@@ -331,6 +331,9 @@ def _curves(line: Record) -> dict[str, float]:
         values["accuracy/highest"] = max(percent)
         if len(percent) <= MAX_CLIENT_CURVES:
             values |= {f"accuracy/client-{client}": value for client, value in enumerate(percent)}
+    for name, title in (("pooled", "pooled"), ("train_accuracy", "training")):
+        if (mean := _mean(line.get(name))) is not None:
+            values[f"accuracy/{title}"] = 100 * mean
     losses = [value for value in line.get("loss") or () if value is not None]
     if losses:
         values["loss/average"] = sum(losses) / len(losses)

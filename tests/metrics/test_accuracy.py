@@ -1,0 +1,30 @@
+"""Accuracies over clients, samples and rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetfl.metrics.accuracy import best_round, summary
+
+
+def test_pooled_counts_samples_and_average_counts_clients():
+    confusion = np.array([[[9, 1], [0, 0]], [[10, 0], [30, 50]]])
+    found = summary(confusion)
+    assert found["average"] == pytest.approx((9 / 10 + 60 / 90) / 2)
+    assert found["pooled"] == pytest.approx(69 / 100)
+    assert (found["lowest"], found["highest"]) == pytest.approx((60 / 90, 9 / 10))
+
+
+def test_the_best_round_is_the_first_with_the_best_pooled_accuracy():
+    pooled, accuracy = [0.5, 0.7, 0.6, 0.7], [[0.1, 0.3], [0.6, 0.8], [0.9, 0.9], [0.7, 0.7]]
+    lines = [
+        {"round": round, "pooled": p, "accuracy": a}
+        for round, (p, a) in enumerate(zip(pooled, accuracy, strict=True), start=1)
+    ]
+    assert best_round(lines) == {
+        "best_pooled": 0.7,
+        "best_round": 2,
+        "best_average": pytest.approx(0.9),
+        "rounds": 4,
+    }
