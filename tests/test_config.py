@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from hetfl.errors import HetflError
-from hetfl.federation.plan import cells, check_models, load_params
+from hetfl.federation.plan import cells, check_fit, check_models, load_params
 from hetfl.federation.record import CORE
 from hetfl.methods import METHODS
 from hetfl.papers.figures import RESULT_FIGURES
@@ -337,3 +337,12 @@ def test_dvc_accepts_the_stages():
     assert done.returncode == 0, done.stderr
     keys = {f"{path}:train{'-public' if 'public' in item else ''}@{item['key']}" for path, _, item in trained()}
     assert {*PAPER_TABLES, *ARITHMETIC_TABLES, "fedhpl-theorem", *keys} <= set(names)
+
+
+def test_layered_heads_are_refused_where_linear_ones_are_shared():
+    params = load_params(PARAMS)
+    base = cells(params, "fedtgp-res34-htc4-cifar100")[0]
+    wrong = base.model_copy(update={"method": "lg-fedavg", "settings": {"embedding": 512}})
+    with pytest.raises(HetflError, match="lg-fedavg needs a linear head in all clients, resnet34-h512 has another"):
+        check_fit([wrong])
+    check_fit([base])

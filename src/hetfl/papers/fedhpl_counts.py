@@ -5,10 +5,7 @@ K stands for 1024 and M for 1024^2 elements, as the printed numbers need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +13,10 @@ import torch
 from hetfl.data.batches import Batch, class_counts
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
-from hetfl.errors import unknown
 from hetfl.methods.base import Client, Method, Statistics, Work, create
 from hetfl.models import Model, build
+from hetfl.papers import counted
+from hetfl.papers.counted import Cell, Counted, formula, number, remarked, rounded
 from hetfl.papers.fedhpl import printed
 
 K, M = 1024, 1024**2
@@ -43,63 +41,17 @@ _FRAME_NOTE = (
     "ResNets have 10 prompts. A frame of 10 would make Table 2's 0.078M 0.173M. Our runs use 10, but for a control."
 )
 
-Cell = dict[str, Any]
-
 
 def arithmetic_table(name: str) -> dict[str, Any]:
-    """Count what one of the tables counts.
+    """Count what one of the tables counts; see :func:`hetfl.papers.counted.arithmetic_table`.
 
     Args:
         name: ``fedhpl-table-5`` to ``fedhpl-table-9``.
 
-    Returns:
-        A table as :func:`hetfl.report.table.build_table` makes it; its cells have ``printed`` and ``value`` (None
-        where the entry is a formula), both as text with the printed number of decimals, their ``unit``, whether they
-        agree (None where nothing is printed), and a ``footnote`` where there is something to say.
-
     Raises:
         HetflError: there is no such table.
     """
-    if name not in ARITHMETIC_TABLES:
-        raise unknown("table", name, ARITHMETIC_TABLES)
-    table = ARITHMETIC_TABLES[name]()
-    own = [cell["footnote"] for cell in table.cells if cell["footnote"]]
-    return {
-        "table": name,
-        "title": table.title,
-        "note": _NOTE,
-        "seeds": [],
-        "head": table.head,
-        "columns": dict(table.columns),
-        "rows": dict(table.rows),
-        "cells": table.cells,
-        "footnotes": list(dict.fromkeys([*own, *table.footnotes])),
-        "provenance": {
-            "datasets": {},
-            "partitions": {},
-            "models": list(table.models),
-            "weights": {},
-            "rounds": [],
-            "clients": [],
-            "engines": [],
-            "devices": [],
-            "versions": {package: [version(package)] for package in ("torch", "timm")},
-            "commits": [],
-        },
-    }
-
-
-@dataclass(frozen=True)
-class Counted:
-    """A table's content; see :func:`arithmetic_table`."""
-
-    title: str
-    rows: Mapping[str, str]
-    columns: Mapping[str, str]
-    cells: list[Cell]
-    models: Sequence[str]
-    footnotes: Sequence[str] = ()
-    head: str = "Method"
+    return counted.arithmetic_table(name, ARITHMETIC_TABLES, _NOTE)
 
 
 def table_5() -> Counted:
@@ -146,7 +98,7 @@ def table_5() -> Counted:
         "FedHPL, Table 5: trainable elements of the baselines, homogeneous models",
         _TITLES,
         columns,
-        _remarked(cells, remarks),
+        remarked(cells, remarks),
         [*VITS.values(), PFEDPT],
         ['The printed caption says "with 3 prompts", but no count contains them.'],
         head="Data",
@@ -166,9 +118,9 @@ def table_6() -> Counted:
             for size, name in VITS.items():
                 one, two = (_prompted(name, depth, n, classes) for n in (1, 2))
                 slope = two.elements(["prompts"]) - one.elements(["prompts"])
-                text = f"{_rounded(one.elements(['head']) / K, 2)} + {'' if slope == K else f'{slope / K:g}'}n"
+                text = f"{rounded(one.elements(['head']) / K, 2)} + {'' if slope == K else f'{slope / K:g}'}n"
                 given = about["rows"][data][f"VPT_{depth}"][size]["printed"]
-                cells.append(_formula(f"{data}-{depth}", size, text, "K", given))
+                cells.append(formula(f"{data}-{depth}", size, text, "K", given))
     for depth, title in depths.items():
         rows[f"example-{depth}"] = f"caption: CIFAR10, SVHN, {title}, n = 3"
         for size, name in VITS.items():
@@ -179,7 +131,7 @@ def table_6() -> Counted:
         "FedHPL, Table 6: trainable elements of FedHPL with n prompts (K)",
         rows,
         {size: size for size in VITS},
-        _remarked(cells, {("example-shallow", "ViT-S"): remark}),
+        remarked(cells, {("example-shallow", "ViT-S"): remark}),
         list(VITS.values()),
         head="Data and prompts",
     )
@@ -281,7 +233,7 @@ def table_9() -> Counted:
             fixed, each = _growth(method, model)
             if symbol:
                 text = f"{f'{fixed}+' if fixed else ''}{'' if each == 1 else each}{symbol}"
-                cells.append(_formula(row, data, text, "elements", given[row][data]))
+                cells.append(formula(row, data, text, "elements", given[row][data]))
             else:
                 cells.append(_number(row, data, fixed + each, "elements", 0, given[row][data]))
             if row in remarks:
@@ -363,35 +315,7 @@ def _server(method: Method, model: Model) -> int:
 
 
 def _number(row: str, column: str, count: int, unit: str, digits: int, given: float) -> Cell:
-    value = count / {"M": M, "K": K, "elements": 1}[unit]
-    cell = _formula(row, column, _rounded(value, digits), unit, _rounded(given, digits))
-    return cell | {"printed": float(given), "value": value}
-
-
-def _formula(row: str, column: str, text: str, unit: str, given: Any) -> Cell:
-    return {
-        "row": row,
-        "column": column,
-        "printed": None,
-        "printed_text": "" if given is None else str(given),
-        "value": None,
-        "value_text": text,
-        "unit": unit,
-        "status": "arithmetic",
-        "agrees": None if given is None else text == str(given),
-        "footnote": None,
-        "seeds": [],
-        "provenance": [],
-    }
-
-
-def _remarked(cells: list[Cell], remarks: Mapping[tuple[str, str], str]) -> list[Cell]:
-    return [cell | {"footnote": remarks.get((cell["row"], cell["column"]))} for cell in cells]
-
-
-def _rounded(value: float, digits: int) -> str:
-    """Half up, as a person rounds."""
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    return number(row, column, count / {"M": M, "K": K, "elements": 1}[unit], unit, digits, given)
 
 
 def _same(counts: Iterator[int]) -> int:

@@ -104,7 +104,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
         "title": table["title"],
         "note": table["note"],
         "head": table.get("head", "Method"),
-        "heading": "Accuracy, %" if accuracies else "Elements",
+        "heading": "Accuracy, %" if accuracies else "Counts",
         "blocks": parts,
         "rows": [row for part in parts for row in part["rows"]],
         "scale": scale,

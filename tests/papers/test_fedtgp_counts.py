@@ -1,0 +1,226 @@
+"""FedTGP's counted tables, against section 3.4 to 7 of its setup sheet and against what the methods send."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hetfl.data.batches import Batch
+from hetfl.data.partitions import Practical
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.federation.plan import cells, load_params
+from hetfl.methods.base import create
+from hetfl.metrics.flops import step_flops
+from hetfl.papers.fedtgp import METHODS
+from hetfl.papers.fedtgp_counts import (
+    ARITHMETIC_TABLES,
+    CLASSES,
+    CLIENTS,
+    DEALT,
+    HTFE_8,
+    LABELS,
+    OWN,
+    PIXELS,
+    PROTOCOL,
+    architecture_flops,
+    arithmetic_table,
+    fitted,
+    floating_elements,
+    formulas,
+    gathered_labels,
+    held_classes,
+    messages,
+    method_flops,
+    practical_split,
+    quick,
+)
+from hetfl.report.formats import blocks, filled, footnotes, render_text
+
+PARAMS = load_params(Path("params.yaml"))
+OWNED = [33, 47, 54, 47, 57, 42, 41, 32, 39, 46, 47, 47, 41, 44, 40, 38, 44, 38, 45, 99]
+"""C_i of all samples, training and test."""
+
+table = cache(arithmetic_table)
+of_architecture = cache(architecture_flops)
+
+
+def found(name: str, row: str, column: str) -> dict:
+    (cell,) = (cell for cell in table(name)["cells"] if (cell["row"], cell["column"]) == (row, column))
+    return cell
+
+
+def test_settings_are_the_experiments():
+    experiment = "fedtgp-htfe8-cifar100"
+    for row in METHODS:
+        (cell,) = (c for c in cells(PARAMS, experiment) if (c.row, c.split, c.seed) == (row, "practical", 0))
+        theirs, ours = create(row, cell.settings, CLASSES), quick(row)
+        assert theirs.model_options() == ours.model_options()
+        for key in {**PROTOCOL, **OWN.get(row, {})}:
+            assert getattr(theirs.settings, key) == getattr(ours.settings, key)
+        assert theirs.sweep(round=1) == ours.sweep(round=1)
+        assert (list(cell.models), cell.input.size) == ([*HTFE_8], PIXELS)
+    assert PARAMS.partitions["cifar100"].splits["practical"] == Practical(clients=CLIENTS)
+    assert [DEALT.count(name) for name in HTFE_8] == [3] * 4 + [2] * 4
+
+
+def test_split_is_the_reference_partition():
+    split = practical_split()
+    train, test = (split.class_counts(LABELS, CLASSES, side) for side in ("train", "test"))
+    assert np.count_nonzero(train + test, axis=1).tolist() == OWNED
+    assert (held_classes(), held_classes(["train", "test"])) == (869, 921)
+    gathered = {row: [np.unique(part) for part in gathered_labels(quick(row))] for row in ("fedproto", "fedtgp")}
+    assert [sum(map(len, gathered[row])) for row in ("fedproto", "fedtgp")] == [868, 869]
+
+
+@pytest.mark.parametrize(
+    ("row", "elements"),
+    [
+        ("lg-fedavg", 2_052_000),
+        ("fedgen", 8_687_520),
+        ("fml", 36_988_320),
+        ("fedkd", 36_988_320),
+        ("feddistill", 286_900),
+        ("fedproto", 1_468_928),
+        ("fedtgp", 1_468_928),
+    ],
+)
+def test_formulas_with_our_sizes(row, elements):
+    assert formulas()[row] == elements
+
+
+@pytest.mark.parametrize(
+    ("row", "elements", "integers"),
+    [
+        ("lg-fedavg", 2_052_000, 0),
+        ("fedgen", 8_687_520, 20 * 100),
+        ("fml", 36_988_320, 0),
+        ("feddistill", 100 * (868 + 2000), 868 + 2000),
+        ("fedproto", 512 * (868 + 2000), 868 + 2000),
+        ("fedtgp", 512 * (869 + 2000), 869 + 2000),
+    ],
+)
+def test_messages_have_the_formulas_elements(row, elements, integers):
+    assert found("fedtgp-table-5", row, "messages")["value"] * 1e6 == pytest.approx(elements, abs=1e-3)
+    assert found("fedtgp-table-5", row, "bytes")["value"] * 1e6 == pytest.approx(4 * (elements + integers), abs=1e-3)
+
+
+def test_bytes_are_the_payload_of_safetensors():
+    for row in METHODS:
+        for message in (some[0] for some in messages(quick(row), clients=2)):
+            content = message.to_bytes()
+            assert len(content) - 8 - int.from_bytes(content[:8], "little") == message.size.bytes
+
+
+@pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "resnet18"])
+def test_what_travels_does_not_depend_on_the_architecture(name):
+    smallest, other = (fitted(quick("fedkd"), some) for some in ("cnn", name))
+    shapes = [
+        {key: tuple(tensor.shape) for key, tensor in model.init(Draws(0), 0).items() if not key.startswith("body.")}
+        for model in (smallest, other)
+    ]
+    assert shapes[0] == shapes[1]
+    assert smallest.width == other.width == 512
+
+
+def test_fedkd_sends_whole_ranks_if_all_energy_must_travel():
+    whole = create("fedkd", {**PROTOCOL, "energy_start": 1.0, "energy_end": 1.0}, CLASSES)
+    up, down = messages(whole, clients=1)
+    # t(o + i + 1) of the full rank t of each matrix, t o c (h + w + 1) of the 5 x 5 kernels; biases as they are.
+    matrices = 512 * (512 + 1600 + 1) + 100 * (100 + 512 + 1) + 5 * (32 * 3 + 64 * 32) * (5 + 5 + 1)
+    assert floating_elements(up) == floating_elements(down) == matrices + 32 + 64 + 512 + 100
+    cut_up, cut_down = messages(quick("fedkd"), clients=1)
+    assert floating_elements(cut_down) < floating_elements(cut_up) < floating_elements(up)
+
+
+def test_table_5_agrees_but_for_trained_weights_and_another_split():
+    agrees = {row: found("fedtgp-table-5", row, "messages")["agrees"] for row in METHODS}
+    assert agrees == dict.fromkeys(METHODS, True) | dict.fromkeys(("fedkd", "fedproto", "fedtgp"), False)
+    texts = [found("fedtgp-table-5", row, "messages")["value_text"] for row in METHODS]
+    assert texts[:3] + texts[4:] == ["2.05", "8.69", "36.99", "0.29", "1.47", "1.47"]
+    assert found("fedtgp-table-5", "fedkd", "ours")["value_text"] == "36.99 r"
+    notes = " ".join(footnotes(filled(table("fedtgp-table-5"))))
+    assert "1.48 needs 881 to 900" in notes
+    assert "needs 0.893" in notes
+    assert "is 869 in the formulas and 868 in" in notes
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("cnn", 7.87),
+        ("googlenet", 30.61),
+        ("mobilenet_v2", 6.16),
+        ("resnet18", 37.06),
+        ("resnet34", 74.81),
+        ("resnet50", 83.46),
+        ("resnet101", 159.22),
+        ("resnet152", 234.98),
+    ],
+)
+def test_forward_passes_of_the_architectures(name, millions):
+    assert round(found("fedtgp-table-12", name, "forward")["value"] * 1000, 2) == millions
+    assert found("fedtgp-table-12", name, "forward")["agrees"] is False
+    ratio = found("fedtgp-table-12", name, "training")["value"] / found("fedtgp-table-12", name, "forward")["value"]
+    assert 5.5 < ratio < 6  # two operations in each of three passes, less the gradient of the images
+
+
+@pytest.mark.parametrize(
+    ("row", "four", "three", "forward"),
+    [
+        ("lg-fedavg", "98.77", "74.08", 0),
+        ("fedgen", "98.78", "74.09", (32 + 100) * 512 + 512 * 512 + 512 * 100),
+        ("fml", "99.81", "74.86", 7_872_000),
+        ("fedkd", "99.81", "74.86", 7_872_000 + 512 * 512),
+        ("feddistill", "98.77", "74.08", 0),
+        ("fedproto", "98.77", "74.08", 0),
+        ("fedtgp", "98.77", "74.08", 0),
+    ],
+)
+def test_table_12_is_four_times_the_sum_of_table_8(row, four, three, forward):
+    cell = found("fedtgp-table-12", row, "times-4")
+    assert (cell["value_text"], cell["printed_text"], cell["agrees"]) == (four, four, True)
+    assert found("fedtgp-table-12", row, "times-3")["value_text"] == three
+    plain = sum(of_architecture(name).forward for name in DEALT) // 2
+    assert found("fedtgp-table-12", row, "forward")["value"] == (plain + CLIENTS * forward) / 1e9
+
+
+@pytest.mark.parametrize("row", ["fedgen", "fml", "fedkd"])
+def test_what_a_method_adds_does_not_depend_on_the_architecture(row):
+    method = quick(row)
+    received = method.receive(messages(method, clients=1)[1][0], {})
+    model = fitted(method, "resnet18")
+    batch = Batch(torch.zeros(10, 3, PIXELS, PIXELS), torch.zeros(10, dtype=torch.int64))
+    both = step_flops(method, model, method.initial(model, Draws(0), 0), batch, received)
+    alone, own, plain = of_architecture("resnet18"), method_flops(row), method_flops("lg-fedavg")
+    assert both.forward == 10 * (alone.forward + own.forward - plain.forward)
+    assert both.backward == 10 * (alone.backward + own.backward - plain.backward)
+
+
+def test_server_of_fedtgp_is_counted():
+    # 87 batches in each of 100 epochs, two layers of K x K on C vectors: one product forward, two for the gradients.
+    steps = 100 * 87 * 2 * 3 * 2 * 100 * 512 * 512
+    assert f"FedTGP's takes {steps / 1e9:,.0f} B FLOP" in " ".join(table("fedtgp-table-12")["footnotes"])
+
+
+@pytest.mark.parametrize("name", ARITHMETIC_TABLES)
+def test_cells_fill_the_blocks(name):
+    content = filled(table(name))
+    places = [(cell["row"], cell["column"]) for cell in content["cells"]]
+    assert len(set(places)) == len(places)
+    assert sum(len(block.rows) * len(block.columns) for block in blocks(content)) == len(places)
+    assert {cell["status"] for cell in content["cells"]} == {"arithmetic"}
+    assert all(len(line) <= 150 for line in render_text(content).splitlines())
+
+
+def test_table_is_the_same_every_time():
+    assert arithmetic_table("fedtgp-table-5") == table("fedtgp-table-5")
+
+
+def test_unknown_table_is_one_line():
+    with pytest.raises(HetflError, match="did you mean 'fedtgp-table-5'"):
+        arithmetic_table("fedtgp-table-55")
