@@ -215,12 +215,12 @@ def _initial(
 
 
 def _drawn(prefix: str, make: Layer, inputs: int, outputs: int, seed: int, rule: str = "torch") -> dict[str, Tensor]:
-    # timm's truncated normal rather than torch's, whose draws changed between versions.
-    from timm.layers import trunc_normal_
-
     with seeded_library_code(seed):
         fresh = make(inputs, outputs)
         if isinstance(fresh, nn.Linear) and rule == "timm":
+            # timm's truncated normal rather than torch's, whose draws changed between versions; timm takes seconds.
+            from timm.layers import trunc_normal_
+
             trunc_normal_(fresh.weight, std=0.02)
             nn.init.zeros_(fresh.bias)
         elif isinstance(fresh, nn.Linear) and rule == "vpt":
