@@ -188,7 +188,7 @@ def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data
     for k, expected in enumerate(line["train_accuracy"]):
         data, client = engine.federation.data[k], engine.federation.clients[k]
         batch = data.train_images.batch(data.train)
-        scores = engine.method.predict(client.model, state.clients[k].params, batch.images, received)
+        scores = engine.method.predict(client.model, state.clients[k].params, batch, received)
         assert (scores.argmax(dim=1) == batch.labels).float().mean().item() == pytest.approx(expected)
 
 

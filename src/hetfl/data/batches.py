@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from weakref import ReferenceType, ref
 
@@ -50,6 +50,7 @@ class Batch:
         weight: [B], 1 for a sample and 0 for padding; None when nothing is padded.
         rows: [B], int64, the samples' places in a round's alignment set; None for other data.
         seed: for what is drawn anew with this batch.
+        queries: [B, d], features of the images by which a method sorts them; None where it does not.
     """
 
     images: Tensor
@@ -57,6 +58,7 @@ class Batch:
     weight: Tensor | None = None
     rows: Tensor | None = None
     seed: int = 0
+    queries: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value per sample [B] over the real samples."""
@@ -100,6 +102,9 @@ class DeviceImages:
         device: where everything lives.
         dtype: of the normalised images; arithmetic is in float32 at least.
 
+    Attributes:
+        queries: [N, d] features of all images that go along with their batches, or None.
+
     Raises:
         HetflError: the backbone wants grey images, and these have colours.
     """
@@ -108,6 +113,7 @@ class DeviceImages:
         self, splits: Sequence[Split], spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
     ):
         self.spec, self.device, self.dtype = spec, device, dtype
+        self._splits = splits
         self.labels = _join([split.labels for split in splits]).to(device)
         self._raw = _join([split.images for split in splits]).to(device)
         height, width, stored = self._raw.shape[1:]
@@ -126,12 +132,19 @@ class DeviceImages:
             _resampler(length, spec).to(device, self._exact) if length != spec.size else None
             for length in (height, width)
         )
+        self.queries: Tensor | None = None
         self._normalised: Tensor | None = None
         if len(self) * spec.channels * spec.size**2 * dtype.itemsize <= NORMALISED_CACHE_BYTES:
             self._normalised = self._read(torch.arange(len(self), device=device))
 
     def __len__(self) -> int:
         return len(self._raw)
+
+    def stored(self) -> DeviceImages:
+        """The same images, normalised in the size in which they are stored."""
+        size = self._raw.shape[1]
+        spec = replace(self.spec, size=size)
+        return self if size == self.spec.size else DeviceImages(self._splits, spec, self.device, self.dtype)
 
     def batch(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
@@ -141,7 +154,8 @@ class DeviceImages:
             images = self._normalised.index_select(0, index)
         else:
             images = self._read(index, transform, generator)
-        return Batch(images, self.labels.index_select(0, index))
+        queries = None if self.queries is None else self.queries.index_select(0, index)
+        return Batch(images, self.labels.index_select(0, index), queries=queries)
 
     def batches(self, index: Tensor, batch_size: int, transform: Transform | None = None, seed: int = 0) -> Batches:
         """The samples at ``index`` [N] in order, in batches; see :class:`Batches`."""

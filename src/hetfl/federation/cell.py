@@ -49,7 +49,15 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device) -> Setup:
     method = create(cell.method, cell.settings, dataset.num_classes, shared.num_classes if shared else 0)
     public = shared.split(cell.public.split) if shared and cell.public else None
     federation = build_federation(
-        method, cell.models, dataset, partition, workspace.weights, device, inputs=cell.input, public=public
+        method,
+        cell.models,
+        dataset,
+        partition,
+        workspace.weights,
+        device,
+        inputs=cell.input,
+        public=public,
+        features=workspace.scratch / "features",
     )
     return Setup(method, federation, Sequential(method, federation), Draws(cell.seed), dataset)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,10 @@ from hetfl.data.batches import DeviceImages, Transform
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Split
+from hetfl.federation.queries import queries_of
 from hetfl.methods.base import Client, Method
-from hetfl.models import Model, build
+from hetfl.models import Model, ModelOptions, build
+from hetfl.models.registry import weights_checksum
 
 PUBLIC = ("",)
 """Stands for the public data set where splits are named."""
@@ -66,6 +68,7 @@ def build_federation(
     dtype: torch.dtype = torch.float32,
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
     public: Split | None = None,
+    features: Path | None = None,
 ) -> Federation:
     """Put clients together.
 
@@ -79,6 +82,7 @@ def build_federation(
         dtype: of parameters and images.
         inputs: what the experiment does to images.
         public: the public data set's samples, for methods that share one.
+        features: folder where features that samples are sorted by are kept from run to run; None: nowhere.
 
     Raises:
         HetflError: a model is unknown or its weights are missing.
@@ -88,13 +92,27 @@ def build_federation(
         name: build(name, dataset.num_classes, options, weights, inputs).to(device, dtype)
         for name in dict.fromkeys(models)
     }
+    query = method.queries()
+    encoder = None
+    if query is not None and query.model is not None:
+        encoder = build(query.model, dataset.num_classes, ModelOptions(), weights).to(device, dtype)
     resident: dict[tuple, DeviceImages] = {}
 
     def images(names: tuple[str, ...], model_name: str) -> DeviceImages:
         spec = built[model_name].spec
         if (names, spec) not in resident:
             splits = [public] if names == PUBLIC and public else [dataset.split(name) for name in names]
-            resident[names, spec] = DeviceImages(splits, spec, device, dtype)
+            resident[names, spec] = found = DeviceImages(splits, spec, device, dtype)
+            if query is not None:
+                by = encoder or built[model_name]
+                seen = found if by.spec == spec else DeviceImages(splits, by.spec, device, dtype)
+                content = {
+                    "data": [dataset.checksum, names],
+                    "input": asdict(by.spec),
+                    "encoder": [by.name, query.block, str(dtype)],
+                    "weights": weights_checksum(by.name, weights),
+                }
+                found.queries = queries_of(seen, by, query.block, content, features)
         return resident[names, spec]
 
     def on_device(index: np.ndarray) -> Tensor:

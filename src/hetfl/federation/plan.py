@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +15,10 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import PartitionSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.federation.record import code_checksum
-from hetfl.files import read_json, sha256_file, sha256_json
+from hetfl.files import read_json, sha256_json
 from hetfl.methods import METHODS, create, method_class
 from hetfl.models import check_name, check_options
-from hetfl.models.registry import RANDOM, head_of, missing_weights, weights_file
+from hetfl.models.registry import head_of, weights_checksum
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 """Names of experiments, rows and splits become folders and stages."""
@@ -361,13 +360,12 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
             make = f"dvc repro download@{cell.public.dataset}"
             raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
         public = {"public": read_json(shared)["checksum"]}
-    weights = {}
-    if create(cell.method, cell.settings, 2).model_options().weights == "pretrained":
+    method, weights = create(cell.method, cell.settings, 2), {}
+    if (query := method.queries()) and query.model:
+        weights[query.model] = weights_checksum(query.model, workspace.weights)
+    if method.model_options().weights == "pretrained":
         for name in dict.fromkeys(cell.models):
-            path = weights_file(name, workspace.weights)
-            if path is not None and not path.exists():
-                raise HetflError(missing_weights(name, path))
-            weights[name] = RANDOM if path is None else _file_checksum(path, path.stat().st_mtime_ns)
+            weights[name] = weights_checksum(name, workspace.weights)
     return {
         "dataset": read_json(card)["checksum"],
         "partition": read_json(partition)["sha256"],
@@ -381,11 +379,6 @@ def fingerprint(cell: Cell, inputs: Mapping[str, Any]) -> str:
     # Titles and names of rows are for people, stored features for figures.
     essential = cell.model_dump(exclude={"title", "paper", "experiment", "row", "features"})
     return sha256_json({"cell": essential, "inputs": inputs, "code": code_checksum()})
-
-
-@lru_cache(maxsize=256)
-def _file_checksum(path: Path, modified: int) -> str:
-    return sha256_file(path)
 
 
 def _known(kind: str, name: str, known: Mapping[str, Any], where: str) -> None:

@@ -148,7 +148,7 @@ def evaluate(engine: Sequential, state: State, draws: Draws, training: bool = Fa
     method, federation = engine.method, engine.federation
     own = any(client.model.names([*method.keeps(), "buffers"]) for client in federation.clients)
     shared = not training and all(data.test is None for data in federation.data)
-    one_for_all = takes_global(engine, state) and not own and shared
+    one_for_all = takes_global(engine, state) and not method.personal and not own and shared
     clients = range(1 if one_for_all else len(federation.clients))
     results = [engine.evaluate(k, *tested_with(engine, state, draws, k), training) for k in clients]
     if one_for_all:

@@ -58,6 +58,7 @@ class Sequential:
 
     def __init__(self, method: Method, federation: Federation) -> None:
         self.method, self.federation = method, federation
+        self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
 
     def introduce(self, draws: Draws) -> Iterator[Update]:
         """Round 0: what every client does before it meets the server, and its registration as uplink."""
@@ -95,7 +96,7 @@ class Sequential:
         columns = classes + (self.method.public_classes if self.method.public else 0)
         confusion = torch.zeros(classes * columns, dtype=torch.int64, device=self.federation.device)
         for batch in images.batches(index, EVALUATION_BATCH):
-            predicted = self.method.predict(model, params, batch.images, received).argmax(dim=1)
+            predicted = self.method.predict(model, params, batch, received).argmax(dim=1)
             confusion += torch.bincount(batch.labels * columns + predicted, minlength=classes * columns)
         return confusion.reshape(classes, columns)
 
@@ -167,7 +168,7 @@ class Sequential:
         short = len(index) % size
         used = len(index) - short if phase.drop_last or (short == 1 and buffers) else len(index)
         clipped = [[leaves[name] for name in client.model.names(groups)] for groups in phase.clipped]
-        gathers = self.method.sweep(draws.round) == "training"
+        gathers = phase.gathers and self.method.sweep(draws.round) == "training"
         total = torch.zeros((), device=self.federation.device)
         for epoch in range(phase.epochs if used else 0):
             total.zero_()
@@ -207,9 +208,10 @@ class Sequential:
         draws: Draws,
     ) -> Statistics:
         kind = self.method.sweep(draws.round)
-        if kind in ("own", "before"):
-            params = params if kind == "own" else before
-            batches = iter(data.train_images.batches(data.train, EVALUATION_BATCH))
+        if kind in ("own", "before", "stored"):
+            params = before if kind == "before" else params
+            source = self._stored(data.train_images) if kind == "stored" else data.train_images
+            batches = iter(source.batches(data.train, EVALUATION_BATCH))
         elif kind == "alignment":
             index = self._alignment(data, draws.at(draws.round + 1))
             rows = torch.arange(len(index), device=index.device).split(EVALUATION_BATCH)
@@ -228,6 +230,11 @@ class Sequential:
             return data.public_images, torch.arange(len(data.public_images), device=self.federation.device)
         return data.public_images, self._alignment(data, draws)
 
+    def _stored(self, images: DeviceImages) -> DeviceImages:
+        if images not in self._of_stored_size:
+            self._of_stored_size[images] = images.stored()
+        return self._of_stored_size[images]
+
     def _alignment(self, data: ClientData, draws: Draws) -> Tensor:
         """The public samples of a round, the same for every client."""
         assert data.public_images is not None
@@ -236,16 +243,16 @@ class Sequential:
 
 
 class LastOutput:
-    """A model that gives its last output again for the same images: one forward pass, two readers."""
+    """A model that gives its last output again for the same arguments: one forward pass, two readers."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._images: Tensor | None = None
+        self._given: tuple[Any, ...] = ()
 
-    def __call__(self, params: Tensors, images: Tensor) -> Output:
-        """Run the model, or return what it gave for these very images."""
-        if images is not self._images:
-            self._images, self._output = images, self._model(params, images)
+    def __call__(self, *given: Any) -> Output:
+        """Run the model, or return what it gave for these very objects."""
+        if len(given) != len(self._given) or any(a is not b for a, b in zip(given, self._given, strict=True)):
+            self._given, self._output = given, self._model(*given)
         return self._output
 
     def __getattr__(self, name: str) -> Any:

@@ -31,9 +31,16 @@ class ModelOptions(Settings):
     """How a method wants a backbone fitted out.
 
     Attributes:
-        prompts: ``shallow`` or ``deep`` tokens (ViT); a ``frame`` of pixels around the image (CNN, VPT's "pad"); or a
-            ``border`` that is added to the image's own outer pixels (any model, pFedPT).
+        prompts: ``shallow`` or ``deep`` tokens (ViT); ``inserted`` ones that enter before some blocks and stay (ViT);
+            a ``frame`` of pixels around the image (CNN, VPT's "pad"); or a ``border`` that is added to the image's
+            own outer pixels (any model, pFedPT).
         prompt_length: prompts of a layer, or pixels of a frame's or border's width.
+        shared_blocks: blocks, counted from 1, before which ``inserted`` prompts enter that all samples share.
+        shared_init: whether these start uniform, as prompts do, or at zero.
+        group_blocks: blocks before which one prompt of the sample's group enters.
+        groups: number of groups.
+        keys: how keys [groups, d] that are learned start: orthogonal, or uniform in [-1, 1]; None: there are none.
+        readout: what enters the head: the class token, or its mean with the group prompts where some are there.
         body: whether the backbone trains.
         weights: what the backbone starts from.
         stem: a ResNet's first layers: 7x7 with stride 2 and a max-pool, or 3x3 with stride 1; other models have one.
@@ -49,8 +56,14 @@ class ModelOptions(Settings):
         transform: whether a square matrix [d, d] without bias lies between the features of the two.
     """
 
-    prompts: Literal["none", "shallow", "deep", "frame", "border"] = "none"
+    prompts: Literal["none", "shallow", "deep", "inserted", "frame", "border"] = "none"
     prompt_length: int = 3
+    shared_blocks: tuple[int, ...] = ()
+    shared_init: Literal["uniform", "zero"] = "uniform"
+    group_blocks: tuple[int, ...] = ()
+    groups: int = 1
+    keys: Literal["orthogonal", "uniform"] | None = None
+    readout: Literal["class", "mean"] = "class"
     body: Literal["frozen", "trained"] = "frozen"
     weights: Literal["pretrained", "scratch"] = "pretrained"
     stem: Literal["imagenet", "cifar"] = "imagenet"
@@ -77,9 +90,10 @@ class Model:
         name: of the architecture.
         width: size d of the feature that enters the head.
         num_classes: the data set's number of classes; the logits may have further columns.
-        groups: names by role: ``prompts``, ``body``, ``projection``, ``head``; all of the second network's as
-            ``auxiliary``; ``transform``; and ``buffers``, the running statistics of both networks' batch
-            normalisation, where there are some and their body trains.
+        groups: names by role: ``prompts``, or ``shared`` and ``group`` where they are inserted, with their ``keys``;
+            ``body``, ``projection``, ``head``; all of the second network's as ``auxiliary``; ``transform``; and
+            ``buffers``, the running statistics of both networks' batch normalisation, where there are some and their
+            body trains.
         spec: the input the backbone wants.
     """
 
@@ -108,22 +122,42 @@ class Model:
         self._training = False
         self._seeds: tuple[int | None, ...] = (None,) * len(self._dropouts)
 
-    def __call__(self, params: Tensors, images: Tensor) -> Output:
-        """Run the client's own network on ``images`` [B, channels, H, W] with a client's parameters."""
-        return self._run(self._module, self._own, params, images)
+    def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
+        """Run the client's own network on ``images`` [B, channels, H, W] with a client's parameters.
+
+        Args:
+            params: of the client.
+            images: normalised.
+            groups: [B] or [B, K] int64, the group whose prompts each sample gets; of K the mean of the outputs. None:
+                no group prompts.
+        """
+        return self._run(self._module, self._own, params, (images,) if groups is None else (images, groups))
+
+    @torch.no_grad()
+    def query(self, images: Tensor, block: int | None = None) -> Tensor:
+        """The frozen backbone's features [B, d] of ``images`` without any prompts.
+
+        Args:
+            images: normalised.
+            block: after which block of a transformer, followed by its last normalisation; None: after all.
+        """
+        found: Tensor = self._module.query(images, block)  # type: ignore[operator]
+        return found
 
     def auxiliary(self, params: Tensors, images: Tensor) -> Output:
         """Run the second network on ``images`` [B, channels, H, W]; see :attr:`ModelOptions.auxiliary`."""
-        return self._run(self._module.get_submodule("auxiliary"), self._second, params, images)
+        return self._run(self._module.get_submodule("auxiliary"), self._second, params, (images,))
 
-    def _run(self, network: nn.Module, names: Mapping[str, str], params: Tensors, images: Tensor) -> Output:
+    def _run(
+        self, network: nn.Module, names: Mapping[str, str], params: Tensors, inputs: tuple[Tensor, ...]
+    ) -> Output:
         if self._norms and self._norms[0].training != self._training:
             for norm in self._norms:
                 norm.training = self._training
         for dropout, seed in zip(self._dropouts, self._seeds, strict=True):
             dropout.seed = seed
         taken = {name: params[key] for name, key in names.items()}
-        return functional_call(network, taken, (images,), tie_weights=False)
+        return functional_call(network, taken, inputs, tie_weights=False)
 
     def train(self, seed: int = 0) -> Model:
         """A view that trains: trained bodies normalise batches by their own statistics and drop what ``seed`` says.

@@ -22,6 +22,9 @@ from hetfl.models.pixels import PixelPrompts, pixel_prompts
 STATISTICS = ("running_mean", "running_var")
 """What batch normalisation learns from images rather than from gradients."""
 
+INSERTED = ("shared", "group", "keys")
+"""Parameters of inserted prompts."""
+
 Layer = Callable[[int, int], nn.Module]
 """Makes a layer, or a few, from the numbers of its inputs and outputs."""
 
@@ -82,6 +85,10 @@ class Fitted(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """The backbone's features [B, d] of ``images`` [B, channels, H, W]."""
         return self.body(images)
+
+    def query(self, images: Tensor, block: int | None = None) -> Tensor:
+        """The backbone's features [B, d] without prompts; some families know them after a ``block``, too."""
+        return self.features(images)
 
     def forward(self, images: Tensor) -> Output:
         """Features and logits of ``images`` [B, channels, H, W]."""
@@ -155,7 +162,7 @@ def fit(
     if auxiliary and second and options.transform and second.width != module.width:
         widths = f"{module.width} values with {backbone.name}, {second.width} with {auxiliary.name}"
         raise HetflError(f"embedding: the feature has {widths}; set a common size")
-    roles = ("prompts", *(["body"] if trained else []), "projection", "head", "auxiliary", "transform")
+    roles = ("prompts", *(["body"] if trained else []), "projection", "head", "auxiliary", "transform", *INSERTED)
     groups = {role: tuple(key for key, _ in module.named_parameters() if key.split(".")[0] == role) for role in roles}
     moving = ("body", "auxiliary") if trained else ("auxiliary",)
     if statistics := tuple(key for key in _statistics(module) if key.split(".")[0] in moving):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -29,6 +29,7 @@ from hetfl.files import sha256_file
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import googlenet, last_side, mobilenet_v2, plain_cnn
 from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
+from hetfl.models.grouped import GroupedViT
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
 from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
@@ -162,7 +163,7 @@ def check_options(
             do not allow such a stem or size.
     """
     prefix = f"{where}: " if where else ""
-    if options.prompts in ("shallow", "deep") and not is_vit(name):
+    if options.prompts in ("shallow", "deep", "inserted") and not is_vit(name):
         raise HetflError(f"{prefix}{name} takes no {options.prompts} prompts, it has no tokens; use frame or border")
     if options.prompts == "frame" and (is_vit(name) or architecture_of(name) in PLAIN_CNNS):
         others = "deep, shallow or border" if is_vit(name) else "border"
@@ -236,6 +237,25 @@ def weights_file(name: str, folder: Path) -> Path | None:
     return None if is_random(name) else weights_path(name, folder)
 
 
+def weights_checksum(name: str, folder: Path) -> str:
+    """SHA-256 of the file with a model's pre-trained weights, or ``random``.
+
+    Raises:
+        HetflError: the file is missing.
+    """
+    path = weights_file(name, folder)
+    if path is None:
+        return RANDOM
+    if not path.exists():
+        raise HetflError(missing_weights(name, path))
+    return _file_checksum(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _file_checksum(path: Path, modified: int) -> str:
+    return sha256_file(path)
+
+
 def build(
     name: str,
     num_classes: int,
@@ -277,7 +297,9 @@ def _backbone(name: str, options: ModelOptions, size: int) -> Backbone:
     create = creator(name, size, zero_init_last=options.init != "torch")
     if options.stem == "cifar" and is_resnet(name):
         create = cifar_stem(create)
-    family: type[Fitted] = PromptedViT if is_vit(name) else FittedResNet if is_resnet(name) else Fitted
+    family: type[Fitted] = FittedResNet if is_resnet(name) else Fitted
+    if is_vit(name):
+        family = GroupedViT if options.prompts == "inserted" else PromptedViT
     return Backbone(name, family, create, _head(name))
 
 

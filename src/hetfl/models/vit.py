@@ -35,14 +35,23 @@ class PromptedViT(Fitted):
         """Tokens uniform within VPT's bound sqrt(6 / (3 p^2 + d)) for patches of p x p pixels."""
         if not isinstance(self.prompts, nn.Parameter):
             return super().fresh_prompts(generator)
+        return {"prompts": self.uniform(self.prompts.shape, generator)}
+
+    def uniform(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Tokens uniform within VPT's bound."""
         bound = math.sqrt(6 / (3 * self.body.patch_embed.patch_size[0] ** 2 + self.body.embed_dim))
-        return {"prompts": torch.empty(self.prompts.shape).uniform_(-bound, bound, generator=generator)}
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The tokens [B, 1 + patches, d] that enter the first block."""
+        tokens: Tensor = self.body.norm_pre(self.body._pos_embed(self.body.patch_embed(images)))
+        return tokens
 
     def features(self, images: Tensor) -> Tensor:
         """The normalised class token [B, d] of ``images`` [B, 3, H, W]."""
         body = self.body
         prompts = None if isinstance(self.prompts, PixelPrompts) else self.prompts
-        tokens = body.norm_pre(body._pos_embed(body.patch_embed(images)))
+        tokens = self.embed(images)
         for layer, block in enumerate(body.blocks):
             if prompts is not None and layer < len(prompts):
                 rest = tokens[:, 1 + (prompts.shape[1] if layer else 0) :]

@@ -1,0 +1,98 @@
+"""Vision transformers whose inserted prompts are shared by all samples or belong to a sample's group.
+
+Sources: FGPT (arXiv 2310.18285) Eq. 2-4; its later version SGPT (CVPR 2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetfl.data.batches import InputSpec
+from hetfl.errors import HetflError
+from hetfl.models.base import ModelOptions, Output
+from hetfl.models.vit import PromptedViT
+
+
+class GroupedViT(PromptedViT):
+    """A vision transformer with prompts that enter right behind the class token and stay to the end.
+
+    ``shared`` [blocks, n, d] enter for every sample, ``group`` [blocks, G, d] as one token of the sample's group a
+    block; ``keys`` [G, d] only travel and learn with them.
+    """
+
+    shared: Tensor
+    group: Tensor
+    keys: Tensor
+
+    def __init__(self, body: Any, outputs: int, options: ModelOptions, spec: InputSpec, *more: Any) -> None:
+        super().__init__(body, outputs, options, spec, *more)
+        blocks, width = len(body.blocks), body.embed_dim
+        for name in ("shared_blocks", "group_blocks"):
+            if (last := max(getattr(options, name), default=1)) > blocks:
+                raise HetflError(f"{name}: {last} is beyond the last block; the backbone has {blocks}")
+        shapes = {
+            "shared": (len(options.shared_blocks), options.prompt_length, width),
+            "group": (len(options.group_blocks), options.groups, width),
+            "keys": (options.groups if options.keys else 0, width),
+        }
+        for name, shape in shapes.items():
+            if shape[0]:
+                self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+    def fresh_prompts(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Tokens within VPT's bound, or zeros; keys as the options say."""
+        fresh = {}
+        for name in ("shared", "group"):
+            if (parameter := self._parameters.get(name)) is not None:
+                drawn = self.uniform(parameter.shape, generator)
+                zero = name == "shared" and self.options.shared_init == "zero"
+                fresh[name] = torch.zeros_like(drawn) if zero else drawn
+        if (keys := self._parameters.get("keys")) is not None:
+            uniform = torch.empty(keys.shape).uniform_(-1, 1, generator=generator)
+            fresh["keys"] = orthogonal(uniform) if self.options.keys == "orthogonal" else uniform
+        return fresh
+
+    def forward(self, images: Tensor, groups: Tensor | None = None) -> Output:
+        """Features and logits of ``images`` [B, 3, H, W]; see :meth:`hetfl.models.Model.__call__`.
+
+        The blocks before the first group prompt run once, whatever the number of groups of a sample.
+        """
+        options, tokens = self.options, self.embed(images)
+        many = 1
+        for number, block in enumerate(self.body.blocks, start=1):
+            if number in options.shared_blocks:
+                shared = self.shared[options.shared_blocks.index(number)]
+                tokens = _behind_class(tokens, shared.expand(len(tokens), -1, -1))
+            if groups is not None and number in options.group_blocks:
+                if many == 1 and groups.dim() == 2:
+                    many = groups.shape[1]
+                    tokens = tokens.repeat_interleave(many, dim=0)
+                chosen = self.group[options.group_blocks.index(number)][groups.flatten()]
+                tokens = _behind_class(tokens, chosen[:, None])
+            tokens = block(tokens)
+        tokens = self.body.norm(tokens)
+        read = 1 + len(options.group_blocks) if options.readout == "mean" and groups is not None else 1
+        features = tokens[:, :read].mean(dim=1)
+        logits = self.head(features)
+        return Output(*(values.unflatten(0, (-1, many)).mean(dim=1) for values in (features, logits)))
+
+    def query(self, images: Tensor, block: int | None = None) -> Tensor:
+        """The normalised class token [B, d] without prompts, after some of the blocks; None: after all."""
+        tokens = self.embed(images)
+        for layer in self.body.blocks[:block]:
+            tokens = layer(tokens)
+        return self.body.norm(tokens)[:, 0]
+
+
+def orthogonal(rows: Tensor) -> Tensor:
+    """Rows [G, d] made orthogonal one after the other (Gram-Schmidt, in float64) and of length 1, G <= d."""
+    q, r = torch.linalg.qr(rows.double().T)
+    # The sign of each row is that of the one it came from.
+    return (q * r.diagonal().sign()).T.to(rows.dtype).contiguous()
+
+
+def _behind_class(tokens: Tensor, prompts: Tensor) -> Tensor:
+    return torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], dim=1)
