@@ -26,7 +26,12 @@ GROUPS = {
     "resnets": ["digits_resnet_small", "digits_resnet_base", "digits_resnet_large"],
 }
 
+PROMPTED = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 1}
+
 TOY = {
+    **{name: PROMPTED for name in ("pt-fedavg", "fedmoon", "fedmix", "pfedhn")},
+    **{name: PROMPTED | {"groups": 3} for name in ("fgpt", "fed-dualprompt", "sgpt", "fgpt-fedmix")},
+    "fedpr": PROMPTED | {"group_blocks": ()},
     "fedkd": {"embedding": 16, "auxiliary": "digits_resnet_small"},
     "fml": {"embedding": 16, "auxiliary": "digits_resnet_small"},
     "lg-fedavg": {"embedding": 16},

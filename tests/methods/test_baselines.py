@@ -127,7 +127,7 @@ def test_fedproto_objective_and_prediction(fedproto):
     pulled = fedproto.objective(model, {}, batch, received, None)
     # Mean over dimensions, class 1 has no prototype, mean over the whole batch.
     assert (pulled - plain).item() == pytest.approx((4 / 2 + 0 + 9 / 2) / 3)
-    scores = fedproto.predict(model, {}, features, received)
+    scores = fedproto.predict(model, {}, batch, received)
     assert scores.argmax(dim=1).tolist() == [0, 2, 0]
     assert scores[:, 1].tolist() == [-torch.inf] * 3
 

@@ -231,7 +231,7 @@ def test_fedmds_objectives_count_public_classes_first():
     assert torch.allclose(value(public), F.cross_entropy(logits, labels))
     assert torch.allclose(value(revisit), F.cross_entropy(logits, labels + 3))
     assert torch.allclose(value(digest), (logits - received["logits"][[3, 0, 2, 1]]).abs().mean())
-    predicted = method.predict(Linear(), params, images, {})
+    predicted = method.predict(Linear(), params, batch, {})
     assert torch.equal(predicted, torch.cat([logits[:, 3:], logits[:, :3]], dim=1))
 
 

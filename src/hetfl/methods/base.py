@@ -57,6 +57,7 @@ class Phase:
         drop_last: whether an epoch's last batch is left out where it is smaller.
         shuffle: whether every epoch has an order of its own; else it is that of the partition.
         clip: largest norm of a gradient, of each of the ``clipped`` sets of parameter groups by itself; None: any.
+        gathers: whether statistics of the training passes are taken here.
         data: what it trains on: the client's ``own`` samples, all ``public`` ones, or this round's ``alignment`` set,
             which the server draws from the public ones.
     """
@@ -73,6 +74,7 @@ class Phase:
     shuffle: bool = True
     clip: float | None = None
     clipped: tuple[tuple[str, ...], ...] = ()
+    gathers: bool = True
     data: Literal["own", "public", "alignment"] = "own"
 
 
@@ -94,6 +96,19 @@ class Client:
     def samples(self) -> int:
         """|D_k|, its number of training samples."""
         return int(self.class_counts.sum())
+
+
+@dataclass(frozen=True)
+class Query:
+    """Features of images by which a method sorts them.
+
+    Attributes:
+        model: whose frozen backbone makes them; None: the clients' own.
+        block: of a transformer, after which its class token is taken; None: the last.
+    """
+
+    model: str | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,9 +146,10 @@ class Work:
     steps: int
 
 
-Sweep = Literal["none", "own", "before", "training", "alignment"]
-"""Where a client's statistics come from: one pass over its own data, after training or with the parameters from
-before; the training passes themselves (before each step); or one pass over the next round's alignment set."""
+Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]
+"""Where a client's statistics come from: one pass over its own data, after training, in the size in which they are
+stored, or with the parameters from before training; the training passes themselves (before each step); or one pass
+over the next round's alignment set."""
 
 
 class Method(ABC):
@@ -148,6 +164,7 @@ class Method(ABC):
         travels: what crosses between clients and server.
         evaluates: ``client``, each client's own parameters; or ``global``, what the server would send out now.
         public: whether clients and server share a public data set.
+        personal: whether the server sends clients different parameters.
         common_head: whether all clients must have a linear head on features of one size.
     """
 
@@ -157,6 +174,7 @@ class Method(ABC):
     travels: ClassVar[str]
     evaluates: Literal["client", "global"] = "client"
     public: ClassVar[bool] = False
+    personal: ClassVar[bool] = False
     common_head: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
@@ -271,9 +289,13 @@ class Method(ABC):
         """The server's next state from the participants' messages, by client."""
         return dict(server)
 
-    def predict(self, model: Model, params: Tensors, images: Tensor, received: Tensors) -> Tensor:
-        """The method's own inference rule: a score per class [B, C], the largest wins."""
-        return model(params, images).logits
+    def queries(self) -> Query | None:
+        """By which features of images the method sorts them, computed once; see :attr:`Batch.queries`."""
+        return None
+
+    def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+        """The method's own inference rule: a score per class [B, C], the largest wins; labels are not looked at."""
+        return model(params, batch.images).logits
 
     def learned(self, server: Tensors) -> Tensors:
         """Parameters of a network of the server's own, which the papers count among the trainable ones."""

@@ -106,6 +106,6 @@ class FedMD(Scratch):
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message(server)
 
-    def predict(self, model: Model, params: Tensors, images: Tensor, received: Tensors) -> Tensor:
+    def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """The data set's own classes first; a public class that wins is a mistake."""
-        return model(params, images).logits.roll(-self.public_classes, dims=1)
+        return model(params, batch.images).logits.roll(-self.public_classes, dims=1)

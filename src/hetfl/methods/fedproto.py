@@ -100,8 +100,8 @@ class FedProto(Scratch):
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message(server)
 
-    def predict(self, model: Model, params: Tensors, images: Tensor, received: Tensors) -> Tensor:
+    def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """Minus the squared distance to each global prototype; minus infinity where a class has none."""
-        features = model(params, images).features
+        features = model(params, batch.images).features
         score = -torch.cdist(features, received["means"]).square()
         return score.masked_fill(~received["valid"], -torch.inf)

@@ -1,0 +1,59 @@
+"""Fed-DualPrompt: FGPT with keys that are learned, and everything averaged by samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import Phase, Sweep, Work, cross_entropy, register_method
+from hetfl.methods.fgpt import FGPT
+from hetfl.methods.ptfedavg import PTFedAvg
+from hetfl.models.base import Model, ModelOptions
+
+
+@register_method("fed-dualprompt")
+class FedDualPrompt(FGPT):
+    """DualPrompt (Wang et al., ECCV 2022) under FedAvg, FGPT's baseline; the paper gives no more than that.
+
+    A client pulls the key that a sample's query is nearest to towards it. Whoever never picks a group returns its
+    prompt unchanged, which dilutes what the others learned.
+    """
+
+    title = "Fed-DualPrompt"
+    source = "Wang et al., ECCV 2022; FGPT, arXiv 2310.18285"
+    travels = "prompts, keys and heads"
+
+    class Settings(FGPT.Settings):
+        """``pull``: weight lambda of the keys' loss; DualPrompt's."""
+
+        pull: float = Field(default=1.0, ge=0)
+
+    def model_options(self) -> ModelOptions:
+        return super().model_options().model_copy(update={"keys": "uniform"})
+
+    def trains(self) -> tuple[str, ...]:
+        return ("shared", "group", "keys", "head")
+
+    def keys(self, params: Tensors, like: Tensor) -> Tensor:
+        return params["keys"]
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        cosines = self.similarity(params, batch)
+        nearest, chosen = cosines.max(dim=1)
+        loss = cross_entropy(model(params, batch.images, chosen).logits, batch)
+        return loss - self.settings.pull * batch.mean(nearest)
+
+    def sweep(self, round: int) -> Sweep:
+        return "none"
+
+    def uplink(self, work: Work) -> Message:
+        return PTFedAvg.uplink(self, work)
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        """Everything by the participants' samples, keys included."""
+        return PTFedAvg.aggregate(self, server, uplinks, draws)

@@ -1,0 +1,118 @@
+"""FedMix: PT-FedAvg on images mixed, to first order, with the averaged images of other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import Phase, Statistics, Sweep, Work, register_method
+from hetfl.methods.ptfedavg import PTFedAvg
+from hetfl.models.base import Model
+
+POOL = "pool/"
+SERVED = "served"
+
+
+@register_method("fedmix")
+class FedMix(PTFedAvg):
+    """Yoon et al., ICLR 2021, with prompts; FGPT's baseline.
+
+    Before the first round every client sends the mean image and the mean label of its samples, or of chunks of them,
+    in the size in which images are stored. A client gets the pool of them with its first downlink.
+    """
+
+    title = "FedMix"
+    source = "Yoon et al., ICLR 2021; FGPT, arXiv 2310.18285"
+    travels = "prompts and heads; mean images once"
+
+    class Settings(PTFedAvg.Settings):
+        """Defaults are those that a re-implementation names as the authors' for CIFAR-100.
+
+        Attributes:
+            mix: lambda, the share of the averaged image.
+            chunk: samples of an average; None: all of a client's.
+        """
+
+        mix: float = Field(default=0.1, ge=0, lt=1)
+        chunk: int | None = Field(default=None, ge=1)
+
+    def sweep(self, round: int) -> Sweep:
+        return super().sweep(round) if round else "stored"
+
+    def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        if received:
+            return super().statistics(model, params, batch, received)
+        labels = F.one_hot(batch.labels, self.num_classes).to(batch.images.dtype)
+        if self.settings.chunk is None:
+            count = torch.tensor(float(len(labels)), dtype=torch.float64, device=labels.device)
+            sums = {"images": batch.images.double().sum(0), "labels": labels.double().sum(0), "samples": count}
+            return Statistics(sums=sums)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
+        parts = order.split(self.settings.chunk)
+        rows = {"images": batch.images, "labels": labels}
+        return Statistics(rows={n: torch.stack([t[part].mean(0) for part in parts]) for n, t in rows.items()})
+
+    def register(self, work: Work) -> Message:
+        found = work.statistics
+        pool = dict(found.rows)
+        if self.settings.chunk is None:
+            pool = {n: (found.sums[n] / found.sums["samples"]).float()[None] for n in ("images", "labels")}
+        return Message({**super().register(work), **{POOL + name: tensor for name, tensor in pool.items()}})
+
+    def initial_server(
+        self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
+    ) -> dict[str, Tensor]:
+        clients = sorted(registrations)
+        pool = {
+            POOL + name: torch.cat([registrations[client][POOL + name] for client in clients])
+            for name in ("images", "labels")
+        }
+        served = torch.zeros(len(clients), dtype=torch.bool)
+        return {**super().initial_server(models, registrations, draws), **pool, SERVED: served}
+
+    def downlink(self, server: Tensors, client: int) -> Message:
+        pool = {} if server[SERVED][client] else {n: t for n, t in server.items() if n.startswith(POOL)}
+        return Message({**super().downlink(server, client), **pool})
+
+    def receive(self, message: Message, memory: Tensors) -> Tensors:
+        return {**message, **memory}
+
+    def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
+        return super().adopt(params, {n: t for n, t in received.items() if not n.startswith(POOL)})
+
+    def remember(self, work: Work) -> Tensors:
+        return {n: t for n, t in work.received.items() if n.startswith(POOL)}
+
+    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+        served = server[SERVED].clone()
+        served[sorted(uplinks)] = True
+        return {**super().aggregate(server, uplinks, draws), SERVED: served}
+
+    def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """Mixup's loss with one pooled pair for the whole batch, to first order around the shrunken images."""
+        share = self.settings.mix
+        if not share:
+            return super().objective(model, params, batch, received, phase)
+        pool = received[POOL + "images"]
+        drawn = torch.randint(len(pool), (), generator=torch.Generator().manual_seed(batch.seed))
+        image = F.interpolate(
+            pool[drawn][None], batch.images.shape[-2:], mode=model.spec.interpolation, antialias=True
+        )
+        label = received[POOL + "labels"][drawn].expand(len(batch.labels), -1)
+        images = ((1 - share) * batch.images).requires_grad_()
+        # Fused attention cannot be differentiated twice.
+        with sdpa_kernel(SDPBackend.MATH):
+            logits = model(params, images, self.choose(params, batch, received)).logits
+            own = F.cross_entropy(logits, batch.labels, reduction="none")
+            (slope,) = torch.autograd.grad(own.sum(), images, create_graph=True)
+        foreign = F.cross_entropy(logits, label, reduction="none")
+        along = (slope * image).flatten(1).sum(dim=1)
+        return batch.mean((1 - share) * own + share * foreign + share * (1 - share) * along)

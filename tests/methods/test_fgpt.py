@@ -1,0 +1,255 @@
+"""The FGPT family: equivalences, selection, aggregation, and what travels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hetfl.data.batches import Batch
+from hetfl.draws import Draws
+from hetfl.federation.rounds import play_round, start
+from hetfl.message import Message
+from hetfl.methods import create
+from hetfl.methods.fedpr import null_space
+from hetfl.models import ModelOptions, build
+from hetfl.models.grouped import orthogonal
+
+SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
+GROUPED = {**SMALL, "groups": 3}
+FAMILY = ["pt-fedavg", "fgpt", "fed-dualprompt", "sgpt", "fedmoon", "fedmix", "fgpt-fedmix", "pfedhn", "fedpr"]
+
+
+def run(engine, rounds: int = 2, seed: int = 0):
+    state, line = start(engine, Draws(seed))
+    lines = [line]
+    for round in range(1, rounds + 1):
+        state, line = play_round(engine, state, Draws(seed).at(round))
+        lines.append(line)
+    return state, lines
+
+
+def same(first, second, tolerance: float = 1e-9) -> bool:
+    names = [name for name in first.server if name.startswith("model/") and name in second.server]
+    assert names
+    return all(torch.allclose(first.server[n], second.server[n], atol=tolerance) for n in names)
+
+
+def built(**options):
+    more = {"prompts": "inserted", "shared_blocks": (1,), "group_blocks": (2,), "groups": 4, "init": "torch"}
+    model = build("digits_vit_base.random", 3, ModelOptions(**(more | options)))
+    return model, model.init(Draws(0), 0)
+
+
+def test_one_group_is_pt_fedavg(toy_engine):
+    engines = [
+        toy_engine("pt-fedavg", dtype=torch.float64, **SMALL),
+        toy_engine("fgpt", dtype=torch.float64, groups=1, **SMALL),
+    ]
+    states = [run(engine)[0] for engine in engines]
+    assert same(*states)
+
+
+def test_without_their_term_baselines_are_pt_fedavg(toy_engine):
+    plain, _ = run(toy_engine("pt-fedavg", dtype=torch.float64, **SMALL))
+    assert same(plain, run(toy_engine("fedmoon", dtype=torch.float64, mu=0, **SMALL))[0])
+    assert same(plain, run(toy_engine("fedmix", dtype=torch.float64, mix=0, **SMALL))[0])
+    alone = {**SMALL, "group_blocks": ()}
+    share, _ = run(toy_engine("pt-fedavg", dtype=torch.float64, **alone))
+    assert same(share, run(toy_engine("fedpr", dtype=torch.float64, kept=1, **alone))[0])
+
+
+def test_their_terms_do_something(toy_engine):
+    plain, _ = run(toy_engine("pt-fedavg", dtype=torch.float64, **SMALL), 3)
+    for method in ("fedmoon", "fedmix"):
+        assert not same(plain, run(toy_engine(method, dtype=torch.float64, **SMALL), 3)[0]), method
+
+
+def test_groups_never_change_and_count_every_sample(toy_engine):
+    engine = toy_engine("fgpt", **GROUPED)
+    state, lines = run(engine)
+    assert state.server["counts"].sum() == 60
+    for k, client in enumerate(engine.federation.clients):
+        batch = engine.federation.data[k].train_images.batch(engine.federation.data[k].train)
+        query = client.model.query(batch.images)
+        assert torch.allclose(batch.queries, query, atol=1e-5)
+        first = engine.method.choose({}, batch, {})
+        expected = F.cosine_similarity(query[:, None], engine.method.keys({}, query)[None], dim=2).argmax(1)
+        assert torch.equal(first, expected)
+
+
+def test_a_groups_prompt_is_weighted_by_its_samples_and_stays_where_there_are_none():
+    method = create("fgpt", {"groups": 3}, 2)
+    old = torch.randn(1, 3, 4)
+    server = {"samples": torch.tensor([10, 30]), "model/group": old, "model/head.bias": torch.zeros(2)}
+
+    def sent(value, counts):
+        prompts = torch.full((1, 3, 4), value)
+        counts = torch.tensor(counts, dtype=torch.int32)
+        return Message({"group": prompts, "head.bias": torch.full((2,), value), "counts": counts})
+
+    after = method.aggregate(server, {0: sent(1.0, [4, 6, 0]), 1: sent(5.0, [12, 18, 0])}, Draws(0))
+    assert torch.allclose(after["model/group"][0, 0], torch.tensor(4.0))
+    assert torch.allclose(after["model/head.bias"], torch.tensor(4.0))
+    assert torch.equal(after["model/group"][0, 2], old[0, 2])
+    after = method.aggregate(server, {0: sent(1.0, [9, 6, 0]), 1: sent(5.0, [3, 18, 0])}, Draws(0))
+    assert torch.allclose(after["model/group"][0, 0], torch.tensor(2.0))
+
+
+def test_keys_are_orthogonal_and_drawn_once():
+    keys = create("fgpt", {"groups": 20}, 2).keys({}, torch.zeros(1, 768))
+    cosines = F.normalize(keys.double(), dim=1) @ F.normalize(keys.double(), dim=1).T
+    assert (cosines - torch.eye(20)).abs().max() < 1e-6
+    assert torch.equal(keys, create("fgpt", {"groups": 20}, 5).keys({}, torch.zeros(1, 768)))
+    random = create("fgpt", {"groups": 20, "keys": "random"}, 2).keys({}, torch.zeros(1, 768))
+    assert (F.normalize(random, dim=1) @ F.normalize(random, dim=1).T - torch.eye(20)).abs().max() > 1e-3
+    rows = torch.randn(3, 5)
+    made = orthogonal(rows)
+    assert torch.allclose(F.normalize(rows[0], dim=0), made[0], atol=1e-6)
+    assert (made * rows).sum(1).min() > 0
+
+
+def test_one_branch_is_fgpt_and_more_share_the_lower_blocks():
+    model, params = built()
+    images, groups = torch.randn(5, 3, 32, 32), torch.tensor([0, 3, 1, 2, 0])
+    one = model(params, images, groups)
+    assert torch.allclose(model(params, images, groups[:, None]).logits, one.logits, atol=1e-5)
+    pairs = torch.stack([groups, (groups + 1) % 4], dim=1)
+    both = torch.stack([model(params, images, column).logits for column in pairs.unbind(1)]).mean(0)
+    assert torch.allclose(model(params, images, pairs).logits, both, atol=1e-5)
+
+
+def test_tokens_enter_behind_the_class_token_and_stay():
+    """Against blocks run by hand: [cls, group, shared, patches] from the group's block on."""
+    model, params = built(prompt_length=2)
+    images, groups = torch.randn(2, 3, 32, 32), torch.tensor([1, 3])
+    body = model._module.body
+    with torch.no_grad():
+        tokens = body._pos_embed(body.patch_embed(images))
+        tokens = torch.cat([tokens[:, :1], params["shared"][0].expand(2, -1, -1), tokens[:, 1:]], 1)
+        tokens = body.blocks[0](tokens)
+        tokens = torch.cat([tokens[:, :1], params["group"][0][groups][:, None], tokens[:, 1:]], 1)
+        tokens = body.norm(body.blocks[1](tokens))
+        output = model(params, images, groups)
+        assert tokens.shape[1] == 1 + 1 + 2 + 16
+        assert torch.allclose(output.features, tokens[:, 0], atol=1e-5)
+        mean = built(prompt_length=2, readout="mean")[0](params, images, groups)
+        assert torch.allclose(mean.features, tokens[:, :2].mean(1), atol=1e-5)
+
+
+def test_fed_dualprompt_with_fgpts_keys_trains_as_fgpt(toy_engine):
+    settings = {**GROUPED, "local_epochs": 1}
+    fgpt, dual = (toy_engine(name, dtype=torch.float64, **settings) for name in ("fgpt", "fed-dualprompt"))
+    dual.method.settings = dual.method.settings.model_copy(update={"pull": 0.0})
+    keys = fgpt.method.keys({}, torch.zeros(1, 48, dtype=torch.float64))
+    state, _ = start(fgpt, Draws(0))
+    other, _ = start(dual, Draws(0))
+    other.server.update({name: state.server[name] for name in state.server if name.startswith("model/")})
+    other.server["model/keys"] = keys
+    from hetfl.federation.sequential import Visit
+    from hetfl.federation.state import ClientState
+
+    uplinks = [
+        next(engine.train([Visit(1, ClientState(), engine.method.downlink(s.server, 1))], Draws(0).at(1))).uplink
+        for engine, s in ((fgpt, state), (dual, other))
+    ]
+    for name in ("shared", "group", "head.weight"):
+        assert torch.allclose(uplinks[0][name], uplinks[1][name], atol=1e-9), name
+
+
+def test_sgpts_server_without_momentum_returns_a_lone_participants_state():
+    method = create("sgpt", {"groups": 2, "key_momentum": 0.0, "group_momentum": 0.0, "few": 0}, 2)
+    server = {
+        "samples": torch.tensor([7]),
+        "picks": torch.tensor([1, 2]),
+        **{f"model/{name}": torch.randn(2, 2, 3) for name in ("shared", "group")},
+        "model/keys": torch.randn(2, 3),
+    }
+    own = {"shared": torch.randn(2, 2, 3), "group": torch.randn(2, 2, 3), "keys": torch.randn(2, 3)}
+    sent = Message({**own, "counts": torch.tensor([30, 5], dtype=torch.int32)})
+    after = method.aggregate(server, {0: sent}, Draws(0))
+    assert all(torch.allclose(after[f"model/{name}"], tensor) for name, tensor in own.items())
+    assert after["picks"].tolist() == [31, 7]
+    half = create("sgpt", {"groups": 2}, 2).aggregate(server, {0: sent}, Draws(0))
+    for name in ("group", "keys"):
+        assert torch.allclose(half[f"model/{name}"], (server[f"model/{name}"] + own[name]) / 2)
+
+
+def test_sgpt_prefers_what_was_seldom_picked():
+    method = create("sgpt", {"groups": 3}, 2)
+    keys = torch.eye(3)
+    batch = Batch(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), queries=torch.tensor([[1.0, 0.9, -5.0]] * 2))
+    params = {"keys": keys}
+    assert method.picks(params, batch, {"picks": torch.zeros(3, dtype=torch.int32)}).tolist() == [0, 0]
+    assert method.picks(params, batch, {"picks": torch.tensor([90, 10, 0])}).tolist() == [2, 2]
+    assert method.picks(params, batch, {"picks": torch.tensor([90, 1, 9])}).tolist() == [1, 1]
+    assert method.choose(params, batch, {}).tolist() == [0, 0]  # prediction knows no picks
+
+
+def test_sgpt_trains_in_turn(toy_engine):
+    engine = toy_engine("sgpt", **{**GROUPED, "prompt_length": 1})
+    first, second = engine.method.phases(1)
+    assert first.trains == ("shared", "head") and second.trains == ("group", "keys", "head")
+    assert [phase.data for phase in engine.method.phases(1)] == ["own", "own"]
+    state, lines = run(engine, 2)
+    # Two epochs of the second stage count every sample twice, in each of two rounds.
+    assert state.server["picks"].sum() == 2 * 2 * 60
+
+
+def test_fedpr_moves_prompts_in_the_null_space_only(toy_engine):
+    engine = toy_engine("fedpr", dtype=torch.float64, **{**SMALL, "group_blocks": ()}, weight_decay=0.0)
+    state, _ = run(engine, 1)
+    before = state.server["model/shared"]
+    after, _ = play_round(engine, state, Draws(0).at(2))
+    moved = (after.server["model/shared"] - before).flatten(0, 1)
+    assert moved.norm() > 1e-6
+    projection = null_space(before.flatten(0, 1), 0.8)
+    assert torch.allclose(moved @ projection, moved, atol=1e-9)
+    assert (moved @ before.flatten(0, 1).T).abs().max() < 1e-9
+    assert round(projection.trace().item()) == 48 - int(0.2 * 48 + 1e-9)
+
+
+def test_pfedhn_learns_nothing_from_unchanged_prompts():
+    method = create("pfedhn", {"embedding": 3, "hidden": 4, "layers": 1, "server_decay": 0.0}, 2)
+    model, _ = built(prompt_length=2, groups=1)
+    registrations = {k: Message({"samples": torch.tensor([5 + k], dtype=torch.int32)}) for k in range(2)}
+    server = method.initial_server([model, model], registrations, Draws(0))
+    sent = {k: method.downlink(server, k) for k in range(2)}
+    assert not torch.equal(sent[0]["shared"], sent[1]["shared"])
+    after = method.aggregate(server, sent, Draws(0).at(1))
+    for name in (name for name in server if name.startswith("net/")):
+        assert torch.allclose(after[name], server[name], rtol=0, atol=1e-6), name
+    moved = {k: Message({**sent[k], "shared": sent[k]["shared"] + 1}) for k in sent}
+    after = method.aggregate(server, moved, Draws(0).at(1))
+    closer = method.downlink(after, 0)["shared"] - sent[0]["shared"]
+    assert closer.mean() > 0
+
+
+def test_fedmix_is_mixups_loss_to_first_order(toy_engine):
+    engine = toy_engine("fedmix", dtype=torch.float64, **SMALL)
+    state, lines = run(engine, 1)
+    size = 3 * 8 * 8 + 3
+    assert lines[0]["up"]["elements"] == 3 * (1 + size)
+    assert (
+        lines[1]["down"]["elements"] - 3 * sum(t.numel() for n, t in state.server.items() if n.startswith("model/"))
+        == 3 * 3 * size
+    )
+    later, line = play_round(engine, state, Draws(0).at(2))
+    assert line["down"]["elements"] == line["up"]["elements"]  # the pool is sent once
+    data = engine.federation.data[0]
+    own = data.train_images.stored().batch(data.train)
+    assert torch.allclose(state.server["pool/images"][0].double(), own.images.mean(0), atol=1e-6)
+    assert torch.allclose(state.server["pool/labels"][0], torch.bincount(own.labels, minlength=3) / len(own.labels))
+
+
+@pytest.mark.parametrize("method", FAMILY)
+def test_what_travels_is_counted_as_the_paper_counts(toy_engine, method):
+    """Section 16's formulas on the toy: 48 wide, 3 classes; integers apart."""
+    settings = GROUPED if method in ("fgpt", "fgpt-fedmix", "fed-dualprompt", "sgpt") else SMALL
+    engine = toy_engine(method, **settings)
+    _, lines = run(engine)
+    head, shared, group = 49 * 3, 2 * 48, (3 if settings is GROUPED else 1) * 48
+    group = 0 if method == "fedpr" and not engine.method.settings.group_blocks else group
+    keys = 3 * 48 if method in ("fed-dualprompt", "sgpt") else 0
+    counts = 3 if method in ("fgpt", "fgpt-fedmix", "sgpt") else 0
+    assert lines[2]["up"]["elements"] == 3 * (head + shared + group + keys + counts)
