@@ -95,6 +95,7 @@ class PretrainSettings(Settings):
     dataset: str
     split: str = "public"
     models: list[str] = Field(min_length=1)
+    input: InputSettings = InputSettings()
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
     lr: float = Field(gt=0)

@@ -32,7 +32,7 @@ def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Pa
         The training accuracy in the last epoch, as a fraction.
     """
     draws = Draws(settings.seed)
-    images = DeviceImages([dataset.split(settings.split)], input_spec(name), device)
+    images = DeviceImages([dataset.split(settings.split)], settings.input.spec(input_spec(name)), device)
     with seeded_library_code(draws.key(f"pretrain:{name}")):
         body: Any = creator(name)()
         model = nn.Sequential(body, nn.Linear(body.num_features, dataset.num_classes)).to(device)
@@ -43,7 +43,8 @@ def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Pa
     for epoch in range(settings.epochs):
         correct = 0
         order = torch.randperm(len(images), generator=draws.torch(f"pretrain:{name}", -1, epoch)).to(device)
-        for batch in images.batches(order, settings.batch_size):
+        augment, seed = settings.input.transform(), draws.key("augment", -1, epoch)
+        for batch in images.batches(order, settings.batch_size, augment, seed):
             logits = model(batch.images)
             optimiser.zero_grad()
             F.cross_entropy(logits, batch.labels).backward()

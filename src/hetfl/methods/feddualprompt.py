@@ -12,7 +12,6 @@ from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Phase, Sweep, Work, cross_entropy, register_method
 from hetfl.methods.fgpt import FGPT
-from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model, ModelOptions
 
 
@@ -52,8 +51,8 @@ class FedDualPrompt(FGPT):
         return "none"
 
     def uplink(self, work: Work) -> Message:
-        return PTFedAvg.uplink(self, work)
+        return super(FGPT, self).uplink(work)
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
         """Everything by the participants' samples, keys included."""
-        return PTFedAvg.aggregate(self, server, uplinks, draws)
+        return super(FGPT, self).aggregate(server, uplinks, draws)

@@ -15,7 +15,6 @@ from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Phase, Query, Statistics, Sweep, cross_entropy, register_method
 from hetfl.methods.fgpt import FGPT
-from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model, ModelOptions
 
 PICKS = "picks"
@@ -126,7 +125,7 @@ class SGPT(FGPT):
         clients = sorted(uplinks)
         counts = torch.stack([uplinks[client]["counts"] for client in clients]).double()
         sent = {k: Message({n: t for n, t in uplinks[k].items() if n != "counts"}) for k in clients}
-        after = PTFedAvg.aggregate(self, server, sent, draws)
+        after = super(FGPT, self).aggregate(server, sent, draws)
         total = counts.sum(dim=0)
         share = torch.where(total > self.settings.few, counts / total.clamp(min=1), 1 / len(clients))
         keys = torch.stack([sent[k]["keys"] for k in clients]).double()

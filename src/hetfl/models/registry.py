@@ -72,6 +72,14 @@ PFEDPT_VITS: dict[str, dict[str, Any]] = {
 }
 """pFedPT's own, 1,076,106 parameters with a head for 10 classes (FedHPL Table 5)."""
 
+MINI_VITS: dict[str, dict[str, Any]] = {
+    "mini_vit": {"patch_size": 4, "embed_dim": 96, "depth": 8, "num_heads": 3, "mlp_ratio": 2},
+}
+"""Small enough to be pre-trained on a CPU, deep enough for the prompts' places in FGPT and SGPT."""
+
+MINI_TAGS = ("cifar10", "cifar100")
+"""What :data:`MINI_VITS` are pre-trained on, the tags of their weights."""
+
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet4": {"block": "basic", "layers": (1, 0, 0, 0), "channels": (64, 64, 64, 64)},
     "resnet6": {"block": "basic", "layers": (1, 1, 0, 0), "channels": (64, 128, 128, 128)},
@@ -102,10 +110,10 @@ _HALF = (0.5, 0.5, 0.5)
 _GREY = (0.5,)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
-OWN_VITS = {**DIGITS_VITS, **PFEDPT_VITS, **MOCO_VITS}
+OWN_VITS = {**DIGITS_VITS, **PFEDPT_VITS, **MINI_VITS, **MOCO_VITS}
 OWN_RESNETS = {**DIGITS_RESNETS, **RESNETS}
 OWN_SPECS = {
-    **dict.fromkeys([*DIGITS_VITS, *PFEDPT_VITS], InputSpec(32, "bilinear", _HALF, _HALF)),
+    **dict.fromkeys([*DIGITS_VITS, *PFEDPT_VITS, *MINI_VITS], InputSpec(32, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(DIGITS_RESNETS, InputSpec(16, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(MOCO_VITS, InputSpec(224, "bicubic", *_IMAGENET)),
     **dict.fromkeys(["cnn", *RESNETS, *TORCHVISION], InputSpec(32, "bilinear", _HALF, _HALF)),
@@ -135,6 +143,8 @@ def check_name(name: str, where: str = "") -> None:
         if architecture not in known:
             raise unknown("model", plain, (*OWN_SPECS, *known), where)
         tags += _timm().list_pretrained(f"{architecture}.*")
+    elif architecture in MINI_VITS:
+        tags += [f"{architecture}.{tag}" for tag in MINI_TAGS]
     if "." in plain and plain not in tags:
         raise unknown("weights tag", plain, tags, where)
     prefix = f"{where}: " if where else ""
@@ -406,6 +416,8 @@ def _remedy(name: str) -> str:
     architecture = architecture_of(name)
     if architecture in DIGITS_VITS or architecture in DIGITS_RESNETS:
         return "make them with dvc repro pretrain"
+    if architecture in MINI_VITS:
+        return f"make them with dvc repro pretrain-mini@{name.partition('.')[2] or MINI_TAGS[0]}"
     if architecture in MOCO_FILES:
         return f"fetch {MOCO_FILES[architecture]} and run `hetfl weights {name} --from FILE`"
     if architecture in OWN_SPECS:
