@@ -12,9 +12,9 @@ import torch
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation import evaluation
+from hetfl.federation import evaluation, rounds
 from hetfl.federation.cell import Setup
-from hetfl.federation.evaluation import evaluate_cell, representations
+from hetfl.federation.evaluation import evaluate_cell, groups, of_groups, of_window, representations
 from hetfl.federation.plan import Cell, Workspace
 from hetfl.federation.record import Record
 from hetfl.federation.rounds import play_round, run_rounds, start
@@ -25,9 +25,9 @@ from hetfl.tensors import read_tensors
 DRAWS = Draws(0)
 
 
-def played(engine: Sequential, rounds: int = 2) -> State:
+def played(engine: Sequential, last: int = 2) -> State:
     state, _ = start(engine, DRAWS)
-    for number in range(1, rounds + 1):
+    for number in range(1, last + 1):
         state, _ = play_round(engine, state, DRAWS.at(number))
     return state
 
@@ -148,3 +148,43 @@ def test_features_of_several_sizes_are_refused(finished) -> None:
     ):
         evaluate_cell(cell, workspace, torch.device("cpu"))
     assert not workspace.evaluations.exists()
+
+
+@pytest.mark.parametrize("method", ["fgpt", "fed-dualprompt", "sgpt"])
+def test_groups_are_those_of_the_inference_rule(toy_engine, method: str) -> None:
+    settings = {"shared_blocks": (1,), "group_blocks": (2,), "groups": 4, "participation": 1.0}
+    engine = toy_engine(method, **settings)
+    state = played(engine)
+    found = groups(engine, state, DRAWS.at(2))
+    assert {name: (len(values), values.dtype) for name, values in found.items()} == dict.fromkeys(
+        ("group", "label", "client", "cluster"), (60, torch.int16)
+    )
+    params, received = rounds.tested_with(engine, state, DRAWS.at(2), 0)
+    for k, data in enumerate(engine.federation.data):
+        batch, mine = data.train_images.batch(data.train), found["client"] == k
+        assert torch.equal(found["group"][mine].long(), engine.method.choose(params, batch, received))
+        assert torch.equal(found["label"][mine].long(), batch.labels)
+    told = of_groups(found, settings)
+    assert 0 <= told["group_entropy"] <= 1 and told["congruence"] > 0
+
+
+def test_methods_that_do_not_sort_have_no_groups(toy_engine) -> None:
+    engine = toy_engine("fedavg")
+    assert groups(engine, played(engine), DRAWS.at(2)) == {} and of_groups({}, {}) == {}
+
+
+def test_a_window_is_reported_where_the_method_has_one() -> None:
+    other = [{"accuracy": [share, 0.5], "pooled": share} for share in (0.1, 0.3)]
+    lines = [
+        {"round": 1, "accuracy": [0.0, 1.0], "pooled": 0.9},
+        *(
+            {"round": 2 + n, "accuracy": [0.2, None], "pooled": 0.2, "also": {"top-2": one}}
+            for n, one in enumerate(other)
+        ),
+    ]
+    assert of_window(lines, {}) == {}
+    found = of_window(lines, {"window": 2})
+    assert (found["window_pooled"], found["window_variance"], found["window_rounds"]) == (0.2, 0.0, 2)
+    assert found["also"]["top-2"]["window_pooled"] == pytest.approx(0.2)
+    assert found["also"]["top-2"]["window_variance"] == pytest.approx(0.01)
+    assert found["also"]["top-2"]["window_lowest"] == pytest.approx(0.2)

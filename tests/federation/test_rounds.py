@@ -92,8 +92,7 @@ def test_the_checkpoint_of_a_closed_run_gives_its_last_accuracy(toy_engine, tmp_
     play(engine, tmp_path)
     tensors, metadata = read_tensors(tmp_path / "run" / "model.safetensors")
     state = State.from_tensors(int(metadata["round"]), tensors)
-    confusion = rounds.evaluate(engine, state, Draws(0).at(state.round))
-    assert rounds.accuracies(confusion) == numbers(tmp_path)[-1]["accuracy"]
+    assert rounds.tested(engine, state, Draws(0).at(state.round))["accuracy"] == numbers(tmp_path)[-1]["accuracy"]
 
 
 def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):

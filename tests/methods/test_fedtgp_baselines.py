@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.federation.rounds import evaluate, play_round, start
+from hetfl.federation.rounds import play_round, predictions, start
 from hetfl.federation.sequential import Visit
 from hetfl.federation.state import ClientState
 from hetfl.message import Message
@@ -323,8 +323,9 @@ def test_fedgen_counts_labels_once(toy_engine):
     assert torch.bincount(labels, minlength=3).tolist() == pytest.approx([0, 1000, 3000], abs=120)
     # Tested with the server's head.
     received = engine.method.downlink(state.server, 0)
-    own = engine.evaluate(0, engine.method.adopt(state.clients[0].params, received), {})
-    assert torch.equal(evaluate(engine, state, Draws(0).at(2))[0], own)
+    data, params = engine.federation.data[0], engine.method.adopt(state.clients[0].params, received)
+    own = engine.predict(0, params, {}, data.test_images, data.test, engine.method)
+    assert torch.equal(next(predictions(engine, state, Draws(0).at(2)))[0], own)
 
 
 def test_fedgens_frozen_generator_stays_as_drawn(toy_engine):

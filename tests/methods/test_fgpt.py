@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.federation.rounds import play_round, start
+from hetfl.federation.sequential import Visit
+from hetfl.federation.state import ClientState
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.methods.fedpr import null_space
@@ -67,8 +72,13 @@ def test_their_terms_do_something(toy_engine):
 
 def test_groups_never_change_and_count_every_sample(toy_engine):
     engine = toy_engine("fgpt", **GROUPED)
-    state, lines = run(engine)
-    assert state.server["counts"].sum() == 60
+    _, lines = run(engine)
+    sizes = [line["clients"]["groups"] for line in lines[1:]]
+    assert sizes[0] == sizes[1] and [sum(groups) for groups in sizes[0]] == [15, 19, 26]
+    share = torch.tensor(sizes[0]).sum(0) / 60
+    assert lines[1]["diagnostics"]["group_entropy"] == pytest.approx(
+        float(torch.distributions.Categorical(share).entropy() / torch.tensor(3.0).log())
+    )
     for k, client in enumerate(engine.federation.clients):
         batch = engine.federation.data[k].train_images.batch(engine.federation.data[k].train)
         query = client.model.query(batch.images)
@@ -94,6 +104,54 @@ def test_a_groups_prompt_is_weighted_by_its_samples_and_stays_where_there_are_no
     assert torch.equal(after["model/group"][0, 2], old[0, 2])
     after = method.aggregate(server, {0: sent(1.0, [9, 6, 0]), 1: sent(5.0, [3, 18, 0])}, Draws(0))
     assert torch.allclose(after["model/group"][0, 0], torch.tensor(2.0))
+
+
+def test_prompts_that_are_sent_are_compared_pair_by_pair(toy_engine):
+    engine = toy_engine("fgpt", **GROUPED)
+    state, _ = start(engine, Draws(0))
+    draws = Draws(0).at(1)
+    visits = [Visit(k, ClientState(), engine.method.downlink(state.server, k)) for k in range(3)]
+    sent = {update.client: update.uplink for update in engine.train(visits, draws)}
+    server = engine.method.aggregate(state.server, sent, draws)
+    found = engine.method.diagnostics(server, sent)
+
+    def mean(vectors):
+        pairs = [F.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in combinations(vectors, 2)]
+        return float(torch.stack(pairs).mean())
+
+    groups = [[sent[k]["group"][:, g] for k in sent] for g in range(3)]
+    used = [[p for k, p in zip(sent, group, strict=True) if sent[k]["counts"][g]] for g, group in enumerate(groups)]
+    tokens = [[sent[k]["shared"][0, n] for k in sent] for n in range(2)]
+    expected = {
+        "cosine_shared": mean([sent[k]["shared"] for k in sent]),
+        "cosine_shared_tokens": sum(map(mean, tokens)) / 2,
+        "cosine_group_local": sum(map(mean, groups)) / 3,
+        "cosine_group_global": mean([server["model/group"][:, g] for g in range(3)]),
+        "cosine_group_local_used": sum(mean(g) for g in used if len(g) > 1) / sum(len(g) > 1 for g in used),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_one_participant_has_nobody_to_be_compared_with(toy_engine):
+    engine = toy_engine("pt-fedavg", **SMALL | {"participation": 0.34})
+    _, lines = run(engine, 1)
+    assert lines[1]["diagnostics"] == {}
+
+
+def test_ensembles_are_tested_in_the_window_as_runs_of_their_own_would_be(toy_engine):
+    settings = {**GROUPED, "rounds": 3, "window": 2}
+    _, lines = run(toy_engine("fgpt", dtype=torch.float64, ensembles=(1, 2), **settings), 3)
+    _, branched = run(toy_engine("fgpt", dtype=torch.float64, branches=2, **settings), 3)
+    assert "also" not in lines[1]
+    for line, other in zip(lines[2:], branched[2:], strict=True):
+        assert line["also"]["top-1"] == {name: line[name] for name in ("accuracy", "pooled")}
+        assert line["also"]["top-2"] == {name: other[name] for name in ("accuracy", "pooled")}
+
+
+@pytest.mark.parametrize("setting", [{"branches": 4}, {"ensembles": (2, 4)}])
+def test_more_branches_than_groups_are_refused(setting):
+    with pytest.raises(HetflError, match=r"asks for more groups than there are \(3\)"):
+        create("fgpt", {"groups": 3, **setting}, 2)
 
 
 def test_keys_are_orthogonal_and_drawn_once():

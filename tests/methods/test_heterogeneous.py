@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.federation.evaluation import confusions
 from hetfl.federation.rounds import play_round, start
 from hetfl.message import Message
 from hetfl.methods import create
@@ -261,9 +262,11 @@ def test_fedmd_counts_public_predictions_as_mistakes(toy_engine):
     params = dict(state.clients[0].params)
     params["head.weight"] = torch.zeros_like(params["head.weight"])
     params["head.bias"] = torch.tensor([0.0, 9.0, 0.0, 0.0, 0.0])  # a public class always wins
-    confusion = engine.evaluate(0, params, {})
-    assert confusion.shape == (3, 5)
-    assert confusion.sum() == 30 and confusion[:, 4].sum() == 30 and confusion[:, :3].sum() == 0
+    for own in state.clients.values():
+        own.params |= params
+    matrices = confusions(engine, state, Draws(0).at(0))
+    assert matrices.shape == (3, 3, 5)
+    assert matrices[0].sum() == matrices[0, :, 4].sum() == 30
 
 
 def fedgen_server(method, width=4, classes=3):

@@ -19,6 +19,7 @@ from hetfl.federation.rounds import run_rounds
 from hetfl.federation.sequential import Sequential
 from hetfl.federation.state import ResumePoints
 from hetfl.methods import Method, create
+from hetfl.models import Model
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def description(
 ) -> dict[str, Any]:
     """What ``run.json`` says about a run besides when it happened."""
     models = setup.federation.models
-    trained = [sum(tensor.numel() for tensor in _trained(setup, k).values()) for k in range(len(models))]
+    trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
     return {
         "fingerprint": identity,
         "experiment": cell.experiment,
@@ -118,7 +119,10 @@ def description(
         "class_counts": _class_counts(setup),
         "inputs": reads,
         "data_source": read_card(workspace.dataset(cell.dataset)).source,
-        "parameters": {"trainable": trained, "total": [model.total_elements for model in models]},
+        "parameters": {
+            "trainable": [trained[model] for model in models],
+            "total": [model.total_elements for model in models],
+        },
         "versions": versions(),
         "device": device_name(setup.federation.device),
         "engine": setup.engine.name,
@@ -126,10 +130,10 @@ def description(
     }
 
 
-def _trained(setup: Setup, client: int) -> dict[str, torch.Tensor]:
-    model = setup.federation.clients[client].model
+def _trained(setup: Setup, model: Model) -> int:
+    """Elements that a client's first round changes."""
     wanted = {name for phase in setup.method.phases(1) for name in model.names(phase.trains)}
-    return {name: tensor for name, tensor in model.init(setup.draws, client).items() if name in wanted}
+    return sum(tensor.numel() for name, tensor in model.init(setup.draws, 0).items() if name in wanted)
 
 
 def _class_counts(setup: Setup) -> dict[str, list[list[int]]]:
@@ -137,8 +141,7 @@ def _class_counts(setup: Setup) -> dict[str, list[list[int]]]:
     federation, classes = setup.federation, setup.federation.num_classes
 
     def tested(data: ClientData) -> torch.Tensor:
-        labels = data.test_images.labels if data.test is None else data.test_images.labels[data.test]
-        return torch.bincount(labels, minlength=classes)
+        return torch.bincount(data.test_images.labels[data.test], minlength=classes)
 
     return {
         "train": [client.class_counts.tolist() for client in federation.clients],

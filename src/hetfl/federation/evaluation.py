@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +15,15 @@ from hetfl.data.batches import DeviceImages, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.cell import set_up
-from hetfl.federation.federation import ClientData
 from hetfl.federation.plan import Cell, Workspace
 from hetfl.federation.record import Record
-from hetfl.federation.rounds import accuracies, evaluate, tested_with
+from hetfl.federation.rounds import predictions, tested_with
 from hetfl.federation.sequential import EVALUATION_BATCH, Sequential
 from hetfl.federation.state import State
 from hetfl.files import read_json, write_json, write_text
 from hetfl.message import Tensors
-from hetfl.metrics.accuracy import best_round, per_class, summary
+from hetfl.metrics.accuracy import best_round, per_class, summary, window
+from hetfl.metrics.groups import congruence, entropy, kmeans
 from hetfl.models.base import Model
 from hetfl.tensors import read_tensors, write_tensors
 
@@ -52,30 +54,104 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
         )
     tensors, metadata = read_tensors(folder / "model.safetensors", device)
     state = State.from_tensors(int(metadata["round"]), tensors)
-    confusion = evaluate(setup.engine, state, setup.draws.at(state.round))
+    matrices = confusions(setup.engine, state, setup.draws.at(state.round))
+    found = summary(matrices)
     lines = [line for line in Record(folder).lines() if line["round"]]
     recorded, tolerance = lines[-1]["accuracy"], SAME if run["device"].startswith("cpu") else 0.02
-    if not np.allclose(accuracies(confusion), recorded, rtol=0, atol=tolerance):
+    tested, told = (np.array(shares, dtype=float) for shares in (found["accuracy"], recorded))  # None becomes NaN
+    if not np.allclose(tested, told, rtol=0, atol=tolerance, equal_nan=True):
         raise HetflError(
-            f"{folder}/model.safetensors: gives accuracies {accuracies(confusion)} but rounds.jsonl says {recorded}; "
+            f"{folder}/model.safetensors: gives accuracies {found['accuracy']} but rounds.jsonl says {recorded}; "
             "delete the folder and run dvc repro again"
         )
     names = setup.dataset.class_names
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["client", "class", "accuracy", "samples"])
-    matrices = confusion.numpy()
     for k, recalls in enumerate(per_class(matrices)):
         for c, recall in enumerate(recalls):
             writer.writerow([k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())])
     out = workspace.evaluations / cell.path
-    stored = out / "prototypes.safetensors"
-    if cell.features:
-        write_tensors(stored, representations(setup.engine, state, setup.draws, cell.features))
-    else:
-        stored.unlink(missing_ok=True)
-    write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **summary(matrices), **best_round(lines)})
+    stored = {
+        "prototypes": representations(setup.engine, state, setup.draws, cell.features) if cell.features else {},
+        "groups": groups(setup.engine, state, setup.draws),
+    }
+    for name, tensors in stored.items():
+        if tensors:
+            write_tensors(out / f"{name}.safetensors", tensors)
+        else:
+            (out / f"{name}.safetensors").unlink(missing_ok=True)
+    metrics = {
+        **found,
+        **best_round(lines),
+        **of_window(lines, cell.settings),
+        **of_groups(stored["groups"], cell.settings),
+    }
+    write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **metrics})
     write_text(out / "per_class.csv", table.getvalue())
+
+
+def confusions(engine: Sequential, state: State, draws: Draws) -> np.ndarray:
+    """What each client's test samples are taken for: [K, C, C'] int64, rows are true classes.
+
+    Columns from C on are predictions that are none of the data set's classes.
+    """
+    classes = engine.federation.num_classes
+    columns = classes + (engine.method.public_classes if engine.method.public else 0)
+    counts = [
+        torch.bincount(true * columns + predicted, minlength=classes * columns)
+        for predicted, true in predictions(engine, state, draws)
+    ]
+    return torch.stack(counts).reshape(-1, classes, columns).cpu().numpy()
+
+
+def of_window(lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracies over the last rounds, where a method reports them so, also by its other inference rules."""
+    if "window" not in settings:
+        return {}
+    also = {
+        name: [line["also"][name] for line in lines if name in line.get("also", {})]
+        for name in lines[-1].get("also", {})
+    }
+    return {
+        **window(lines, settings["window"]),
+        "also": {name: window(others, settings["window"]) for name, others in also.items()},
+    }
+
+
+@torch.inference_mode()
+def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
+    """How a method sorts all clients' training samples at the end, and how K-means sorts the same queries.
+
+    Returns:
+        Of n samples, client by client, [n] int16 each: ``group`` by the inference rule, ``cluster`` by K-means with
+        as many clusters as there are groups, ``label`` and ``client``; nothing if the method does not sort samples.
+    """
+    method: Any = engine.method
+    federation = engine.federation
+    if method.queries() is None:
+        return {}
+    params, received = tested_with(engine, state, draws, 0)
+    found: dict[str, list[Tensor]] = {"group": [], "label": [], "client": []}
+    points = []
+    for k, data in enumerate(federation.data):
+        for batch in data.train_images.batches(data.train, EVALUATION_BATCH):
+            found["group"].append(method.choose(params, batch, received))
+            found["label"].append(batch.labels)
+            found["client"].append(torch.full_like(batch.labels, k))
+            points.append(method.points(batch))
+    sorted_by = {name: torch.cat(parts).to(torch.int16) for name, parts in found.items()}
+    clusters = kmeans(torch.cat(points).float().cpu().numpy(), method.settings.groups)
+    return sorted_by | {"cluster": torch.from_numpy(clusters).to(torch.int16)}
+
+
+def of_groups(sorted_by: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
+    """How even the groups of :func:`groups` are, and how much they are like the clusters."""
+    if not sorted_by:
+        return {}
+    group, cluster, label = (sorted_by[name].cpu().numpy() for name in ("group", "cluster", "label"))
+    sizes = np.bincount(group, minlength=settings["groups"])
+    return {"group_entropy": entropy(sizes), "congruence": congruence(group, cluster, label)}
 
 
 @torch.inference_mode()
@@ -95,7 +171,7 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
         ``global`` [C, d] float32, zero unless ``global_valid`` [C] bool.
     """
     federation = engine.federation
-    tests = [_tested(data) for data in federation.data]
+    tests = [data.test for data in federation.data]
     owner = torch.cat([torch.full((len(index),), k) for k, index in enumerate(tests)])
     drawn = torch.randperm(len(owner), generator=draws.at(0).torch("features"))[:samples].sort().values
     found: dict[str, list[Tensor]] = {"features": [], "labels": [], "client": [], "clients": [], "owned": []}
@@ -117,12 +193,6 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
         stored |= {name: torch.stack(found[name]) for name in ("clients", "owned")}
         stored |= {"global": received["means"].float(), "global_valid": received["valid"]}
     return stored
-
-
-def _tested(data: ClientData) -> Tensor:
-    """The places of a client's test samples."""
-    images = data.test_images
-    return torch.arange(len(images), device=images.device) if data.test is None else data.test
 
 
 def _features(model: Model, params: Tensors, images: DeviceImages, index: Tensor) -> tuple[Tensor, Tensor]:

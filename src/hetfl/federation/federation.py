@@ -30,7 +30,7 @@ class ClientData:
     Attributes:
         train_images, test_images: the splits that the indices count through, shared by all clients whose models
             want the same input.
-        train, test: int64 indices on the device; ``test`` is None where the whole test split is meant.
+        train, test: int64 indices on the device; clients that are tested on the whole test split share one tensor.
         augment: changes training images while they are trained on, or None.
         public_images: the public data set that clients and server share, or None.
     """
@@ -38,7 +38,7 @@ class ClientData:
     train_images: DeviceImages
     train: Tensor
     test_images: DeviceImages
-    test: Tensor | None
+    test: Tensor
     augment: Transform | None = None
     public_images: DeviceImages | None = None
 
@@ -118,13 +118,20 @@ def build_federation(
     def on_device(index: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(index, dtype=np.int64)).to(device)
 
+    everything: dict[DeviceImages, Tensor] = {}
+
+    def whole(images: DeviceImages) -> Tensor:
+        if images not in everything:
+            everything[images] = torch.arange(len(images), device=device)
+        return everything[images]
+
     counts = partition.class_counts(dataset.labels(partition.train_from), dataset.num_classes)
     clients, data = [], []
     for k in range(partition.clients):
         name = models[k % len(models)]
         clients.append(Client(k, built[name], torch.as_tensor(np.asarray(counts[k]), dtype=torch.int64)))
-        test = None if partition.test is None else on_device(partition.test[k])
         train_images, test_images = images(partition.train_from, name), images(partition.test_from, name)
+        test = whole(test_images) if partition.test is None else on_device(partition.test[k])
         train = on_device(partition.train[k])
         shared = None if public is None else images(PUBLIC, name)
         data.append(ClientData(train_images, train, test_images, test, inputs.transform(), shared))

@@ -253,7 +253,7 @@ def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
         at = f"{where}: experiments.{cell.experiment}.rows.{cell.row}"
         method = create(cell.method, cell.settings, 2)
         options = method.model_options()
-        if method.common_head and (other := [name for name in cell.models if head_of(name)]):
+        if method.linear_heads and (other := [name for name in cell.models if head_of(name)]):
             raise HetflError(f"{at}: {cell.method} needs a linear head in all clients, {other[0]} has another")
         if options.auxiliary is not None:
             check_name(options.auxiliary, f"{at}.settings.auxiliary")
@@ -294,6 +294,13 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
         if entry.seeds and (extra := set(entry.seeds) - set(settings.seeds)):
             raise HetflError(f"{at}.seeds: {min(extra)} is not among the experiment's seeds {settings.seeds}")
     resolved = {row: _resolve(entry, settings, params, row, key) for row, entry in settings.rows.items()}
+    for row, entry in settings.rows.items():
+        for split in entry.splits or settings.splits:
+            held_out, there = resolved[row]["held_out"], shared.splits[split].clients
+            if held_out >= there:
+                raise HetflError(
+                    f"{key}.rows.{row}: held_out is {held_out}, split {split!r} has {there} clients; hold out fewer"
+                )
     return [
         Cell(
             experiment=experiment,
@@ -339,7 +346,10 @@ def _resolve(
     # Defaults reach a row as far as its method knows them.
     defaults = {name: value for name, value in experiment.defaults.items() if name in fields}
     validate(cls.Settings, defaults, f"{key}.defaults")
-    return validate(cls.Settings, defaults | entry.settings, f"{at}.settings").model_dump()
+    settings = validate(cls.Settings, defaults | entry.settings, f"{at}.settings")
+    if settings.held_out and (cls.evaluates != "global" or cls.personal):
+        raise HetflError(f"{at}: {entry.method} has no model for clients that never took part; set held_out to 0")
+    return settings.model_dump()
 
 
 def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:

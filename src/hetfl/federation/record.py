@@ -42,7 +42,7 @@ class Record:
     """``run.json``, ``rounds.jsonl`` and ``model.safetensors`` of one run.
 
     Args:
-        folder: ``runs/<experiment>/<row>/<split>-s<seed>``.
+        folder: ``runs/<experiment>/<method>/<row>/<split>-s<seed>``.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ from hetfl.federation.sampling import participants
 from hetfl.federation.sequential import Sequential, Update, Visit
 from hetfl.federation.state import ClientState, ResumePoints, State
 from hetfl.message import Message, Size, Tensors
+from hetfl.methods.base import Method
 
 
 def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
@@ -25,7 +26,7 @@ def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
     updates = list(engine.introduce(draws))
     began = time.perf_counter()
     registrations = {update.client: update.uplink for update in updates}
-    server = method.initial_server(federation.models, registrations, draws.at(0))
+    server = method.initial_server([client.model for client in engine.members], registrations, draws.at(0))
     server = {name: tensor.to(federation.device) for name, tensor in server.items()}
     line: dict[str, Any] = {
         "round": 0,
@@ -38,7 +39,7 @@ def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
     state = State(0, server, {update.client: update.state for update in updates} if method.phases(0) else {})
     if method.phases(0) or method.sweep(0) != "none":
         line["seconds"] = {**_seconds(updates), **line["seconds"]}
-        line |= {**_tested(evaluate(engine, state, draws)), "clients": _observed(updates)}
+        line |= {**tested(engine, state, draws), "clients": _observed(updates)}
     return state, line
 
 
@@ -49,29 +50,33 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
         The next state and its line of the record.
     """
     method, federation = engine.method, engine.federation
-    chosen = participants(len(federation.clients), method.settings.participation, draws)
+    chosen = participants(len(engine.members), method.settings.participation, draws)
     visits = [Visit(k, state.clients.get(k, ClientState()), method.downlink(state.server, k)) for k in chosen]
     updates = sorted(engine.train(visits, draws), key=lambda update: update.client)
-    clients = {**state.clients, **{update.client: update.state for update in updates}}
+    clients = state.clients | {update.client: update.state for update in updates}
+    clients = {client: own for client, own in clients.items() if not own.empty}
+    uplinks = {update.client: update.uplink for update in updates}
 
     began = time.perf_counter()
-    server = method.aggregate(state.server, {update.client: update.uplink for update in updates}, draws)
+    server = method.aggregate(state.server, uplinks, draws)
     aggregated = time.perf_counter()
     following = State(draws.round, server, clients)
-    tested = _tested(evaluate(engine, following, draws))
+    found = tested(engine, following, draws)
+    if others := method.also(draws.round):
+        found["also"] = {name: tested(engine, following, draws, method=other) for name, other in others.items()}
     if method.settings.train_accuracy:
-        tested["train_accuracy"] = accuracies(evaluate(engine, following, draws, training=True))
+        found["train_accuracy"] = tested(engine, following, draws, training=True)["accuracy"]
     evaluated = time.perf_counter()
     line = {
         "round": draws.round,
         "participants": chosen,
-        **tested,
+        **found,
         "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
         "up": _size(update.uplink for update in updates),
         "down": _size(visit.downlink for visit in visits),
         "seconds": {**_seconds(updates), "server": aggregated - began, "evaluate": evaluated - aggregated},
         "peak_memory": peak_memory(federation.device),
-        "diagnostics": method.diagnostics(server),
+        "diagnostics": method.diagnostics(server, uplinks),
         "clients": _observed(updates),
     }
     return following, line
@@ -84,17 +89,17 @@ def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State,
         The final state, whose clients hold all their parameters, and its line of the record.
     """
     method, federation = engine.method, engine.federation
-    everyone = range(len(federation.clients))
+    everyone = [client.index for client in engine.members]
     visits = [Visit(k, state.clients.get(k, ClientState()), method.downlink(state.server, k)) for k in everyone]
     updates = list(engine.close(visits, draws))
     final = State(draws.round, state.server, {update.client: update.state for update in updates})
     began = time.perf_counter()
-    tested = _tested(evaluate(engine, final, draws))
+    found = tested(engine, final, draws)
     line = {
         "round": draws.round,
         "closing": True,
         "participants": [update.client for update in updates],
-        **tested,
+        **found,
         "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
         "up": asdict(Size()),
         "down": _size(visit.downlink for visit in visits),
@@ -143,17 +148,40 @@ def stalls(pooled: Sequence[float], patience: int | None) -> bool:
     return patience is not None and bool(pooled) and len(pooled) - 1 - pooled.index(max(pooled)) > patience
 
 
-def evaluate(engine: Sequential, state: State, draws: Draws, training: bool = False) -> Tensor:
-    """Every client's confusion matrix on its test (or training) samples: [K, C, C] int64, rows are true classes."""
-    method, federation = engine.method, engine.federation
-    own = any(client.model.names([*method.keeps(), "buffers"]) for client in federation.clients)
-    shared = not training and all(data.test is None for data in federation.data)
-    one_for_all = takes_global(engine, state) and not method.personal and not own and shared
-    clients = range(1 if one_for_all else len(federation.clients))
-    results = [engine.evaluate(k, *tested_with(engine, state, draws, k), training) for k in clients]
-    if one_for_all:
-        results *= len(federation.clients)
-    return torch.stack(results).cpu()
+def predictions(
+    engine: Sequential, state: State, draws: Draws, training: bool = False, method: Method | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predicted and true classes, both [n] int64, of each client's test (or training) samples, client by client.
+
+    Where all clients are tested with the same parameters, every image is looked at once, whoever has it.
+
+    Args:
+        engine: the run's.
+        state: after some round.
+        draws: of the run.
+        training: on the samples that clients train on instead.
+        method: whose inference rule predicts; None: the run's own.
+    """
+    method = method or engine.method
+    federation = engine.federation
+    samples = [(d.train_images, d.train) if training else (d.test_images, d.test) for d in federation.data]
+    if not one_for_all(engine, state) or len({images for images, _ in samples}) > 1:
+        for k, (images, index) in enumerate(samples):
+            params, received = tested_with(engine, state, draws, k)
+            yield engine.predict(k, params, received, images, index, method), images.labels[index]
+        return
+    images = samples[0][0]
+    union = torch.cat([index for index in {id(index): index for _, index in samples}.values()]).unique()
+    predicted = engine.predict(0, *tested_with(engine, state, draws, 0), images, union, method)
+    for _, index in samples:
+        yield predicted[torch.searchsorted(union, index)], images.labels[index]
+
+
+def one_for_all(engine: Sequential, state: State) -> bool:
+    """Whether all clients are tested with the same model and parameters."""
+    models = dict.fromkeys(engine.federation.models)
+    own = any(model.names([*engine.method.keeps(), "buffers"]) for model in models)
+    return len(models) == 1 and takes_global(engine, state) and not engine.method.personal and not own
 
 
 def takes_global(engine: Sequential, state: State) -> bool:
@@ -171,16 +199,18 @@ def tested_with(engine: Sequential, state: State, draws: Draws, client: int) -> 
     return engine.method.adopt(params, received), received
 
 
-def accuracies(confusion: Tensor) -> list[float]:
-    """Each client's share of correct predictions, from [K, C, C]."""
-    correct = confusion.diagonal(dim1=1, dim2=2).sum(dim=1).double()
-    return (correct / confusion.sum(dim=(1, 2))).tolist()
-
-
-def _tested(confusion: Tensor) -> dict[str, Any]:
-    """Accuracy of each client and of all test samples together, from [K, C, C]."""
-    correct = int(confusion.diagonal(dim1=1, dim2=2).sum())
-    return {"accuracy": accuracies(confusion), "pooled": correct / int(confusion.sum())}
+def tested(
+    engine: Sequential, state: State, draws: Draws, training: bool = False, method: Method | None = None
+) -> dict[str, Any]:
+    """``accuracy`` of each client, None of one without samples, and ``pooled``, of all samples together."""
+    counts = torch.tensor(
+        [
+            (int((predicted == true).sum()), len(true))
+            for predicted, true in predictions(engine, state, draws, training, method)
+        ]
+    )
+    correct, total = counts.sum(dim=0).tolist()
+    return {"accuracy": [right / all if all else None for right, all in counts.tolist()], "pooled": correct / total}
 
 
 def _size(messages: Iterable[Message]) -> dict[str, int]:

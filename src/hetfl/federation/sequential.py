@@ -62,7 +62,7 @@ class Sequential:
 
     def introduce(self, draws: Draws) -> Iterator[Update]:
         """Round 0: what every client does before it meets the server, and its registration as uplink."""
-        for client in self.federation.clients:
+        for client in self.members:
             if self.method.phases(0) or self.method.sweep(0) != "none":
                 visit = Visit(client.index, ClientState(self._initial(client.index, draws)), Message())
                 yield self._visit(visit, draws.at(0), self.method.phases(0))
@@ -70,6 +70,12 @@ class Sequential:
                 work = Work(client, 0, {}, {}, {}, Statistics(), 0)
                 nothing = torch.zeros((), device=self.federation.device)
                 yield Update(client.index, ClientState(), self.method.register(work), nothing, {}, {})
+
+    @property
+    def members(self) -> Sequence[Client]:
+        """The clients that may take part: all but those held out."""
+        clients = self.federation.clients
+        return clients[: len(clients) - self.method.settings.held_out]
 
     def train(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
         """Local training and uplink of some clients, in the order given; no result depends on that order."""
@@ -82,23 +88,19 @@ class Sequential:
             yield self._visit(visit, draws, self.method.closing(), closing=True)
 
     @torch.inference_mode()
-    def evaluate(self, client: int, params: Tensors, received: Tensors, training: bool = False) -> Tensor:
-        """Confusion matrix [C, C'] of one client (rows: true class, columns: predicted), int64.
+    def predict(
+        self, client: int, params: Tensors, received: Tensors, images: DeviceImages, index: Tensor, method: Method
+    ) -> Tensor:
+        """The classes [n] int64 that a client predicts by a method's inference rule, for the images at ``index`` [n].
 
-        Columns from C on are predictions that are none of the data set's classes. ``training``: on the samples that
-        the client trains on instead of those that it is tested on.
+        Those from the data set's number of classes on are none of them.
         """
-        data, model = self.federation.data[client], self.federation.clients[client].model
-        images, index = (data.train_images, data.train) if training else (data.test_images, data.test)
-        if index is None:
-            index = torch.arange(len(images), device=self.federation.device)
-        classes = self.federation.num_classes
-        columns = classes + (self.method.public_classes if self.method.public else 0)
-        confusion = torch.zeros(classes * columns, dtype=torch.int64, device=self.federation.device)
-        for batch in images.batches(index, EVALUATION_BATCH):
-            predicted = self.method.predict(model, params, batch, received).argmax(dim=1)
-            confusion += torch.bincount(batch.labels * columns + predicted, minlength=classes * columns)
-        return confusion.reshape(classes, columns)
+        model = self.federation.clients[client].model
+        parts = [
+            method.predict(model, params, batch, received).argmax(dim=1)
+            for batch in images.batches(index, EVALUATION_BATCH)
+        ]
+        return torch.cat(parts) if parts else index.new_empty(0)
 
     def initial_params(self, client: int, draws: Draws) -> dict[str, Tensor]:
         """The parameters a client brings to its first round, without those that come with the downlink."""

@@ -24,6 +24,11 @@ class ClientState:
     optimiser: dict[str, Tensor] = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to remember."""
+        return not (self.params or self.optimiser or self.memory)
+
 
 @dataclass
 class State:
@@ -32,7 +37,7 @@ class State:
     Attributes:
         round: the last completed round; 0 before the first, one more than the method's rounds after its closing.
         server: the method's server state.
-        clients: the clients that have taken part so far.
+        clients: the clients that have something to remember.
     """
 
     round: int
@@ -43,8 +48,6 @@ class State:
         """The state as one flat mapping."""
         flat = {f"server/{name}": tensor for name, tensor in self.server.items()}
         for index, client in self.clients.items():
-            # Names the client even where it keeps nothing.
-            flat[f"client/{index}"] = torch.empty(0)
             flat |= {f"client/{index}/params/{name}": tensor for name, tensor in client.params.items()}
             flat |= {f"client/{index}/optimiser/{name}": tensor for name, tensor in client.optimiser.items()}
             flat |= {f"client/{index}/memory/{name}": tensor for name, tensor in client.memory.items()}
@@ -59,11 +62,8 @@ class State:
             if kind == "server":
                 state.server[rest] = tensor
                 continue
-            index, _, rest = rest.partition("/")
-            client = state.clients.setdefault(int(index), ClientState())
-            if rest:
-                part, _, name = rest.partition("/")
-                getattr(client, part)[name] = tensor
+            index, part, name = rest.split("/", 2)
+            getattr(state.clients.setdefault(int(index), ClientState()), part)[name] = tensor
         return state
 
 

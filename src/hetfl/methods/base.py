@@ -42,6 +42,9 @@ class MethodSettings(Settings):
         default=None, ge=1, description="stop once the best pooled accuracy is more rounds old than this"
     )
     train_accuracy: bool = Field(default=False, description="test on the training samples as well after every round")
+    held_out: int = Field(
+        default=0, ge=0, description="the last so many clients never take part; they are tested like the others"
+    )
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class Method(ABC):
         evaluates: ``client``, each client's own parameters; or ``global``, what the server would send out now.
         public: whether clients and server share a public data set.
         personal: whether the server sends clients different parameters.
-        common_head: whether all clients must have a linear head on features of one size.
+        linear_heads: whether all clients must have a linear head on features of one size.
     """
 
     title: ClassVar[str]
@@ -175,7 +178,7 @@ class Method(ABC):
     evaluates: Literal["client", "global"] = "client"
     public: ClassVar[bool] = False
     personal: ClassVar[bool] = False
-    common_head: ClassVar[bool] = False
+    linear_heads: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0) -> None:
@@ -290,19 +293,27 @@ class Method(ABC):
         return dict(server)
 
     def queries(self) -> Query | None:
-        """By which features of images the method sorts them, computed once; see :attr:`Batch.queries`."""
+        """By which features of images the method sorts them, computed once; see :attr:`Batch.queries`.
+
+        A method with queries has two functions more: ``choose(params, batch, received)``, the group of each sample
+        [B], and ``points(batch)``, the queries [B, d] as it compares them.
+        """
         return None
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """The method's own inference rule: a score per class [B, C], the largest wins; labels are not looked at."""
         return model(params, batch.images).logits
 
+    def also(self, round: int) -> Mapping[str, Method]:
+        """Other inference rules that the state after a round is tested with as well, by name."""
+        return {}
+
     def learned(self, server: Tensors) -> Tensors:
         """Parameters of a network of the server's own, which the papers count among the trainable ones."""
         return {}
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
-        """Figures about the server's state worth keeping with each round."""
+    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
+        """Figures about the server's new state and the messages it comes from, worth keeping with each round."""
         return {}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Sweep, Work, cross_entropy, register_method
+from hetfl.methods.base import Phase, Work, cross_entropy, register_method
 from hetfl.methods.fgpt import FGPT
 from hetfl.models.base import Model, ModelOptions
 
@@ -46,9 +46,6 @@ class FedDualPrompt(FGPT):
         nearest, chosen = cosines.max(dim=1)
         loss = cross_entropy(model(params, batch.images, chosen).logits, batch)
         return loss - self.settings.pull * batch.mean(nearest)
-
-    def sweep(self, round: int) -> Sweep:
-        return "none"
 
     def uplink(self, work: Work) -> Message:
         return super(FGPT, self).uplink(work)

@@ -30,7 +30,7 @@ class FedGen(Scratch):
     title = "FedGen"
     source = "Zhu et al., ICML 2021"
     travels = "heads and labels up, a head and a generator down"
-    common_head = True
+    linear_heads = True
 
     class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2.

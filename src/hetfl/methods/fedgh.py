@@ -36,7 +36,7 @@ class FedGH(Scratch):
     title = "FedGH"
     source = "Yi et al., ACM MM 2023"
     travels = "class means up, a head down"
-    common_head = True
+    linear_heads = True
 
     class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2 and the authors' code.

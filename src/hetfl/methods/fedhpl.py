@@ -226,7 +226,7 @@ class FedHPL(Method):
         names = work.client.model.names(self.trains())
         return {name: work.received.get(INITIAL + name, work.before[name]) for name in names}
 
-    def diagnostics(self, server: Tensors) -> dict[str, Any]:
+    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
         """Also what Eq. 8's added 1 takes from each client's global logits: mean and maximum over valid classes."""
         if "valid" not in server:
             return {}

@@ -105,7 +105,7 @@ class FedTGP(FedProto):
     def learned(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
+    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, float]:
         return {name: float(server[name]) for name in ("margin", "loss") if name in server}
 
 

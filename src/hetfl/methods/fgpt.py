@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Query, Statistics, Sweep, Work, register_method
-from hetfl.methods.ptfedavg import PTFedAvg
+from hetfl.methods.ptfedavg import GROUP, PTFedAvg, mean_cosine, of_groups
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.grouped import orthogonal
-
-GROUP = "model/group"
 
 
 @register_method("fgpt")
@@ -42,6 +41,7 @@ class FGPT(PTFedAvg):
             key_seed: that they are drawn from; nobody sends them.
             encoder: whose features are the queries; None: the backbone's own (else FGPT-ResNet's).
             branches: groups that a sample is predicted with, their logits averaged (FGPT-U has 5).
+            ensembles: numbers of branches that the same run is tested with as well, in the rounds of the window.
         """
 
         groups: int = Field(default=20, ge=1)
@@ -49,6 +49,15 @@ class FGPT(PTFedAvg):
         key_seed: int = 0
         encoder: str | None = None
         branches: int = Field(default=1, ge=1)
+        ensembles: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+        @field_validator("branches", "ensembles")
+        @classmethod
+        def _no_more_than_groups(cls, value: Any, info: ValidationInfo) -> Any:
+            groups = info.data.get("groups", 1)
+            if max(value if isinstance(value, tuple) else (value,), default=1) > groups:
+                raise ValueError(f"asks for more groups than there are ({groups})")
+            return value
 
     def model_options(self) -> ModelOptions:
         return super().model_options().model_copy(update={"groups": self.settings.groups})
@@ -59,11 +68,15 @@ class FGPT(PTFedAvg):
     def choose(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         return self.similarity(params, batch).argmax(dim=1)
 
+    def points(self, batch: Batch) -> Tensor:
+        """The queries [B, d] as they are compared with keys, of length 1."""
+        assert batch.queries is not None
+        return F.normalize(batch.queries, dim=1)
+
     def similarity(self, params: Tensors, batch: Batch) -> Tensor:
         """The cosine of each query with each key [B, G]."""
-        assert batch.queries is not None
-        keys = self.keys(params, batch.queries)
-        return F.normalize(batch.queries, dim=1) @ F.normalize(keys, dim=1).T
+        points = self.points(batch)
+        return points @ F.normalize(self.keys(params, points), dim=1).T
 
     def keys(self, params: Tensors, like: Tensor) -> Tensor:
         """b_g [G, d], as wide as the queries ``like`` [B, d]; drawn once, the same everywhere."""
@@ -104,17 +117,39 @@ class FGPT(PTFedAvg):
         mean = torch.einsum("kg,kbgd->bgd", counts / total.clamp(min=1), prompts).to(server[GROUP].dtype)
         # What nobody has a sample of stays bit by bit.
         after[GROUP] = torch.where((total > 0)[:, None], mean, server[GROUP])
-        return after | {"counts": total}
+        return after
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """With one branch as in training; with more the mean of the logits (FGPT-U)."""
         chosen = self.similarity(params, batch).topk(self.settings.branches, dim=1).indices
         return model(params, batch.images, chosen).logits
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
-        """The entropy of the groups over the participants' samples, 1 when all are of one size."""
-        if "counts" not in server or self.settings.groups == 1:
+    def also(self, round: int) -> Mapping[str, FGPT]:
+        """FGPT-U, of the same training."""
+        s = self.settings
+        if round <= s.rounds - s.window:
             return {}
-        share = server["counts"] / server["counts"].sum()
-        nats = -(share * share.clamp(min=1e-12).log()).sum()
-        return {"group_entropy": float(nats / torch.tensor(float(self.settings.groups)).log())}
+        others = {f"top-{many}": s.model_copy(update={"branches": many}) for many in s.ensembles}
+        return {
+            name: type(self)(settings, self.num_classes, self.public_classes) for name, settings in others.items()
+        }
+
+    def observe(self, work: Work) -> dict[str, Any]:
+        """How many of a participant's samples each group has."""
+        return {"groups": work.statistics.sums["counts"].long().tolist()} if work.round else {}
+
+    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
+        """Also the entropy of the groups over the participants' samples, 1 when all groups are of one size.
+
+        ``cosine_group_local_used`` compares only clients that have samples of a group; others return its prompt as it
+        was.
+        """
+        found = super().diagnostics(server, uplinks)
+        sent = [uplinks[client] for client in sorted(uplinks)]
+        if "counts" not in sent[0] or self.settings.groups == 1:
+            return found
+        counts = torch.stack([message["counts"] for message in sent]).double()
+        share = counts.sum(dim=0) / counts.sum()
+        found["group_entropy"] = float(-torch.special.xlogy(share, share).sum() / math.log(len(share)))
+        used = mean_cosine(of_groups(torch.stack([message["group"] for message in sent])), counts > 0)
+        return found if used is None else found | {"cosine_group_local_used": used}

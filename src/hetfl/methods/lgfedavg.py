@@ -18,7 +18,7 @@ class LGFedAvg(Scratch, FedAvg):  # type: ignore[misc]  # the settings are those
     source = "Liang et al., NeurIPS workshop 2019"
     heterogeneous = True
     travels = "heads"
-    common_head = True
+    linear_heads = True
 
     def keeps(self) -> tuple[str, ...]:
         return ("body", "projection")

@@ -97,7 +97,7 @@ class PFedPG(Method):
     def learned(self, server: Tensors) -> Tensors:
         return server
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
+    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, float]:
         spread = generate(server)
         return {"prompt_spread": float((spread - spread.mean(dim=0)).norm() / math.sqrt(len(spread)))}
 

@@ -78,9 +78,12 @@ class SGPT(FGPT):
         rest = [self.phase(trains=groups[::2], epochs=epochs - KEY_EPOCHS)] if epochs > KEY_EPOCHS else []
         return [self.phase(trains=("shared", "head"), gathers=False), with_keys, *rest]
 
-    def similarity(self, params: Tensors, batch: Batch) -> Tensor:
+    def points(self, batch: Batch) -> Tensor:
         assert batch.queries is not None
-        return F.normalize(batch.queries.relu(), dim=1) @ F.normalize(params["keys"], dim=1).T
+        return F.normalize(batch.queries.relu(), dim=1)
+
+    def keys(self, params: Tensors, like: Tensor) -> Tensor:
+        return params["keys"]
 
     def picks(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """The group of each training sample [B]: near, and seldom picked before."""
@@ -133,7 +136,4 @@ class SGPT(FGPT):
         for name, momentum in (("keys", self.settings.key_momentum), ("group", self.settings.group_momentum)):
             old, new = server["model/" + name], after["model/" + name]
             after["model/" + name] = momentum * old + (1 - momentum) * new
-        return after | {"counts": total, PICKS: server[PICKS] + total.to(torch.int64)}
-
-    def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        return model(params, batch.images, self.choose(params, batch, received)).logits
+        return after | {PICKS: server[PICKS] + total.to(torch.int64)}

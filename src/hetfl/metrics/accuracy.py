@@ -15,22 +15,29 @@ def summary(confusion: np.ndarray) -> dict[str, Any]:
         confusion: [K, C, C] int64, rows are true classes, columns predicted ones.
 
     Returns:
-        ``accuracy`` of each client, their ``average``, ``lowest``, ``highest`` and population ``std``; ``pooled``
-        over all samples; ``balanced_accuracy`` (mean recall of the classes present) and ``macro_f1``, each averaged
-        over clients.
+        ``accuracy`` of each client, None of one without samples, which all figures over clients leave out; their
+        ``average``, ``lowest``, ``highest`` and population ``std``; ``pooled`` over all samples;
+        ``balanced_accuracy`` (mean recall of the classes present) and ``macro_f1``, each averaged over clients.
     """
     correct, total = np.diagonal(confusion, axis1=1, axis2=2).sum(axis=1), confusion.sum(axis=(1, 2))
-    accuracy = correct / total
+    some = total > 0
+    accuracy, tested = correct[some] / total[some], confusion[some]
+    shares = iter(accuracy.tolist())
     return {
-        "accuracy": accuracy.tolist(),
+        "accuracy": [next(shares) if there else None for there in some],
         "average": float(accuracy.mean()),
         "lowest": float(accuracy.min()),
         "highest": float(accuracy.max()),
         "std": float(accuracy.std()),
         "pooled": float(correct.sum() / total.sum()),
-        "balanced_accuracy": float(np.nanmean(np.nanmean(per_class(confusion), axis=1))),
-        "macro_f1": float(np.mean([_macro_f1(matrix) for matrix in confusion])),
+        "balanced_accuracy": float(np.mean(np.nanmean(per_class(tested), axis=1))),
+        "macro_f1": float(np.mean([_macro_f1(matrix) for matrix in tested])),
     }
+
+
+def known(accuracy: Sequence[float | None]) -> list[float]:
+    """The accuracies of the clients that have test samples."""
+    return [share for share in accuracy if share is not None]
 
 
 def best_round(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -47,8 +54,33 @@ def best_round(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "best_pooled": max(pooled),
         "best_round": lines[pooled.index(max(pooled))]["round"],
-        "best_average": max(float(np.mean(line["accuracy"])) for line in lines),
+        "best_average": max(float(np.mean(known(line["accuracy"]))) for line in lines),
         "rounds": len(lines),
+    }
+
+
+def window(lines: Sequence[Mapping[str, Any]], window: int) -> dict[str, Any]:
+    """Accuracies over the last rounds, as fractions, which is how FGPT's protocol reports a run.
+
+    Args:
+        lines: of the record, from round 1 on; a closing is left out.
+        window: how many rounds; all where there are fewer.
+
+    Returns:
+        Means over these ``window_rounds``: ``window_pooled`` over all samples, ``window_average`` over clients,
+        ``window_lowest`` of each round's lowest client. And of the pooled ones ``window_variance``, which divides by
+        their number, and ``window_variance_sample``, by one less (None of one round).
+    """
+    last = [line for line in lines if not line.get("closing")][-window:]
+    pooled = np.array([line["pooled"] for line in last])
+    clients = [known(line["accuracy"]) for line in last]
+    return {
+        "window_pooled": float(pooled.mean()),
+        "window_variance": float(pooled.var()),
+        "window_variance_sample": float(pooled.var(ddof=1)) if len(pooled) > 1 else None,
+        "window_lowest": float(np.mean([min(shares) for shares in clients])),
+        "window_average": float(np.mean([np.mean(shares) for shares in clients])),
+        "window_rounds": len(last),
     }
 
 

@@ -276,9 +276,12 @@ class MlflowMirror:
         if checksum == place.evaluation:
             return
         now = time.time_ns() // 1_000_000
+        metrics = json.loads(content)
+        for name, other in metrics.pop("also", {}).items():
+            metrics |= {f"{name}/{key}": value for key, value in other.items()}
         final = [
             Metric(_name(f"final/{name}"), float(value), now, run["rounds"])
-            for name, value in json.loads(content).items()
+            for name, value in metrics.items()
             if _is_number(value)
         ]
         self._log(place.run_id, metrics=final)
@@ -324,16 +327,17 @@ def _points(run: Record, lines: Iterable[Record]) -> dict[int, _Point]:
 
 def _curves(line: Record) -> dict[str, float]:
     values: dict[str, float] = {}
-    percent = [100 * value for value in line.get("accuracy") or ()]
-    if percent:
+    clients = {k: 100 * value for k, value in enumerate(line.get("accuracy") or ()) if value is not None}
+    if percent := list(clients.values()):
         values["accuracy/average"] = sum(percent) / len(percent)
         values["accuracy/lowest"] = min(percent)
         values["accuracy/highest"] = max(percent)
         if len(percent) <= MAX_CLIENT_CURVES:
-            values |= {f"accuracy/client-{client}": value for client, value in enumerate(percent)}
+            values |= {f"accuracy/client-{client}": value for client, value in clients.items()}
     for name, title in (("pooled", "pooled"), ("train_accuracy", "training")):
         if (mean := _mean(line.get(name))) is not None:
             values[f"accuracy/{title}"] = 100 * mean
+    values |= {f"accuracy/pooled-{name}": 100 * other["pooled"] for name, other in line.get("also", {}).items()}
     losses = [value for value in line.get("loss") or () if value is not None]
     if losses:
         values["loss/average"] = sum(losses) / len(losses)

@@ -27,7 +27,7 @@ class _Cell:
     seen: float
     older: bool
     rounds: int = 0
-    accuracy: list[float] = field(default_factory=list)
+    accuracy: list[float | None] = field(default_factory=list)
     up: int = 0
     down: int = 0
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class _Cell:
         """Mean (lowest-highest) accuracy in percent."""
         if not self.accuracy:
             return "-"
-        percent = [100 * value for value in self.accuracy]
+        percent = [100 * value for value in self.accuracy if value is not None]
         return f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
 
     def traffic(self) -> str:

@@ -1,0 +1,131 @@
+"""What clients cost that do not take part: 10,000 of them against 100, five a round.
+
+    python benchmarks/clients.py [--rounds 6] [--repeats 3]
+
+needs the prepared data/cifar100 (dvc repro download@cifar100) and writes its table beside itself. Clients hold five
+training samples each, cut from the indices sorted by label; all test images are shared among them, so that both
+sizes test the same 10,000. Every case is a process of its own, whole: set-up, rounds, record, resume points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from hetfl.data.partitions import Partition
+from hetfl.data.store import Dataset, read_dataset
+from hetfl.draws import Draws
+from hetfl.federation.federation import build_federation
+from hetfl.federation.record import Record, device_name, peak_memory
+from hetfl.federation.rounds import run_rounds
+from hetfl.federation.sequential import Sequential
+from hetfl.federation.state import ResumePoints
+from hetfl.files import write_text
+from hetfl.methods import create
+
+ROOT = Path(__file__).parents[1]
+METHODS = ("pt-fedavg", "fgpt", "sgpt")
+CLIENTS = (100, 10_000)
+SAMPLES, PARTICIPANTS = 5, 5
+MODEL = "mini_vit.random"
+
+
+def partition(dataset: Dataset, clients: int) -> Partition:
+    """Equal shares of the label-sorted indices; with few clients every so many of all shares there are."""
+
+    def cut(split: str, size: int, shares: int) -> list[np.ndarray]:
+        order = np.argsort(dataset.labels((split,)), kind="stable")[: size * shares]
+        return np.split(order, shares)
+
+    training = cut("train", SAMPLES, max(CLIENTS))[:: max(CLIENTS) // clients]
+    tests = len(dataset.split("test")) // clients
+    return Partition(tuple(training), tuple(cut("test", tests, clients)))
+
+
+def case(method: str, clients: int, rounds: int) -> dict[str, float]:
+    """Run one case in this process: seconds of set-up and of a round, peak memory in MiB."""
+    torch.set_num_threads(1)
+    dataset = read_dataset(ROOT / "data" / "cifar100")
+    started = time.perf_counter()
+    made = create(method, {"rounds": rounds, "participation": PARTICIPANTS / clients}, dataset.num_classes)
+    parts = partition(dataset, clients)
+    federation = build_federation(made, [MODEL], dataset, parts, ROOT / "weights", torch.device("cpu"))
+    engine = Sequential(made, federation)
+    with tempfile.TemporaryDirectory() as folder:
+        record = Record(Path(folder) / "run")
+        built = time.perf_counter()
+        run_rounds(engine, Draws(0), record, ResumePoints(Path(folder) / "resume"), {"fingerprint": ""})
+        ended = time.perf_counter()
+        assert all(len(line["participants"]) == PARTICIPANTS for line in record.lines()[1:])
+    peak = peak_memory(federation.device)
+    return {
+        "set-up": built - started,
+        "round": (ended - built) / rounds,
+        "memory": (peak or 0) / 2**20,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--case", nargs=2, metavar=("METHOD", "CLIENTS"), help="run one case and print its figures")
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(case(arguments.case[0], int(arguments.case[1]), arguments.rounds)))
+        return
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for _ in range(arguments.repeats):
+        for method in METHODS:
+            for clients in CLIENTS:
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--rounds",
+                    str(arguments.rounds),
+                    "--case",
+                    method,
+                    str(clients),
+                ]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                found.setdefault((method, clients), []).append(json.loads(done.stdout))
+    rows = []
+    for method in METHODS:
+        few, many = (found[method, clients] for clients in CLIENTS)
+        for name, unit in (("set-up", "s"), ("round", "s"), ("memory", "MiB")):
+            ratio = median(b[name] / a[name] for a, b in zip(few, many, strict=True))
+            rows.append(
+                [method, f"{name} ({unit})", *(median(run[name] for run in runs) for runs in (few, many)), ratio]
+            )
+    text = "\n\n".join(
+        [
+            f"# {max(CLIENTS):,} clients against {min(CLIENTS)}",
+            f"{device_name(torch.device('cpu'))}, 1 thread, torch {torch.__version__}. CIFAR-100 at 32x32, mini_vit "
+            f"with random weights, {PARTICIPANTS} clients a round with {SAMPLES} samples each, {arguments.rounds} "
+            "rounds, all 10,000 test images after each. Seconds of a round include its record and resume point; "
+            f"memory is the peak of the whole process. Medians of {arguments.repeats} interleaved runs, ratios of "
+            "each run.",
+            tabulate(
+                rows,
+                headers=["method", "", *(f"{clients:,} clients" for clients in CLIENTS), "ratio"],
+                tablefmt="github",
+                floatfmt=("", "", ".2f", ".2f", ".2f"),
+            ),
+        ]
+    )
+    print(text)
+    write_text(Path(__file__).with_name("clients-cpu.md"), text + "\n")
+
+
+if __name__ == "__main__":
+    main()
