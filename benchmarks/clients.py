@@ -1,10 +1,11 @@
 """What clients cost that do not take part: 10,000 of them against 100, five a round.
 
-    python benchmarks/clients.py [--rounds 6] [--repeats 3]
+    python benchmarks/clients.py [--rounds 3] [--repeats 3]
 
 needs the prepared data/cifar100 (dvc repro download@cifar100) and writes its table beside itself. Clients hold five
 training samples each, cut from the indices sorted by label; all test images are shared among them, so that both
-sizes test the same 10,000. Every case is a process of its own, whole: set-up, rounds, record, resume points.
+sizes test the same 10,000. Every case is a process of its own, whole: set-up, rounds, record, resume points; the
+features that FGPT sorts samples by are there from the first one on.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hetfl.files import write_text
 from hetfl.methods import create
 
 ROOT = Path(__file__).parents[1]
-METHODS = ("pt-fedavg", "fgpt", "sgpt")
+METHODS = ("pt-fedavg", "fgpt", "fedmoon")
 CLIENTS = (100, 10_000)
 SAMPLES, PARTICIPANTS = 5, 5
 MODEL = "mini_vit.random"
@@ -52,14 +53,15 @@ def partition(dataset: Dataset, clients: int) -> Partition:
     return Partition(tuple(training), tuple(cut("test", tests, clients)))
 
 
-def case(method: str, clients: int, rounds: int) -> dict[str, float]:
+def case(method: str, clients: int, rounds: int, features: Path) -> dict[str, float]:
     """Run one case in this process: seconds of set-up and of a round, peak memory in MiB."""
     torch.set_num_threads(1)
     dataset = read_dataset(ROOT / "data" / "cifar100")
     started = time.perf_counter()
     made = create(method, {"rounds": rounds, "participation": PARTICIPANTS / clients}, dataset.num_classes)
     parts = partition(dataset, clients)
-    federation = build_federation(made, [MODEL], dataset, parts, ROOT / "weights", torch.device("cpu"))
+    cpu = torch.device("cpu")
+    federation = build_federation(made, [MODEL], dataset, parts, ROOT / "weights", cpu, features=features)
     engine = Sequential(made, federation)
     with tempfile.TemporaryDirectory() as folder:
         record = Record(Path(folder) / "run")
@@ -77,43 +79,49 @@ def case(method: str, clients: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--case", nargs=2, metavar=("METHOD", "CLIENTS"), help="run one case and print its figures")
+    parser.add_argument("--case", nargs=3, metavar=("METHOD", "CLIENTS", "FEATURES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
-        print(json.dumps(case(arguments.case[0], int(arguments.case[1]), arguments.rounds)))
+        method, clients, folder = arguments.case
+        print(json.dumps(case(method, int(clients), arguments.rounds, Path(folder))))
         return
+    with tempfile.TemporaryDirectory() as features:
+        for method in METHODS:  # features are computed once, and are part of no run
+            run(method, min(CLIENTS), 1, features)
+        compare(arguments.rounds, arguments.repeats, features)
+
+
+def run(method: str, clients: int, rounds: int, features: str) -> dict[str, float]:
+    """One case in a process of its own."""
+    command = [sys.executable, __file__, "--rounds", str(rounds), "--case", method, str(clients), features]
+    found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+def compare(rounds: int, repeats: int, features: str) -> None:
+    """Run all cases in turn, print their table and write it."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
-    for _ in range(arguments.repeats):
+    for _ in range(repeats):
         for method in METHODS:
             for clients in CLIENTS:
-                command = [
-                    sys.executable,
-                    __file__,
-                    "--rounds",
-                    str(arguments.rounds),
-                    "--case",
-                    method,
-                    str(clients),
-                ]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                found.setdefault((method, clients), []).append(json.loads(done.stdout))
+                found.setdefault((method, clients), []).append(run(method, clients, rounds, features))
     rows = []
     for method in METHODS:
         few, many = (found[method, clients] for clients in CLIENTS)
         for name, unit in (("set-up", "s"), ("round", "s"), ("memory", "MiB")):
             ratio = median(b[name] / a[name] for a, b in zip(few, many, strict=True))
             rows.append(
-                [method, f"{name} ({unit})", *(median(run[name] for run in runs) for runs in (few, many)), ratio]
+                [method, f"{name} ({unit})", *(median(one[name] for one in runs) for runs in (few, many)), ratio]
             )
     text = "\n\n".join(
         [
             f"# {max(CLIENTS):,} clients against {min(CLIENTS)}",
             f"{device_name(torch.device('cpu'))}, 1 thread, torch {torch.__version__}. CIFAR-100 at 32x32, mini_vit "
-            f"with random weights, {PARTICIPANTS} clients a round with {SAMPLES} samples each, {arguments.rounds} "
+            f"with random weights, {PARTICIPANTS} clients a round with {SAMPLES} samples each, {rounds} "
             "rounds, all 10,000 test images after each. Seconds of a round include its record and resume point; "
-            f"memory is the peak of the whole process. Medians of {arguments.repeats} interleaved runs, ratios of "
+            f"memory is the peak of the whole process. Medians of {repeats} interleaved runs, ratios of "
             "each run.",
             tabulate(
                 rows,
