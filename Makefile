@@ -11,12 +11,12 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONPATH
 
-TARGETS := digits-homogeneous digits-heterogeneous digits-theorem digits-fedtgp report
+TARGETS := digits-homogeneous digits-heterogeneous digits-theorem digits-fedtgp digits-fgpt report
 
 repro: $(VENV)/.ready
 	dvc repro --quiet $(TARGETS)
 	@echo
-	@hetfl show digits-homogeneous digits-heterogeneous digits-fedtgp
+	@hetfl show digits-homogeneous digits-heterogeneous digits-fedtgp digits-fgpt
 	@echo "tables:  tables/*.{md,csv,tex,json}    figures: figures/"
 	@echo "report:  report/index.html             runs:    make ui"
 

@@ -171,7 +171,10 @@ def stages(path: str) -> dict[str, Any]:
 
 
 def trained() -> list[tuple[str, dict[str, Any], dict[str, str]]]:
-    """Every training stage of the papers: its file, what the file says of such stages, and what it trains."""
+    """Every training stage of the papers: its file, what the file says of such stages, and what it trains.
+
+    An item of FedHPL and FedTGP names an experiment by its models and data.
+    """
     found = []
     for path in Path("pipeline").glob("*/dvc.yaml"):
         content = stages(str(path))
@@ -179,7 +182,11 @@ def trained() -> list[tuple[str, dict[str, Any], dict[str, str]]]:
         for name, stage in content["stages"].items():
             if name.startswith("train"):
                 items = variables[stage["foreach"].strip("${}")]
-                found += [(str(path), stage["do"], {"key": key, **item}) for key, item in items.items()]
+                for key, item in items.items():
+                    named = (
+                        item if "experiment" in item else item | {"experiment": f"{item['models']}-{item['data']}"}
+                    )
+                    found.append((str(path), stage["do"], {"key": key, **named}))
     return found
 
 
@@ -206,11 +213,14 @@ def test_every_experiment_has_its_stages():
         if name not in trained_in_root()
         for row in experiment.rows.values()
     }
-    found = [(f"{item['models']}-{item['data']}", item["method"]) for _, _, item in trained()]
+    found = [(item["experiment"], item["method"]) for _, _, item in trained()]
     assert sorted(found) == sorted(wanted)
     for (name, method), (_, do, item) in zip(found, trained(), strict=True):
         experiment = params.experiments[name]
-        assert (experiment.dataset, experiment.models) == (item["data"], item["models"])
+        assert experiment.dataset == item["data"]
+        assert f"models.{experiment.models}" == do["params"][0]["params.yaml"][1].replace(
+            "${item.models}", item.get("models", "")
+        )
         assert item["key"] == f"{name.partition('-')[2]}-{method}"
         needs_public = METHODS[method].public
         assert ("public" in item) == needs_public == ("data/${item.public}" in do["deps"])
@@ -227,10 +237,18 @@ def test_dvc_watches_what_a_fingerprint_covers():
 
 def test_dvc_watches_every_group_of_models_and_every_pre_trained_one():
     root, params = stages("dvc.yaml")["stages"], load_params(PARAMS)
-    weights = {f"weights/{name}.safetensors" for settings in params.pretrain.values() for name in settings.models}
-    assert weights == set(root["pretrain"]["do"]["outs"])
+    made = {
+        name: {f"weights/{model}.safetensors" for model in settings.models}
+        for name, settings in params.pretrain.items()
+    }
+    assert made.pop("digits") == (weights := set(root["pretrain"]["do"]["outs"]))
+    (out,) = root["pretrain-mini"]["do"]["outs"]
+    assert made == {name: {out.replace("${item}", name)} for name in root["pretrain-mini"]["foreach"]}
     for stage in (root["train"]["do"], root["evaluate"]["do"]):
         assert weights <= set(stage["deps"])
+    for item in root["train-fgpt"]["foreach"].values():
+        assert params.models[item["models"]] == [item["weights"]]
+        assert f"weights/{item['weights']}.safetensors" in weights.union(*made.values())
     for name, stage in trained_in_root().items():
         settings = params.experiments[name]
         groups = {f"models.{row.models or settings.models}" for row in settings.rows.values()}
@@ -244,8 +262,8 @@ def test_evaluations_wait_for_the_number_of_features():
     watched = {f"experiments.{name}.features" for name in root["evaluate-fedtgp"]["foreach"]}
     assert root["evaluate-fedtgp"]["do"]["params"] == ["experiments.${key}.features"]
     (param,) = of_fedtgp["evaluate"]["do"]["params"][0]["params.yaml"]
-    for _, _, item in trained():
-        if item["models"].startswith("fedtgp"):
+    for path, _, item in trained():
+        if "fedtgp" in path:
             watched.add(param.replace("${item.models}", item["models"]).replace("${item.data}", item["data"]))
     raw = stages(str(PARAMS))["experiments"]
     # DVC wants a parameter to be there, whatever its default.
@@ -299,7 +317,7 @@ def test_a_table_waits_for_what_it_prints_and_for_nothing_else(name):
         }
     assert outs(stage) == files
     printed = {entry.path(0).parts[:2] for row in spec.entries.values() for entry in row.values()}
-    trained_by = {(f"{item['models']}-{item['data']}", item["method"]) for _, _, item in trained()}
+    trained_by = {(item["experiment"], item["method"]) for _, _, item in trained()}
     trained_by |= {(e, row.method) for e in trained_in_root() for row in params.experiments[e].rows.values()}
     waited = {(e, m) for e, m in trained_by if f"runs/{e}" in folders or f"runs/{e}/{m}" in folders}
     assert waited == printed

@@ -9,6 +9,7 @@ from typing import Any
 
 from hetfl.federation.plan import Cell, cells, load_params
 from hetfl.files import write_json, write_text
+from hetfl.metrics.accuracy import window
 from hetfl.papers.spec import Entry, TableSpec
 from hetfl.papers.tables import table_spec
 from hetfl.report.table import build_table, render_text, write_table
@@ -39,7 +40,8 @@ def write_run(
     """A finished run of five clients that upload ``1000 * round`` elements each.
 
     After a round client k is at ``round + k`` percent, and all their test samples together are at ``round + 2.5``; in
-    the last round but one at ten points more.
+    the last round but one at ten points more. Where a method reports a window of rounds, ensembles of n groups are n
+    points better than that, and cosines are the round's number in thousandths.
     """
     cell: Cell = CELLS[entry.experiment][entry.path(seed)]
     played = played or rounds
@@ -54,10 +56,21 @@ def write_run(
         line |= {"accuracy": [(number + client) / 100 for client in range(5)]}
         lines.append(line | {"pooled": (number + 2.5 + 10 * (number == played - 1)) / 100})
     accuracy = lines[-1]["accuracy"]
-    write_json(root / "runs" / entry.path(seed) / "run.json", run | changes)
-    write_text(root / "runs" / entry.path(seed) / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     metrics = {"average": sum(accuracy) / 5, "lowest": min(accuracy), "highest": max(accuracy)}
     metrics |= {"pooled": lines[-1]["pooled"], "fingerprint": "f" * 64}
+    if size := cell.settings.get("window"):
+        run |= {"settings": cell.settings}
+        many = {f"top-{number}": number for number in cell.settings.get("ensembles", ())}
+        for line in lines:
+            cosines = ("cosine_shared", "cosine_group_global", "cosine_group_local")
+            line |= {"diagnostics": dict.fromkeys(cosines, line["round"] / 1000)}
+        for line in lines[-size:]:
+            found = {name: {"accuracy": accuracy, "pooled": line["pooled"] + n / 100} for name, n in many.items()}
+            line |= {"also": found} if found else {}
+        also = {name: window([line["also"][name] for line in lines[-size:]], size) for name in many}
+        metrics |= window(lines, size) | {"also": also}
+    write_json(root / "runs" / entry.path(seed) / "run.json", run | changes)
+    write_text(root / "runs" / entry.path(seed) / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     write_json(root / "evaluations" / entry.path(seed) / "metrics.json", metrics)
 
 

@@ -8,6 +8,6 @@ from matplotlib.figure import Figure
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that were drawn, instead of their files."""
     figures: list[Figure] = []
-    for module in ("results", "terms"):
+    for module in ("results", "terms", "groups", "images", "partitions"):
         monkeypatch.setattr(f"hetfl.report.{module}.save", lambda figure, path: figures.append(figure) or [])
     return figures

@@ -12,14 +12,17 @@ import numpy as np
 import torch
 
 from hetfl.federation.plan import load_params
-from hetfl.papers.panels import ResultFigure, TheoremFigure
+from hetfl.papers.panels import ResultFigure, SelectionFigure, TheoremFigure
 from hetfl.papers.spec import Entry
+from hetfl.report.groups import selection_figure
 from hetfl.report.results import Results, result_figure
 from hetfl.report.terms import theorem_figure
 from hetfl.tensors import write_tensors
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = 5
+CLIENTS, HELD_OUT, GROUPS = 5, 2, 4
+SAMPLES = {"train": 200, "test": 100}
+"""Of each class that the first client has; the next have ten more."""
 PARAMS = load_params(ROOT / "params.yaml")
 
 
@@ -52,9 +55,10 @@ def write_cell(
             seen |= {name: (draws.random(CLIENTS) * 0.6**number).tolist() for name in ("kd_loss", "kd_ce", "kd_max")}
             seen |= {"param_kl": (30 * number + draws.random(CLIENTS)).tolist(), "agg_conf": [None] * CLIENTS}
             seen |= {"upload_rate": draws.random((CLIENTS, len(classes))).tolist()}
+        seen |= {"groups": draws.integers(0, 30, (CLIENTS, GROUPS)).tolist()}
         lines[-1]["clients"] = seen
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    counts = {"train": [[200 + 10 * k] * len(classes) for k in range(CLIENTS)], "test": [100] * len(classes)}
+    counts = {side: [[step + 10 * k] * len(classes) for k in range(CLIENTS)] for side, step in SAMPLES.items()}
     made = {
         "status": "complete",
         "experiment": entry.experiment,
@@ -63,8 +67,12 @@ def write_cell(
         "rounds": rounds,
     }
     made |= {"seed": seed, "class_counts": counts}
+    made |= {"settings": {"held_out": HELD_OUT, "window": 3, "groups": GROUPS}}
     (run / "run.json").write_text(json.dumps(made))
     metrics = {"accuracy": final.tolist(), "average": final.mean(), "lowest": final.min(), "highest": final.max()}
+    window = {"window_pooled": final.mean() + draws.normal(0, 0.01), "window_lowest": final.min()}
+    better = {"window_pooled": window["window_pooled"] + 0.01, "window_lowest": final.min() + 0.01}
+    metrics |= {**window, "also": {"top-5": better}, "congruence": final.mean() + 0.2}
     (evaluation / "metrics.json").write_text(json.dumps({"fingerprint": "f" * 64, **metrics}))
     with (evaluation / "per_class.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -73,6 +81,7 @@ def write_cell(
             value = float(np.clip(final[client] + draws.normal(0, 0.1), 0, 1))
             writer.writerow([client, classes[label], f"{value:.6f}", 100])
     write_tensors(evaluation / "prototypes.safetensors", representations(draws, len(classes)))
+    write_tensors(evaluation / "groups.safetensors", sorted_samples(draws, len(classes)))
 
 
 def representations(draws: np.random.Generator, classes: int, samples: int = 40) -> dict[str, torch.Tensor]:
@@ -94,13 +103,21 @@ def representations(draws: np.random.Generator, classes: int, samples: int = 40)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+def sorted_samples(draws: np.random.Generator, classes: int, samples: int = 60) -> dict[str, torch.Tensor]:
+    """The groups of samples, as many for each client; each client has a favourite."""
+    client = np.repeat(np.arange(CLIENTS), samples // CLIENTS)
+    group = np.where(draws.random(len(client)) < 0.6, client % GROUPS, draws.integers(0, GROUPS, len(client)))
+    arrays = {"group": group, "client": client, "label": np.arange(len(client)) % classes, "cluster": group}
+    return {name: torch.from_numpy(array.astype(np.int16)) for name, array in arrays.items()}
+
+
 def results(root: Path) -> Results:
     return Results(root / "runs", root / "evaluations")
 
 
-def draw(figure: ResultFigure | TheoremFigure, root: Path, name: str = "figure") -> list[str]:
+def draw(figure: ResultFigure | TheoremFigure | SelectionFigure, root: Path, name: str = "figure") -> list[str]:
     """The words of the figure."""
-    make = theorem_figure if isinstance(figure, TheoremFigure) else result_figure
-    written = make(figure, results(root), root / name)
+    makers = {TheoremFigure: theorem_figure, SelectionFigure: selection_figure, ResultFigure: result_figure}
+    written = makers[type(figure)](figure, results(root), root / name)
     assert [path.name for path in written] == [f"{name}.svg", f"{name}.png"]
     return re.findall(r"<text[^>]*>([^<]*)</text>", written[0].read_text())

@@ -8,7 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hetfl.papers.figures import RESULT_FIGURES
-from hetfl.papers.panels import ClassPanel, ClientPanel, GroupPanel, Line, ResultFigure, SweepPanel, TheoremFigure
+from hetfl.papers.panels import (
+    ClassPanel,
+    ClientPanel,
+    GroupPanel,
+    Line,
+    ResultFigure,
+    SelectionFigure,
+    SweepPanel,
+    TheoremFigure,
+)
 from hetfl.report.results import result_figure
 from hetfl.report.terms import theorem_figure
 
@@ -23,7 +32,10 @@ def heights(axes: Axes, style: str) -> list[float]:
 def test_figures_without_runs_say_so(tmp_path: Path, name: str) -> None:
     figure = RESULT_FIGURES[name](PARAMS)
     words = draw(figure, tmp_path)
-    panels = len(figure.settings) if isinstance(figure, TheoremFigure) else len(figure.panels)
+    if isinstance(figure, TheoremFigure):
+        panels = len(figure.settings)
+    else:
+        panels = len(figure.rows) + figure.rounds if isinstance(figure, SelectionFigure) else len(figure.panels)
     assert words.count("not run") == panels
     there, wanted = results(tmp_path).count(figure.entries)
     assert (there, wanted > 0) == (0, True)
@@ -36,9 +48,8 @@ def test_figures_are_drawn_from_the_cells_that_are_there(tmp_path: Path, name: s
     for entry, seed in list(cells.values())[::2]:
         write_cell(tmp_path, entry, seed)
     assert results(tmp_path).count(figure.entries) == (len([*cells][::2]), len(cells))
-    assert any(
-        "Round, homogeneous" in word or word in ("cat", "Test accuracy (%)") for word in draw(figure, tmp_path)
-    )
+    shown = ("cat", "Test accuracy (%)", "Global accuracy (%)", "All clients (%)")
+    assert any("Round, homogeneous" in word or word in shown for word in draw(figure, tmp_path))
 
 
 def test_sweep_has_the_clients_statistics_of_the_last_and_of_the_best_round(

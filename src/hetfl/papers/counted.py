@@ -90,6 +90,11 @@ def number(row: str, column: str, value: float, unit: str, digits: int, given: f
     return cell | {"printed": None if given is None else float(given), "value": value}
 
 
+def whole(row: str, column: str, value: int, unit: str) -> Cell:
+    """A cell with a whole number, its thousands apart."""
+    return formula(row, column, f"{value:,}", unit) | {"value": value}
+
+
 def formula(row: str, column: str, text: str, unit: str, given: Any = None) -> Cell:
     """A cell with a text, and what the paper prints there."""
     return {

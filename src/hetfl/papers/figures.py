@@ -1,4 +1,4 @@
-"""The papers' figures by the name of their stage: of data distributions and of results."""
+"""The papers' figures by the name of their stage: of data distributions, of results and of samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetfl.federation.plan import Params
-from hetfl.papers import fedhpl_figures, fedtgp_figures
-from hetfl.papers.panels import ResultFigure, TheoremFigure
+from hetfl.papers import fedhpl_figures, fedtgp_figures, fgpt_figures
+from hetfl.papers.panels import FeatureFigure, ImageFigure, ResultFigure, SelectionFigure, TheoremFigure
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class PartitionFigure:
         kind: how a partition is drawn.
         columns: panels side by side.
         panels: title of each panel -> data set and split.
+        clients: those that get a panel each; empty: all of them share one.
     """
 
-    kind: Literal["heatmap", "bubbles"]
+    kind: Literal["heatmap", "bubbles", "bars"]
     columns: int
     panels: Mapping[str, tuple[str, str]]
+    clients: tuple[int, ...] = ()
 
 
 _TITLES = {
@@ -55,11 +57,16 @@ PARTITION_FIGURES: dict[str, PartitionFigure] = {
     "fedtgp-figure-11": PartitionFigure(
         "bubbles", 2, _grid(("cifar100",), {"practical-50": "50 clients", "practical-100": "100 clients"})
     ),
+    "sgpt-figure-7": PartitionFigure("bars", 2, {"CIFAR-100, s = 10": ("cifar100", "s10")}, clients=(0, 1, 2, 3)),
 }
 """Of each the first seed is drawn; FedTGP's partitions are the same in every trial."""
 
-RESULT_FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {
+RESULT_FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure | SelectionFigure]] = {
     **fedhpl_figures.FIGURES,
     **fedtgp_figures.FIGURES,
+    **fgpt_figures.FIGURES,
 }
 """Figures that show runs."""
+
+DATA_FIGURES: dict[str, FeatureFigure | ImageFigure] = fgpt_figures.DATA_FIGURES
+"""Figures that show samples of a data set."""

@@ -162,7 +162,89 @@ class EmbeddingPanel:
         yield self.entry
 
 
-Panel = SweepPanel | GroupPanel | ClassPanel | ClientPanel | RoundsPanel | MarginPanel | EmbeddingPanel
+@dataclass(frozen=True)
+class TradeoffPanel:
+    """The lowest client's accuracy over that of all test samples together, both means over a run's last rounds.
+
+    Attributes:
+        rows: title -> cell, with the inference rule that is read of it.
+    """
+
+    title: str
+    rows: Mapping[str, Entry]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield from self.rows.values()
+
+
+@dataclass(frozen=True)
+class HeldOutPanel:
+    """Clients that took part beside those that were held out, a point for each row: means over a run's last rounds.
+
+    Attributes:
+        rows: title -> cell, with clients held out.
+        shows: the accuracy of a side's test samples together, or of its lowest client.
+    """
+
+    title: str
+    rows: Mapping[str, Entry]
+    shows: Literal["pooled", "lowest"]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield from self.rows.values()
+
+
+@dataclass(frozen=True)
+class MetricLine:
+    """A number of the evaluation over a setting.
+
+    Attributes:
+        metric: its key in ``metrics.json``, a fraction; shown in percent.
+        points: setting -> cell.
+        rivals: cells whose best is a horizontal line to compare with.
+        printed: setting and percent of a point that the paper prints.
+    """
+
+    title: str
+    metric: str
+    points: Mapping[float, Entry]
+    rivals: tuple[Entry, ...] = ()
+    printed: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class MetricPanel:
+    """Numbers of the evaluation over a setting."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: tuple[MetricLine, ...]
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        for line in self.lines:
+            yield from line.points.values()
+            yield from line.rivals
+
+
+Panel = (
+    SweepPanel
+    | GroupPanel
+    | ClassPanel
+    | ClientPanel
+    | RoundsPanel
+    | MarginPanel
+    | EmbeddingPanel
+    | TradeoffPanel
+    | HeldOutPanel
+    | MetricPanel
+)
 
 
 @dataclass(frozen=True)
@@ -203,6 +285,62 @@ class TheoremFigure:
         """All its cells."""
         for lines in self.settings.values():
             yield from lines.values()
+
+
+@dataclass(frozen=True)
+class SelectionFigure:
+    """The groups that methods sort training samples into: of all clients together, and of each.
+
+    Attributes:
+        rows: title -> cell of one seed, side by side.
+        rounds: whether the evenness of the groups of the participants' samples is drawn over the rounds as well.
+        caption: what a reader must know.
+    """
+
+    rows: Mapping[str, Entry]
+    caption: str
+    rounds: bool = False
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """All its cells."""
+        yield from self.rows.values()
+
+
+@dataclass(frozen=True)
+class FeatureFigure:
+    """Test samples as a frozen backbone sees them after some of its blocks; needs no run.
+
+    Attributes:
+        experiment: whose data set, first model and images.
+        blocks: counted from 1, a panel for each.
+        attribute: of the samples, which their colour shows.
+        columns: panels side by side.
+        samples: how many are drawn.
+        caption: what a reader must know.
+    """
+
+    experiment: str
+    blocks: tuple[int, ...]
+    attribute: str
+    columns: int
+    caption: str
+    samples: int = 1000
+
+
+@dataclass(frozen=True)
+class ImageFigure:
+    """Training images of a data set, one of each class, in a row for each value of an attribute.
+
+    Attributes:
+        rows: name of the value -> its title.
+        caption: what a reader must know.
+    """
+
+    dataset: str
+    attribute: str
+    rows: Mapping[str, str]
+    caption: str
 
 
 def first_seed(cell: Entry) -> Entry:

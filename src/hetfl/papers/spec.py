@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -12,14 +12,16 @@ from hetfl.config import Settings
 from hetfl.errors import unknown
 from hetfl.federation.plan import Params
 
-Statistic = Literal[
-    "average", "lowest", "highest", "best_pooled", "up_first", "up_last", "parameters", "parameters_total"
-]
-"""What is read from a run: an accuracy over clients in percent, or that of all clients' test samples together in the
-round where it is best; elements in M = 1024^2, namely the uploads of all clients in the first or last round, or the
-trainable parameters of one client or of all."""
-ACCURACIES: tuple[Statistic, ...] = ("average", "lowest", "highest", "best_pooled")
-"""Those in percent."""
+Accuracy = Literal["average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest"]
+"""Read in percent: over clients after the last round; of all clients' test samples together in the round where it is
+best; that one or each round's lowest client, on average over the last rounds that a method reports."""
+Size = Literal["up_first", "up_last", "parameters", "parameters_total"]
+"""Elements in M = 1024^2: the uploads of all clients in the first or last round, or the trainable parameters of one
+client or of all."""
+Cosine = Literal["cosine_shared", "cosine_group_global", "cosine_group_local"]
+"""Of prompts, as a record's diagnostics have them, on average over the last rounds that a method reports."""
+Statistic = Accuracy | Size | Cosine
+"""What is read from a run."""
 
 
 class Entry(Settings):
@@ -29,10 +31,12 @@ class Entry(Settings):
         experiment, method, row, split: where the runs lie.
         seeds: of the runs; the number is their mean.
         statistic: what is read from each.
+        reading: the inference rule that an accuracy is of, as a record names others than the method's usual one.
         round: read when this round was over; None: when the run was.
         server: whether ``parameters`` count the server's network.
         printed: the paper's number, in the unit of the statistic.
         printed_std: the deviation that the paper prints with it.
+        printed_variance: the variance between rounds of one run that the paper prints with it, in squared points.
         comparable: whether the printed number is of the same setting; if not, it is shown and nothing concluded.
         footnote: what a reader must know about this cell.
     """
@@ -43,17 +47,21 @@ class Entry(Settings):
     split: str
     seeds: list[int] = Field(min_length=1)
     statistic: Statistic = "average"
+    reading: str = ""
     round: int | None = None
     server: bool = False
     printed: float | None = None
     printed_std: float | None = None
+    printed_variance: float | None = None
     comparable: bool = True
     footnote: str = ""
 
     @property
     def unit(self) -> str:
-        """``%`` for accuracies, ``M`` for elements."""
-        return "%" if self.statistic in ACCURACIES else "M"
+        """``%`` for accuracies, ``M`` for elements, nothing for cosines."""
+        if self.statistic in get_args(Accuracy):
+            return "%"
+        return "M" if self.statistic in get_args(Size) else ""
 
     def path(self, seed: int) -> Path:
         """Where a run lies below ``runs``, and its evaluation below ``evaluations``."""

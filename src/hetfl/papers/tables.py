@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from hetfl.errors import unknown
-from hetfl.federation.plan import Params
-from hetfl.papers import fedhpl, fedtgp
-from hetfl.papers.spec import TableSpec, entry
+from hetfl.federation.plan import Params, cells
+from hetfl.papers import fedhpl, fedtgp, fgpt
+from hetfl.papers.spec import Entry, TableSpec, entry
 
-PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {**fedhpl.TABLES, **fedtgp.TABLES}
+PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {**fedhpl.TABLES, **fedtgp.TABLES, **fgpt.TABLES}
 """The tables of the papers that show runs."""
 
-ARITHMETIC_TABLES = (*fedhpl.ARITHMETIC, *fedtgp.ARITHMETIC)
+ARITHMETIC_TABLES = (*fedhpl.ARITHMETIC, *fedtgp.ARITHMETIC, *fgpt.ARITHMETIC)
 """The tables of the papers that are computed."""
 
 
 def table_spec(name: str, params: Params) -> TableSpec:
     """What a table prints; an experiment's own name stands for the table of all its rows and splits.
+
+    Where all methods report a window of rounds, it shows that window's accuracy, and of each round's lowest client;
+    a run that is also tested with ensembles has a row for each of them.
 
     Raises:
         HetflError: there is no table of that name.
@@ -31,7 +34,7 @@ def table_spec(name: str, params: Params) -> TableSpec:
     experiment = params.experiments[name]
     splits = {row: settings.splits or [*experiment.splits] for row, settings in experiment.rows.items()}
     columns = experiment.splits | {s: s for some in splits.values() for s in some if s not in experiment.splits}
-    return TableSpec(
+    spec = TableSpec(
         name=name,
         title=experiment.title,
         rows={row: settings.title for row, settings in experiment.rows.items()},
@@ -40,6 +43,34 @@ def table_spec(name: str, params: Params) -> TableSpec:
         note=experiment.note,
         curves=all(list(some) == list(columns) for some in splits.values()),
     )
+    settings = {cell.row: cell.settings for cell in cells(params, name)}
+    windowed = all("window" in of_row for of_row in settings.values())
+    return _windowed(spec, {row: s.get("ensembles", ()) for row, s in settings.items()}) if windowed else spec
+
+
+def _windowed(spec: TableSpec, ensembles: Mapping[str, Sequence[int]]) -> TableSpec:
+    """The same table of the window's accuracies.
+
+    Args:
+        spec: an experiment's table.
+        ensembles: row -> numbers of branches that its runs are also tested with.
+    """
+    rows, entries = {}, {}
+    for row, title in spec.rows.items():
+        also = {f"top-{many}": f"{title}-U (top-{many})" for many in ensembles[row]}
+        for reading, name in {"": title, **also}.items():
+            shown: dict[str, Entry] = {}
+            for split, cell in spec.entries[row].items():
+                for column, statistic in ((split, "window_pooled"), (f"{split}-lowest", "window_lowest")):
+                    shown[column] = cell.model_copy(update={"statistic": statistic, "reading": reading})
+            place = f"{row}-{reading}".rstrip("-")
+            rows[place], entries[place] = name, shown
+    columns = {
+        column: name
+        for split, title in spec.columns.items()
+        for column, name in ((split, title), (f"{split}-lowest", f"{title}, lowest client"))
+    }
+    return spec.model_copy(update={"rows": rows, "columns": columns, "entries": entries, "decimals": 2})
 
 
 def arithmetic_table(name: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, log10
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
@@ -18,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from hetfl.report.formats import pooled
-from hetfl.report.records import read_rounds
+from hetfl.report.formats import lowest, pooled
+from hetfl.report.records import accuracy_of, read_rounds
 from hetfl.report.style import DASHES, MARKERS, MUTED, PAPER, SERIES, STYLE, save
 
 Curves = list[list[dict[str, Any]]]
@@ -85,8 +84,10 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
 
 
 def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel: str, caption: str) -> list[Path]:
-    columns = min(3, len(table["columns"]))
-    lines = ceil(len(table["columns"]) / columns)
+    accuracies = {cell["column"] for cell in table["cells"] if cell.get("unit", "%") == "%"}
+    panels = {column: title for column, title in table["columns"].items() if column in accuracies}
+    columns = min(3, len(panels))
+    lines = ceil(len(panels) / columns)
     width = max(4.6, 3.3 * columns)
     # A legend entry is a 0.5 inch handle, its text, and the space between.
     entry = 0.75 + 0.075 * max(map(len, table["rows"].values()))
@@ -96,7 +97,7 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
         figure = Figure(figsize=(width, 2.75 * lines + 0.2 * legend_lines + 0.5), layout="constrained")
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
-        for axes, (column, title) in zip(grid.flat, table["columns"].items(), strict=False):
+        for axes, (column, title) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
             for index, (row, name) in enumerate(table["rows"].items()):
                 if seeds := _read(table, runs, row, column):
@@ -106,10 +107,11 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
                 handles.setdefault(label, handle)
             if not axes.lines:
                 axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=MUTED)
-        for axes in grid.flat[len(table["columns"]) :]:
+        for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
-            axes.set_ylabel(f"{'Pooled' if pooled(table) else 'Client average'} accuracy (%)")
+            kind = "Test" if lowest(table) else "Pooled" if pooled(table) else "Client average"
+            axes.set_ylabel(f"{kind} accuracy (%)")
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)
         figure.supxlabel(caption, x=0.005, ha="left", fontsize=7.5, color=MUTED).set_gid("caption")
@@ -141,18 +143,21 @@ def _series(index: int) -> dict[str, Any]:
 
 
 def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves:
-    """The training rounds of each seed of a cell, with the table's kind of accuracy as ``percent``, and ``traffic``.
+    """The rounds of each seed of a cell that have its kind of accuracy, as ``percent``, and ``traffic``.
 
-    The traffic is all bytes up to the round's end.
+    The traffic is all bytes up to the round's end. A place without a cell has no curve.
     """
-    cell = next(cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column))
+    cell = next((cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column)), None)
+    if cell is None:
+        return []
     curves = []
     for source in cell["provenance"]:
         traffic, lines = 0, []
         for line in read_rounds(runs.parent / source["run"]):
             traffic += line["up"]["bytes"] + line["down"]["bytes"]
             if line["round"] >= 1:
-                accuracy = line["pooled"] if pooled(table) else mean(line["accuracy"])
-                lines.append(line | {"percent": 100 * accuracy, "traffic": traffic})
+                share = accuracy_of(cell.get("statistic", "average"), cell.get("reading", ""), line)
+                if share is not None:
+                    lines.append(line | {"percent": 100 * share, "traffic": traffic})
         curves.append(lines)
     return curves

@@ -71,6 +71,9 @@ def filled(table: Table) -> dict[str, Any]:
 
 _NONE = (
     "printed_std",
+    "printed_variance",
+    "variance",
+    "window",
     "std",
     "difference",
     "lowest",
@@ -86,7 +89,8 @@ _TEXTS = ("value_text", "printed_text", "footnote")
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(_NONE),
     **dict.fromkeys(_TEXTS, ""),
-    **{"seeds": [], "random": False, "unit": "%", "statistic": "average", "comparable": True, "provenance": []},
+    **{"seeds": [], "random": False, "unit": "%", "statistic": "average", "reading": "", "comparable": True},
+    "provenance": [],
 }
 
 
@@ -124,9 +128,14 @@ def best_cells(table: Table) -> set[tuple[str, str]]:
 
 def show_value(table: Table, cell: Cell) -> str:
     """``91.2 ± 0.4``, or the mean alone with one seed, with the marks of its footnotes."""
-    digits = table["decimals"] if cell["unit"] == "%" else 3
+    digits = show_digits(table, cell)
     spread = "" if cell["std"] is None else f" ± {cell['std']:.{digits}f}"
     return (cell["value_text"] or f"{cell['value']:.{digits}f}{spread}") + show_marks(table, cell)
+
+
+def show_digits(table: Table, cell: Cell) -> int:
+    """Decimals of a cell: the table's of accuracies, more of cosines and of millions."""
+    return table["decimals"] if cell["unit"] == "%" else 3 if cell["unit"] else 4
 
 
 def show_marks(table: Table, cell: Cell) -> str:
@@ -142,7 +151,9 @@ def numbered(table: Table) -> dict[str, int]:
 
 
 def show_range(table: Table, cell: Cell) -> str:
-    """Lowest to highest client, ``88.0–93.1``; empty where the cell has none."""
+    """Lowest to highest client, ``88.0–93.1``, or the variance between rounds, ``var 0.40``; empty without either."""
+    if cell["variance"] is not None:
+        return f"var {cell['variance']:.{table['decimals']}f}"
     if cell["lowest"] is None:
         return ""
     return "–".join(f"{cell[end]:.{table['decimals']}f}" for end in ("lowest", "highest"))
@@ -155,12 +166,17 @@ def show_seeds(cell: Cell) -> str:
 
 
 def show_print(table: Table, cell: Cell) -> str:
-    """What the paper prints, ``92.1`` or ``92.1±0.3``, or empty; an accuracy with no fewer decimals than ours has."""
+    """What the paper prints: ``92.1``, ``92.1±0.3`` or ``92.1 var 0.4``, or empty.
+
+    An accuracy has no fewer decimals than ours.
+    """
     if cell["printed"] is None or cell["printed_text"]:
         return str(cell["printed_text"])
     text = f"{cell['printed']:g}"
     least = f"{cell['printed']:.{table['decimals']}f}" if cell["unit"] == "%" else text
     spread = "" if cell["printed_std"] is None else f"±{cell['printed_std']:.{table['decimals']}f}"
+    if cell["printed_variance"] is not None:
+        spread = f" var {cell['printed_variance']:.{table['decimals']}f}"
     return max(text, least, key=len) + spread
 
 
@@ -173,8 +189,7 @@ def show_printed(table: Table, cell: Cell) -> str:
         return ""
     if not has_run(cell):
         return f"printed {text}"
-    digits = table["decimals"] if cell["unit"] == "%" else 3
-    difference = "" if cell["difference"] is None else f" ({cell['difference']:+.{digits}f})"
+    difference = "" if cell["difference"] is None else f" ({cell['difference']:+.{show_digits(table, cell)}f})"
     return f"printed {text}{difference}, {show_status(cell)}"
 
 
@@ -246,6 +261,15 @@ def _on_accuracies(table: Table) -> list[str]:
         f"Accuracy: {show_measure(table)}, in percent, mean ± sample standard deviation over seeds "
         f"{_join(table['seeds'])}{clients}. The best of each column is emphasised."
     ]
+    if lowest(table):
+        notes.append("Lowest client: in each of these rounds the client with the lowest accuracy.")
+    if any(cell["variance"] is not None for cell in cells):
+        notes.append(
+            "var: variance between these rounds of one run, dividing by their number, in squared points, mean over "
+            "seeds. It says nothing about seeds."
+        )
+    if any(cell["printed_variance"] is not None for cell in cells):
+        notes.append("Printed with var: the paper's bracket, between rounds of one run. It enters no verdict.")
     if has_cost(table):
         notes.append(
             "Parameters: trainable elements of one client, a range where clients differ. "
@@ -283,13 +307,26 @@ def _on_accuracies(table: Table) -> list[str]:
 def show_measure(table: Table) -> str:
     """What the accuracies of a table are."""
     if pooled(table):
-        return "correct predictions of all clients over all their test samples, in the best round of each run"
+        return f"correct predictions of all clients over all their test samples, {_rounds_shown(table)} of each run"
     return "mean of the clients' test accuracies with the final model"
 
 
 def pooled(table: Table) -> bool:
-    """Whether the accuracies of a table are of all clients' test samples together, in the best round."""
-    return any(cell.get("statistic") == "best_pooled" for cell in table["cells"])
+    """Whether the accuracies of a table are of all clients' test samples together."""
+    return any(cell.get("statistic") in ("best_pooled", "window_pooled") for cell in table["cells"])
+
+
+def lowest(table: Table) -> bool:
+    """Whether a table has the accuracies of each round's lowest client beside those."""
+    return any(cell.get("statistic") == "window_lowest" for cell in table["cells"])
+
+
+def _rounds_shown(table: Table) -> str:
+    """From which rounds the pooled accuracies are."""
+    if any(cell["statistic"] == "best_pooled" for cell in table["cells"]):
+        return "in the best round"
+    sizes = [cell["window"] for cell in table["cells"] if cell["window"]]
+    return f"mean over the last {show_span(sizes, show_count)} rounds" if sizes else "mean over the last rounds"
 
 
 def has_cost(table: Table) -> bool:
@@ -371,6 +408,7 @@ def render_csv(table: Table) -> str:
     for cell in filled(table)["cells"]:
         line = {key: cell[key] for key in names}
         line |= {key: cell[key] for key in ("printed", "printed_std", "difference", "unit")}
+        line |= {key: cell[key] for key in ("statistic", "reading", "variance", "printed_variance", "window")}
         line |= {"value_text": cell["value_text"], "printed_text": cell["printed_text"], "random": cell["random"]}
         line["seeds"] = " ".join(map(str, cell["seeds"]))
         line["parameters_mean"] = (cell["parameters"] or {}).get("mean")

@@ -1,4 +1,4 @@
-"""Pictures of partitions: heat maps as FedHPL prints them, bubbles as FedTGP does."""
+"""Pictures of partitions: heat maps as FedHPL prints them, bubbles as FedTGP does, bars of single clients as SGPT."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import Literal
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 
-from hetfl.report.style import HEAT, INK, MUTED, ON_HEAT, PAPER, STYLE, save
+from hetfl.report.style import HEAT, HEAT_MAP, INK, ON_HEAT, PAPER, STYLE, not_run, save
 
-Kind = Literal["heatmap", "bubbles"]
+Kind = Literal["heatmap", "bubbles", "bars"]
 
-# Opacity, not lightness, carries the count: it reads the same on a dark page.
-_COLOURS = LinearSegmentedColormap.from_list("heat", [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
 _DIAMETERS = 40
 
 
@@ -44,7 +41,8 @@ def partition_figure(panels: Sequence[Panel], kind: Kind, path: Path, columns: i
     Args:
         panels: the partitions, row by row.
         kind: ``heatmap``: clients down, classes across, the number as opacity and, where there is room, in print;
-            ``bubbles``: clients across, classes up, the number as the area of a circle.
+            ``bubbles``: clients across, classes up, the number as the area of a circle; ``bars``: the classes that
+            there are samples of, for panels of one client.
         path: the figure's path; its suffix is replaced by ``.svg`` and ``.png``.
         columns: panels side by side.
 
@@ -55,17 +53,21 @@ def partition_figure(panels: Sequence[Panel], kind: Kind, path: Path, columns: i
     sizes = np.array([_size(panel, kind) for panel in panels] + [(0.0, 0.0)] * (rows * columns - len(panels)))
     widths = sizes[:, 0].reshape(rows, columns).max(0)
     heights = sizes[:, 1].reshape(rows, columns).max(1)
-    with mpl.rc_context(STYLE | {"axes.grid": kind == "bubbles"}):
+    with mpl.rc_context(STYLE | {"axes.grid": kind != "heatmap"}):
         figure = Figure(figsize=(widths.sum(), heights.sum()), layout="constrained")
         grid = figure.subplots(
-            rows, columns, squeeze=False, gridspec_kw={"width_ratios": widths, "height_ratios": heights}
+            rows,
+            columns,
+            squeeze=False,
+            sharey=kind == "bars",
+            gridspec_kw={"width_ratios": widths, "height_ratios": heights},
         )
         for axes, panel in zip(grid.flat, panels, strict=False):
             axes.set_title(panel.title)
             if panel.counts is None:
-                axes.text(0.5, 0.5, "not prepared", transform=axes.transAxes, ha="center", color=MUTED)
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
+                not_run(axes, "not prepared")
+            elif kind == "bars":
+                _bars(axes, panel.counts, panel.class_names)
             elif kind == "heatmap":
                 _heatmap(axes, panel.counts, panel.class_names)
             else:
@@ -80,6 +82,8 @@ def _size(panel: Panel, kind: Kind) -> tuple[float, float]:
     if panel.counts is None:
         return 3.0, 1.6
     clients, classes = panel.counts.shape
+    if kind == "bars":
+        return 4.2, 2.7
     if kind == "bubbles":
         return max(2.8, 0.9 + _spacing(clients) * clients), max(2.6, 0.9 + _spacing(classes) * classes)
     named, numbered = classes <= 20, _numbered(panel.counts)
@@ -100,7 +104,7 @@ def _heatmap(axes: Axes, counts: np.ndarray, class_names: Sequence[str]) -> None
     clients, classes = counts.shape
     top = max(int(counts.max()), 1)
     named = classes <= 20 and len(class_names) == classes
-    axes.pcolormesh(counts, cmap=_COLOURS, vmin=0, vmax=top, edgecolors=PAPER, linewidth=0.8 if named else 0.3)
+    axes.pcolormesh(counts, cmap=HEAT_MAP, vmin=0, vmax=top, edgecolors=PAPER, linewidth=0.8 if named else 0.3)
     axes.invert_yaxis()
     axes.set(xlabel="Class", ylabel="Client")
     axes.spines[:].set_visible(False)
@@ -162,3 +166,25 @@ def _bubbles(axes: Axes, counts: np.ndarray, size: tuple[float, float]) -> None:
     for axis, number in ((axes.xaxis, clients), (axes.yaxis, classes)):
         step = 1 if number <= 10 else 2 if number <= 20 else 10 if number <= 100 else 20
         axis.set_ticks(range(0, number, step))
+
+
+def _bars(axes: Axes, counts: np.ndarray, class_names: Sequence[str]) -> None:
+    held = counts.sum(axis=0)
+    there = np.flatnonzero(held).tolist()
+    axes.bar(np.arange(len(there)), held[there], width=0.62, color=HEAT)
+    for place, label in enumerate(there):
+        axes.text(
+            place,
+            held[label] + 0.01 * held.max(),
+            str(held[label]),
+            ha="center",
+            va="bottom",
+            fontsize=7.5,
+            color=INK,
+        )
+    names = [class_names[label].replace("_", " ") for label in there]
+    axes.set_xticks(np.arange(len(there)), names, rotation=35, ha="right", rotation_mode="anchor")
+    axes.margins(y=0.1)
+    axes.grid(axis="x", visible=False)
+    if (spec := axes.get_subplotspec()) and spec.is_first_col():
+        axes.set_ylabel("Samples")

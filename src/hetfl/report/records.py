@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -10,6 +11,7 @@ from typing import Any
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json
+from hetfl.metrics.accuracy import known
 from hetfl.papers.spec import Entry
 
 
@@ -49,9 +51,25 @@ class Record:
         lines = [line for line in self.rounds if line["round"] <= round]
         if lines[-1]["round"] < round or lines[-1].get("closing"):
             return None
-        accuracy = lines[-1]["accuracy"]
-        metrics = {"accuracy": accuracy, "average": mean(accuracy), "lowest": min(accuracy), "highest": max(accuracy)}
+        shares = known(lines[-1]["accuracy"])
+        metrics = {"accuracy": lines[-1]["accuracy"]}
+        metrics |= {"average": mean(shares), "lowest": min(shares), "highest": max(shares)}
         return replace(self, run=self.run | {"rounds": round}, rounds=lines, metrics=metrics)
+
+
+def accuracy_of(statistic: str, reading: str, line: Mapping[str, Any]) -> float | None:
+    """A round's accuracy as a fraction, of the kind that a cell reads by an inference rule.
+
+    None where the statistic is no accuracy, or the rule was not tested in this round.
+    """
+    tested = line.get("also", {}).get(reading) if reading else line
+    if tested is None:
+        return None
+    if statistic in ("best_pooled", "window_pooled"):
+        return float(tested["pooled"])
+    over: dict[str, Callable[[list[float]], float]] = {"average": mean, "highest": max}
+    over |= dict.fromkeys(("lowest", "window_lowest"), min)
+    return over[statistic](known(tested["accuracy"])) if statistic in over else None
 
 
 def read_rounds(folder: Path) -> list[dict[str, Any]]:

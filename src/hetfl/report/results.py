@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -24,25 +22,38 @@ from hetfl.papers.panels import (
     ClientPanel,
     EmbeddingPanel,
     GroupPanel,
+    HeldOutPanel,
     Line,
     MarginPanel,
+    MetricPanel,
     Panel,
     ResultFigure,
     RoundsPanel,
     SweepPanel,
+    TradeoffPanel,
 )
 from hetfl.papers.spec import Entry
 from hetfl.report.prototypes import draw_embedding, draw_margins
 from hetfl.report.records import Record, read_record
-from hetfl.report.style import DASHES, HEAT, INK, MARKERS, MUTED, ON_HEAT, PAPER, SERIES, STYLE, save
+from hetfl.report.style import (
+    DASHES,
+    HEAT_MAP,
+    INK,
+    MARKERS,
+    MUTED,
+    ON_HEAT,
+    PAPER,
+    SERIES,
+    STYLE,
+    caption,
+    not_run,
+    save,
+    settle,
+)
 from hetfl.tensors import read_tensors
 
 STATISTICS: Mapping[str, Callable[..., float]] = {"average": np.mean, "highest": np.max, "lowest": np.min}
 """Over clients, in the order of the dashes that draw them."""
-
-# Opacity, not lightness, carries the accuracy: it reads the same on a dark page.
-_COLOURS = LinearSegmentedColormap.from_list("heat", [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
-_CAPTION = 7.5
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,15 @@ class Results:
         tensors, _ = read_tensors(self._evaluation(record) / "prototypes.safetensors")
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
+    def groups(self, record: Record) -> dict[str, np.ndarray]:
+        """How the record's method sorts training samples, see :func:`hetfl.federation.evaluation.groups`.
+
+        Raises:
+            HetflError: the evaluation stored nothing of the kind.
+        """
+        tensors, _ = read_tensors(self._evaluation(record) / "groups.safetensors")
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+
     def _evaluation(self, record: Record) -> Path:
         return self.evaluations / Path(record.path).relative_to(self.runs.name)
 
@@ -117,36 +137,13 @@ def result_figure(figure: ResultFigure, results: Results, path: Path) -> list[Pa
         legends = [_draw(axes, panel, results) for axes, panel in zip(grid.flat, figure.panels, strict=False)]
         for axes in grid.flat[len(figure.panels) :]:
             axes.set_visible(False)
-        if len(set(map(type, figure.panels))) == 1:
+        kinds = set(map(type, figure.panels))
+        if len(kinds) == 1 and kinds != {TradeoffPanel}:
             _share(list(grid.flat))
         _legends(canvas, list(grid.flat), legends)
         caption(canvas, figure.caption)
         settle(canvas)
         return save(canvas, path)
-
-
-def caption(figure: Figure, text: str) -> None:
-    """Lines below a figure, as wide as it is."""
-    across = int(72 * figure.get_figwidth() / (0.53 * _CAPTION))
-    figure.supxlabel(fill(text, across), x=0.005, ha="left", fontsize=_CAPTION, color=MUTED).set_gid("caption")
-
-
-def settle(figure: Figure) -> None:
-    """Lay a figure out for good: the solver's last digits change from one time to the next, and files with them."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        axes.set_position(tuple(round(length, 6) for length in axes.get_position().bounds))
-    for text in figure.texts:
-        x, y = text.get_position()
-        text.set_position((round(x, 6), round(y, 6)))
-
-
-def not_run(axes: Axes) -> None:
-    """Say that there is nothing to draw yet."""
-    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=MUTED)
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
 
 
 Legend = dict[str, Any]
@@ -175,6 +172,12 @@ def _draw(axes: Axes, panel: Panel, results: Results) -> Legend:
         return _rounds(axes, panel, results)
     if isinstance(panel, MarginPanel | EmbeddingPanel):
         return _prototypes(axes, panel, results)
+    if isinstance(panel, TradeoffPanel):
+        return _tradeoff(axes, panel, results)
+    if isinstance(panel, HeldOutPanel):
+        return _held_out(axes, panel, results)
+    if isinstance(panel, MetricPanel):
+        return _metrics(axes, panel, results)
     return _heatmap(axes, panel, results) if panel.kind == "heatmap" else _class_lines(axes, panel, results)
 
 
@@ -242,22 +245,124 @@ def _sweep(axes: Axes, panel: SweepPanel, results: Results) -> Legend:
 
 
 def _groups(axes: Axes, panel: GroupPanel, results: Results) -> Legend:
-    titles = list(dict.fromkeys(title for rows in panel.groups.values() for title in rows))
+    averages = {
+        group: {
+            title: [100 * record.metrics["average"] for record in results(entry)] for title, entry in rows.items()
+        }
+        for group, rows in panel.groups.items()
+    }
+    axes.set(ylabel="Client average accuracy (%)")
+    return _points(axes, averages)
+
+
+def _held_out(axes: Axes, panel: HeldOutPanel, results: Results) -> Legend:
+    pooled = panel.shows == "pooled"
+    read = {title: [sides(record) for record in results(entry)] for title, entry in panel.rows.items()}
+    values = {
+        name: {title: [100 * seed[side][panel.shows] for seed in seeds] for title, seeds in read.items()}
+        for side, name in enumerate(("took part", "held out"))
+    }
+    axes.set(ylabel="Global accuracy (%)" if pooled else "Lowest client's accuracy (%)")
+    return _points(axes, values)
+
+
+def sides(record: Record) -> tuple[dict[str, float], dict[str, float]]:
+    """Clients that took part and clients that were held out, means over the last rounds that the run reports.
+
+    Returns:
+        Of each side ``pooled``, the accuracy of its test samples together, and ``lowest``, that of its lowest client
+        in a round; both fractions.
+
+    Raises:
+        HetflError: no client was held out.
+    """
+    settings, clients = record.run["settings"], record.run["clients"]
+    if not settings["held_out"]:
+        raise HetflError(
+            f"{record.path}/run.json: settings.held_out is 0; the figure needs clients that are held out"
+        )
+    samples = np.array(record.run["class_counts"]["test"]).sum(axis=1)
+    # A client without test samples has None, and no weight.
+    accuracy = np.array([line["accuracy"] for line in record.training[-settings["window"] :]], dtype=float)
+    first = clients - settings["held_out"]
+    here, there = (
+        {
+            "pooled": float((np.nansum(accuracy[:, side] * samples[side], axis=1) / samples[side].sum()).mean()),
+            "lowest": float(np.nanmin(accuracy[:, side], axis=1).mean()),
+        }
+        for side in (slice(first), slice(first, None))
+    )
+    return here, there
+
+
+def _points(axes: Axes, values: Mapping[str, Mapping[str, list[float]]]) -> Legend:
+    """Points of each group side by side, with bars from the lowest to the highest seed.
+
+    Args:
+        axes: where to draw.
+        values: title of a group -> title of a row -> a number for each seed.
+    """
+    titles = list(dict.fromkeys(title for rows in values.values() for title in rows))
     legend: Legend = {}
     for index, title in enumerate(titles):
         look = _look(index) | {"linestyle": "none", "markersize": 7}
-        # Points of a group stand side by side.
         shift = (index - (len(titles) - 1) / 2) * 0.7 / len(titles)
-        for place, rows in enumerate(panel.groups.values()):
-            values = [100 * record.metrics["average"] for record in results(rows[title])]
-            if values:
-                if len(values) > 1:
-                    axes.vlines(place + shift, min(values), max(values), color=look["color"], linewidth=1.4)
-                (legend[title],) = axes.plot(place + shift, np.mean(values), **look)
-    axes.set_xticks(range(len(panel.groups)), list(panel.groups))
-    axes.set_xlim(-0.5, len(panel.groups) - 0.5)
+        for place, rows in enumerate(values.values()):
+            if seeds := rows[title]:
+                if len(seeds) > 1:
+                    axes.vlines(place + shift, min(seeds), max(seeds), color=look["color"], linewidth=1.4)
+                (legend[title],) = axes.plot(place + shift, np.mean(seeds), **look)
+    axes.set_xticks(range(len(values)), list(values))
+    axes.set_xlim(-0.5, len(values) - 0.5)
     axes.grid(axis="x", visible=False)
-    axes.set(ylabel="Client average accuracy (%)")
+    return legend
+
+
+def _tradeoff(axes: Axes, panel: TradeoffPanel, results: Results) -> Legend:
+    legend: Legend = {}
+    for index, (title, entry) in enumerate(panel.rows.items()):
+        metrics = [record.metrics for record in results(entry)]
+        # A run that was not tested by the rule has no point.
+        found = [each["also"].get(entry.reading) for each in metrics] if entry.reading else metrics
+        if not found or None in found:
+            continue
+        x, y = (np.array([100 * each[key] for each in found]) for key in ("window_pooled", "window_lowest"))
+        look = _look(index) | {"linestyle": "none", "markersize": 8}
+        if len(found) > 1:
+            bars = {"color": look["color"], "linewidth": 1.2, "alpha": 0.7}
+            axes.hlines(y.mean(), x.min(), x.max(), **bars)
+            axes.vlines(x.mean(), y.min(), y.max(), **bars)
+        (legend[title],) = axes.plot(x.mean(), y.mean(), **look)
+    axes.margins(0.09)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set(xlabel="Global accuracy (%)", ylabel="Worst local accuracy (%)")
+    return legend
+
+
+def _metrics(axes: Axes, panel: MetricPanel, results: Results) -> Legend:
+    legend: Legend = {}
+    ticks = sorted({value for line in panel.lines for value in line.points})
+    for index, line in enumerate(panel.lines):
+        look = _look(index)
+
+        def read(entry: Entry, metric: str = line.metric) -> list[float]:
+            return [100 * record.metrics[metric] for record in results(entry)]
+
+        if rivals := [float(np.mean(seeds)) for entry in line.rivals if (seeds := read(entry))]:
+            axes.axhline(max(rivals), color=look["color"], linestyle=DASHES[1], linewidth=1.1)
+        if found := {value: seeds for value, entry in line.points.items() if (seeds := read(entry))}:
+            (legend[line.title],) = axes.plot(list(found), [np.mean(seeds) for seeds in found.values()], **look)
+            if any(len(seeds) > 1 for seeds in found.values()):
+                lowest, highest = ([end(seeds) for seeds in found.values()] for end in (min, max))
+                axes.fill_between(list(found), lowest, highest, color=look["color"], alpha=0.14, linewidth=0)
+        if line.printed:
+            hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.2}
+            (legend["printed"],) = axes.plot(*line.printed, linestyle="none", marker="D", markersize=8, **hollow)
+    if any(line.rivals for line in panel.lines):
+        legend["best baseline"] = Line2D([], [], color=MUTED, linestyle=DASHES[1], linewidth=1.1)
+    axes.margins(y=0.1)
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
     return legend
 
 
@@ -282,7 +387,7 @@ def _heatmap(axes: Axes, panel: ClassPanel, results: Results) -> Legend:
     means = np.array([values.mean(0) if len(values) else np.full(len(names), np.nan) for values in accuracy.values()])
     axes.pcolormesh(
         np.ma.masked_invalid(means),
-        cmap=_COLOURS,
+        cmap=HEAT_MAP,
         vmin=0,
         vmax=100,
         edgecolors=PAPER,

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_text
-from hetfl.papers.figures import PARTITION_FIGURES, RESULT_FIGURES
+from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES
 from hetfl.report import style
 from hetfl.report.formats import (
     RANDOM,
@@ -29,6 +29,7 @@ from hetfl.report.formats import (
     has_run,
     show_bytes,
     show_count,
+    show_digits,
     show_marks,
     show_measure,
     show_print,
@@ -78,7 +79,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     page = environment.get_template("index.html.jinja").render(
         tables=[_table_view(table, figures_folder) for table in tables],
         partitions=_partitions(tables, partitions_folder),
-        distributions=_drawn(PARTITION_FIGURES, figures_folder),
+        distributions=_drawn([*PARTITION_FIGURES, *DATA_FIGURES], figures_folder),
         results=_drawn(RESULT_FIGURES, figures_folder),
     )
     write_text(out / "index.html", page)
@@ -158,12 +159,13 @@ def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, sc
     }
     if not has_run(cell):
         return view
-    digits = table["decimals"] if cell["unit"] == "%" else 3
+    digits = show_digits(table, cell)
     view |= {
         "value": cell["value_text"] or f"{cell['value']:.{digits}f}",
         "exact": cell["value_text"] or f"{cell['value']:.{max(2, digits)}f}",
         "std": _number(cell["std"], f".{digits}f"),
         "range": show_range(table, cell),
+        "of_clients": cell["lowest"] is not None,
         "missing": show_seeds(cell),
         "verdict": show_status(cell),
         "difference": _number(cell["difference"], f"+.{digits}f"),
@@ -171,7 +173,8 @@ def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, sc
         "best_round": _number(cell["best"], ".2f"),
         "last_round": _number(cell["last"], ".2f"),
         "runs": [
-            run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.2f}"} for run in cell["provenance"]
+            run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.{max(2, digits)}f}"}
+            for run in cell["provenance"]
         ],
     }
     if cell["lowest"] is not None:

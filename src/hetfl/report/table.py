@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, get_args
 
 from hetfl.errors import HetflError
 from hetfl.files import write_text
-from hetfl.papers.spec import Entry, Statistic, TableSpec
+from hetfl.papers.spec import Cosine, Entry, Statistic, TableSpec
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
-from hetfl.report.records import Record, read_record
+from hetfl.report.records import Record, accuracy_of, read_record
 
 __all__ = [
     "build_table",
@@ -34,16 +34,18 @@ def verdict(value: float, std: float | None, printed: float | None, statistic: S
     Accuracies within two standard deviations over seeds, and never closer than half a point, are a ``match``.
     Uploads count correct predictions: within 1 % or the printed digit they match, more are better. Counts of
     parameters match to the printed digit; otherwise, being neither better nor worse, they are ``arithmetic``.
+    Cosines are neither as well: within two standard deviations, or 0.005, they match; otherwise ``differs``.
     """
     if printed is None:
         return "ours"
     if statistic in ("parameters", "parameters_total"):
         digits = len(str(printed).partition(".")[2])
         return "match" if round(value, digits) == printed else "arithmetic"
-    least = max(0.01 * printed, 0.0005) if statistic in ("up_first", "up_last") else 0.5
+    cosine = statistic in get_args(Cosine)
+    least = max(0.01 * printed, 0.0005) if statistic in ("up_first", "up_last") else 0.005 if cosine else 0.5
     if abs(value - printed) <= max(2 * (std or 0.0), least):
         return "match"
-    return "better" if value > printed else "worse"
+    return "differs" if cosine else "better" if value > printed else "worse"
 
 
 def build_table(
@@ -53,10 +55,13 @@ def build_table(
 ) -> dict[str, Any]:
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
-    Accuracies are percent, other values M elements (``unit``). ``value`` is the mean over seeds of what the cell
-    reads from its runs, ``std`` its sample standard deviation (None with one seed), ``difference`` the value less
-    the printed one. ``statistic`` says what is read where it is not the clients' average. Of an average,
-    ``lowest`` and ``highest`` are means over seeds of the lowest and highest client; of any accuracy, ``best``
+    Accuracies are percent, cosines have no unit, other values are M elements (``unit``). ``value`` is the mean over
+    seeds of what the cell reads from its runs, ``std`` its sample standard deviation (None with one seed),
+    ``difference`` the value less the printed one. ``statistic`` says what is read where it is not the clients'
+    average, ``reading`` by which inference rule where it is not the method's usual one. Of an average, ``lowest``
+    and ``highest`` are means over seeds of the lowest and highest client. Of a pooled accuracy over the last rounds,
+    ``window`` says how many these are and ``variance`` is that between them in squared points, mean over seeds; like
+    the paper's ``printed_variance`` it judges nothing. Of any accuracy, ``best``
     and ``last`` are means over seeds of the best and the last round. ``parameters`` counts trainable elements per
     client. ``up`` and ``down`` hold elements and bytes per client and round, averaged over all participations in
     rounds >= 1 and over seeds, the first and the last round's elements per client, whether they vary between
@@ -117,7 +122,8 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def _cell(entry: Entry, records: list[Record]) -> dict[str, Any]:
     cell = _numbers(entry, records)
-    usual = {"unit": "%", "footnote": "", "statistic": "average", "comparable": True}
+    usual = {"unit": "%", "footnote": "", "statistic": "average", "reading": "", "comparable": True}
+    usual |= {"printed_variance": None}
     optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
     return {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds} | cell | optional
 
@@ -128,7 +134,7 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
         nothing = dict.fromkeys((*accuracies, "rounds", "parameters", "up", "down"))
         return {"seeds": [], "random": False, "status": "not run", "provenance": []} | nothing
     values = [_value(entry, record) for record in records]
-    curves = [_curve(entry.statistic, record) for record in records]
+    curves = [_curve(entry, record) for record in records]
     value, std = mean(values), stdev(values) if len(values) > 1 else None
     printed = entry.printed if entry.comparable else None
     per_client = [mean(counts) for counts in zip(*(r.run["parameters"]["trainable"] for r in records), strict=True)]
@@ -145,6 +151,7 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
         "seeds": [record.run["seed"] for record in records],
         "lowest": over_clients("lowest"),
         "highest": over_clients("highest"),
+        **_window(entry, records),
         "best": _tidy(mean(max(curve) for curve in curves)) if all(curves) else None,
         "last": _tidy(mean(curve[-1] for curve in curves)) if all(curves) else None,
         "rounds": max(record.run["rounds"] for record in records),
@@ -166,12 +173,23 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
     }
 
 
+def _window(entry: Entry, records: list[Record]) -> dict[str, Any]:
+    """How a pooled accuracy over the last rounds varies between them; nothing of any other."""
+    if entry.statistic != "window_pooled":
+        return {}
+    found = [_measured(entry, record) for record in records]
+    return {
+        "variance": _tidy(mean(100**2 * metrics["window_variance"] for metrics in found)),
+        "window": max(metrics["window_rounds"] for metrics in found),
+    }
+
+
 def _value(entry: Entry, record: Record) -> float:
     """What a cell reads from one run."""
     parameters = record.run["parameters"]
     match entry.statistic:
         case "best_pooled":
-            return max(_curve(entry.statistic, record))
+            return max(_curve(entry, record))
         case "up_first":
             return float(record.training[0]["up"]["elements"] / M)
         case "up_last":
@@ -182,18 +200,34 @@ def _value(entry: Entry, record: Record) -> float:
             )
             # A record tells of the server's network where its method has one.
             return float((sum(clients) + (parameters.get("server", 0) if entry.server else 0)) / M)
+        case "cosine_shared" | "cosine_group_global" | "cosine_group_local":
+            last = record.training[-record.run["settings"]["window"] :]
+            found = [line["diagnostics"][entry.statistic] for line in last if entry.statistic in line["diagnostics"]]
+            if not found:
+                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; train with more clients")
+            return mean(found)
         case _:
-            return 100 * float(record.metrics[entry.statistic])
+            return 100 * float(_measured(entry, record)[entry.statistic])
 
 
-def _curve(statistic: Statistic, record: Record) -> list[float]:
-    """An accuracy in percent after every round; empty for what is no accuracy."""
-    if statistic == "best_pooled":
-        return [100 * line["pooled"] for line in record.tested]
-    of_round: dict[str, Callable[[list[float]], float]] = {"average": mean, "lowest": min, "highest": max}
-    if statistic not in of_round:
-        return []
-    return [100 * of_round[statistic](line["accuracy"]) for line in record.tested]
+def _measured(entry: Entry, record: Record) -> dict[str, Any]:
+    """The metrics of the inference rule that a cell reads.
+
+    Raises:
+        HetflError: the evaluation has none of it.
+    """
+    found = record.metrics.get("also", {}).get(entry.reading, {}) if entry.reading else record.metrics
+    if entry.statistic not in found:
+        wanted = f"{entry.statistic} of {entry.reading}" if entry.reading else entry.statistic
+        raise HetflError(f"{record.path}: its evaluation has no {wanted}; train and evaluate it again with dvc repro")
+    measured: dict[str, Any] = found
+    return measured
+
+
+def _curve(entry: Entry, record: Record) -> list[float]:
+    """An accuracy in percent after every round that has it; empty for what is no accuracy."""
+    shares = [accuracy_of(entry.statistic, entry.reading, line) for line in record.tested]
+    return [100 * share for share in shares if share is not None]
 
 
 def _traffic(records: list[Record], way: str) -> dict[str, Any]:

@@ -1,0 +1,266 @@
+"""FGPT's and SGPT's figures: groups, trade-off, held-out clients, momenta; images and features of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from figure_helpers import CLIENTS, GROUPS, HELD_OUT, PARAMS, SAMPLES, cell, draw, results, write_cell
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from hetfl.data.inputs import InputSettings
+from hetfl.data.store import Dataset, Split
+from hetfl.errors import HetflError
+from hetfl.metrics.groups import entropy
+from hetfl.models import Model, ModelOptions, build
+from hetfl.papers.fgpt_figures import FIGURES
+from hetfl.papers.panels import (
+    FeatureFigure,
+    HeldOutPanel,
+    ImageFigure,
+    MetricLine,
+    MetricPanel,
+    ResultFigure,
+    SelectionFigure,
+    TradeoffPanel,
+)
+from hetfl.papers.spec import Entry
+from hetfl.report.groups import selection_figure
+from hetfl.report.images import Features, feature_figure, image_figure, read_features
+from hetfl.report.results import result_figure, sides
+from hetfl.report.style import CLASSES
+
+CPU = torch.device("cpu")
+FEATURES = FeatureFigure("some", (1, 2), "coarse", 2, "Caption.", samples=30)
+IMAGES = ImageFigure("some", "coarse", {"cat": "Cats", "dog": "Dogs"}, "Caption.")
+
+
+def dataset(samples: int = 40) -> Dataset:
+    """Red and green squares in two shades, each a class; the last class is in one row alone."""
+    coarse = np.arange(samples) % 2
+    labels = 2 * coarse + np.arange(samples) // 2 % 2
+    images = np.zeros((samples, 32, 32, 3), np.uint8)
+    images[np.arange(samples), :, :, coarse] = (120 + 100 * (labels % 2))[:, None, None]
+    split = Split(images, labels, {"coarse": coarse})
+    names = tuple("abcd")
+    return Dataset("some", "Some", names, {"train": split, "test": split}, "0", {"coarse": ("cat", "dog")})
+
+
+def backbone() -> Model:
+    return build("digits_vit_small.random", 4, ModelOptions(prompts="inserted"), inputs=InputSettings())
+
+
+def reading(entry: Entry, rule: str) -> Entry:
+    return entry.model_copy(update={"reading": rule})
+
+
+def points(axes) -> dict[str, tuple[float, float]]:
+    """Where the point of each colour lies."""
+    marks = [line for line in axes.lines if line.get_marker() not in ("None", None)]
+    return {to_hex(line.get_color()): (line.get_xdata()[0], line.get_ydata()[0]) for line in marks}
+
+
+def test_held_out_clients_are_weighed_by_their_test_samples(tmp_path: Path) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    (record,) = results(tmp_path)(entry)
+    here, there = sides(record)
+    samples = np.array([2 * (SAMPLES["test"] + 10 * k) for k in range(CLIENTS)])
+    accuracy = np.array([line["accuracy"] for line in record.training[-3:]])
+    first = CLIENTS - HELD_OUT
+    for side, which in ((here, range(first)), (there, range(first, CLIENTS))):
+        part = accuracy[:, list(which)]
+        assert side["pooled"] == pytest.approx(np.average(part, axis=1, weights=samples[list(which)]).mean())
+        assert side["lowest"] == pytest.approx(part.min(axis=1).mean())
+    # Both sides together are all clients.
+    share = samples[:first].sum() / samples.sum()
+    together = np.average(accuracy, axis=1, weights=samples).mean()
+    assert share * here["pooled"] + (1 - share) * there["pooled"] == pytest.approx(together)
+
+
+def test_a_client_without_test_samples_does_not_count(tmp_path: Path) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    (record,) = results(tmp_path)(entry)
+    before = sides(record)
+    counts = record.run["class_counts"]["test"]
+    lines = [line | {"accuracy": [*line["accuracy"], None]} for line in record.rounds]
+    run = record.run | {"clients": CLIENTS + 1, "class_counts": {"test": [*counts, [0, 0]]}}
+    run["settings"] = run["settings"] | {"held_out": HELD_OUT + 1}
+    assert sides(replace(record, run=run, rounds=lines)) == before
+
+
+def test_without_held_out_clients_one_line_says_so(tmp_path: Path) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    (record,) = results(tmp_path)(entry)
+    run = record.run | {"settings": record.run["settings"] | {"held_out": 0}}
+    with pytest.raises(HetflError, match=r"dir-s0/run\.json: settings\.held_out is 0"):
+        sides(replace(record, run=run))
+
+
+def test_both_sides_of_a_row_are_points_with_bars_of_seeds(tmp_path: Path, drawn: list[Figure]) -> None:
+    rows = {"FGPT": cell("fgpt", seeds=[0, 1]), "SGPT": cell("sgpt"), "PT-FedAvg": cell("missing")}
+    for entry in [rows["FGPT"], rows["SGPT"]]:
+        for seed in entry.seeds:
+            write_cell(tmp_path, entry, seed)
+    result_figure(ResultFigure((HeldOutPanel("", rows, "lowest"),), 1, ""), results(tmp_path), tmp_path)
+    (axes,) = drawn[0].axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["took part", "held out"]
+    read = [[side["lowest"] for side in sides(record)] for record in results(tmp_path)(rows["FGPT"])]
+    heights = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert heights == pytest.approx(100 * np.mean(read, axis=0))
+    assert len(axes.collections) == 2, "bars for the row of two seeds alone"
+    assert [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()] == ["FGPT", "SGPT"]
+
+
+def test_trade_off_has_a_point_for_each_row_and_inference_rule(tmp_path: Path, drawn: list[Figure]) -> None:
+    entry = cell(seeds=[0, 1])
+    for seed in entry.seeds:
+        write_cell(tmp_path, entry, seed)
+    panel = TradeoffPanel(
+        "", {"FGPT": entry, "FGPT-U": reading(entry, "top-5"), "U-2": reading(entry, "top-2"), "No": cell("no")}
+    )
+    result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
+    metrics = [record.metrics for record in results(tmp_path)(entry)]
+    for found, (x, y) in zip(
+        (metrics, [m["also"]["top-5"] for m in metrics]), points(drawn[0].axes[0]).values(), strict=True
+    ):
+        assert x == pytest.approx(100 * np.mean([each["window_pooled"] for each in found]))
+        assert y == pytest.approx(100 * np.mean([each["window_lowest"] for each in found]))
+
+
+def test_numbers_over_a_setting_stand_beside_the_best_rival_and_the_printed_one(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    cells = {0.0: cell("none"), 0.5: cell("half", seeds=[0, 1]), 0.9: cell("missing")}
+    rivals = (cell("good"), cell("better"), cell("missing-too"))
+    for entry in [cells[0.0], cells[0.5], *rivals[:2]]:
+        for seed in entry.seeds:
+            write_cell(tmp_path, entry, seed)
+    line = MetricLine("Global", "window_pooled", cells, rivals, (0.5, 86.8))
+    panel = MetricPanel("", "Momentum", "Accuracy", (line,))
+    result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
+
+    def read(entry) -> float:
+        return np.mean([100 * record.metrics["window_pooled"] for record in results(tmp_path)(entry)])
+
+    (axes,) = drawn[0].axes
+    level, curve, printed = axes.lines
+    assert set(level.get_ydata()) == {max(map(read, rivals[:2]))}
+    assert list(curve.get_xdata()) == [0.0, 0.5]
+    assert list(curve.get_ydata()) == pytest.approx([read(cells[0.0]), read(cells[0.5])])
+    assert (printed.get_xdata()[0], printed.get_ydata()[0]) == (0.5, 86.8)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "0.5", "0.9"]
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["Global", "printed", "best baseline"]
+
+
+def test_groups_are_shares_of_all_samples_and_of_each_clients_own(tmp_path: Path, drawn: list[Figure]) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    figure = SelectionFigure({"FGPT": entry, "SGPT": cell("missing")}, "Caption.", rounds=True)
+    selection_figure(figure, results(tmp_path), tmp_path)
+    bars, _, heat, empty, rounds = drawn[0].axes
+    (record,) = results(tmp_path)(entry)
+    stored = results(tmp_path).groups(record)
+    total = np.bincount(stored["group"], minlength=GROUPS)
+    assert [bar.get_height() for bar in bars.patches] == pytest.approx(100 * np.sort(total)[::-1] / total.sum())
+    assert bars.get_title("right") == f"entropy {entropy(total):.2f}"
+    (mesh,) = heat.collections
+    shares = np.asarray(mesh.get_array())
+    np.testing.assert_allclose(shares.sum(axis=1), 100)
+    np.testing.assert_allclose(shares.mean(axis=0), [bar.get_height() for bar in bars.patches])
+    favourites = shares.argmax(axis=1)
+    assert list(favourites) == sorted(favourites)
+    assert [text.get_text() for text in empty.texts] == ["not run"]
+    (line,) = rounds.lines
+    seen = [np.sum(line["clients"]["groups"], axis=0) for line in record.training]
+    assert list(line.get_ydata()) == pytest.approx([entropy(groups) for groups in seen])
+
+
+def test_without_stored_groups_the_file_is_named(tmp_path: Path) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    (tmp_path / "evaluations" / entry.path(0) / "groups.safetensors").unlink()
+    with pytest.raises(HetflError, match=r"groups\.safetensors: does not exist"):
+        draw(SelectionFigure({"FGPT": entry}, ""), tmp_path)
+
+
+def test_features_are_the_class_token_of_some_test_samples_after_each_block() -> None:
+    data, model = dataset(), backbone()
+    found = read_features(FEATURES, data, model, CPU)
+    assert [points.shape for points in found.points] == [(30, model.width)] * 2
+    assert found.names == ("cat", "dog")
+    again = read_features(FEATURES, data, model, CPU)
+    np.testing.assert_array_equal(found.points, again.points)
+    np.testing.assert_array_equal(found.values, again.values)
+    # Equal images have equal features, others have others: the values belong to the points.
+    for value in (0, 1):
+        of_value = found.points[1][found.values == value]
+        other = found.points[1][found.values != value]
+        assert len(np.unique(of_value.round(3), axis=0)) == 2
+        assert np.abs(of_value[:, None] - other[None]).max(axis=2).min() > 1e-3
+    assert not np.allclose(found.points[0], found.points[1])
+
+
+def test_an_attribute_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(HetflError, match="unknown attribute 'colour'"):
+        read_features(replace(FEATURES, attribute="colour"), dataset(), backbone(), CPU)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_twenty_values_differ_in_colour_or_shape(tmp_path: Path, drawn: list[Figure], columns: int) -> None:
+    values = np.arange(60) % 20
+    made = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    figure = replace(FEATURES, blocks=(1,), columns=columns)
+    feature_figure(figure, Features([made], values, [f"n_{value}" for value in range(20)]), tmp_path)
+    looks = [(to_hex(line.get_color()), line.get_marker()) for line in drawn[0].axes[0].lines]
+    assert len(set(looks)) == 20
+    assert {colour for colour, _ in looks} == set(CLASSES)
+    # In the place of a panel where one is free.
+    legend = drawn[0].axes[1].get_legend() if columns == 2 else drawn[0].legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == [f"n {value}" for value in range(20)]
+
+
+def test_images_are_one_of_each_class_in_the_row_of_their_value(tmp_path: Path, drawn: list[Figure]) -> None:
+    image_figure(IMAGES, dataset(), tmp_path)
+    (axes,) = drawn[0].axes
+    (shown,) = axes.images
+    picture = np.asarray(shown.get_array())
+    rows, columns = (np.array(picture.shape[:2]) // 70).tolist()
+    assert (rows, columns) == (2, 2)
+    colours = picture[32::70, 32::70]
+    # Cats are red and dogs are green, a dark and a bright one of each.
+    assert colours[..., :3].tolist() == [[[120, 0, 0], [220, 0, 0]], [[0, 120, 0], [0, 220, 0]]]
+    assert (colours[..., 3] == 255).all()
+    assert (picture[66::70, :, 3] == 0).all(), "nothing lies between rows"
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["Cats", "Dogs"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_bytes_of_results_are_the_same_every_time(tmp_path: Path, name: str) -> None:
+    figure = FIGURES[name](PARAMS)
+    for entry in figure.entries:
+        for seed in entry.seeds:
+            write_cell(tmp_path, entry, seed)
+    for copy in "ab":
+        draw(figure, tmp_path, copy)
+    same(tmp_path)
+
+
+def test_bytes_of_samples_are_the_same_every_time(tmp_path: Path) -> None:
+    data, model = dataset(), backbone()
+    for copy in "ab":
+        image_figure(IMAGES, data, tmp_path / copy)
+    same(tmp_path)
+    for copy in "ab":
+        feature_figure(FEATURES, read_features(FEATURES, data, model, CPU), tmp_path / copy)
+    same(tmp_path)
+
+
+def same(folder: Path) -> None:
+    for suffix in (".svg", ".png"):
+        one, two = ((folder / copy).with_suffix(suffix).read_bytes() for copy in "ab")
+        assert one == two

@@ -1,0 +1,167 @@
+"""Tables and figures of accuracies over the last rounds, from made-up records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+
+from hetfl.files import write_json, write_text
+from hetfl.metrics.accuracy import window
+from hetfl.papers.spec import Entry, TableSpec
+from hetfl.report.figures import accuracy_curves
+from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
+from hetfl.report.records import Record, accuracy_of
+from hetfl.report.site import build_site
+from hetfl.report.table import build_table, write_table
+
+ROUNDS, WINDOW = 6, 2
+POOLED = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7]
+LOWEST = [0.0, 0.1, 0.0, 0.2, 0.3, 0.5]
+
+
+def record(root: Path, seed: int) -> None:
+    """A run of three clients, of which the last has no test sample; another reading is a tenth better."""
+    lines: list[dict[str, Any]] = [{"round": 0, "participants": [0, 1, 2], "up": size(0), "down": size(0)}]
+    for number, (pooled, least) in enumerate(zip(POOLED, LOWEST, strict=True), start=1):
+        found: dict[str, Any] = {"accuracy": [least, 0.8, None], "pooled": pooled + seed / 100}
+        if number > ROUNDS - WINDOW:
+            found["also"] = {"top-2": {"accuracy": [least + 0.1, 0.9, None], "pooled": found["pooled"] + 0.1}}
+        lines.append({"round": number, "participants": [0, 1], "up": size(20), "down": size(30), **found})
+    place = Path("windowed", "fgpt", "fgpt", f"s10-s{seed}")
+    shared = {"fingerprint": f"{seed}" * 64}
+    run: dict[str, Any] = {"status": "complete", "seed": seed, "split": "s10", "dataset": "d", "models": ["m"] * 3}
+    run |= {"rounds": ROUNDS, "clients": 3, "engine": "sequential", "device": "cpu", "commit": "abc", "versions": {}}
+    run |= {"parameters": {"trainable": [7] * 3}, "inputs": {"dataset": "d", "partition": str(seed), "weights": {}}}
+    write_json(root / "runs" / place / "run.json", run | shared)
+    write_text(root / "runs" / place / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    also = {"top-2": window([line["also"]["top-2"] for line in lines[-WINDOW:]], WINDOW)}
+    metrics = {"accuracy": lines[-1]["accuracy"], **window(lines[1:], WINDOW), "also": also}
+    write_json(root / "evaluations" / place / "metrics.json", metrics | shared)
+
+
+def size(elements: int) -> dict[str, int]:
+    return {"elements": elements, "bytes": 4 * elements}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    for seed in (0, 1):
+        record(tmp_path, seed)
+
+    def cell(**more: Any) -> Entry:
+        return Entry(experiment="windowed", method="fgpt", row="fgpt", split="s10", seeds=[0, 1], **more)
+
+    spec = TableSpec(
+        name="windowed",
+        title="Windowed",
+        rows={"fgpt": "FGPT", "fgpt-u": "FGPT-U"},
+        columns={"s10": "s = 10", "low": "Lowest"},
+        entries={
+            "fgpt": {
+                "s10": cell(statistic="window_pooled", printed=60.6, printed_variance=25.0),
+                "low": cell(statistic="window_lowest"),
+            },
+            "fgpt-u": {
+                "s10": cell(statistic="window_pooled", reading="top-2"),
+                "low": cell(statistic="window_lowest", reading="top-2"),
+            },
+        },
+        decimals=2,
+        curves=True,
+    )
+    return build_table(spec, tmp_path / "runs", tmp_path / "evaluations")
+
+
+def test_cells_are_means_over_the_window_and_its_variance_stands_apart(table: dict[str, Any]):
+    cells = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
+    pooled, low = cells["fgpt", "s10"], cells["fgpt", "low"]
+    # Rounds 5 and 6: 50 and 70 percent, one more with the other seed.
+    assert [run["value"] for run in pooled["provenance"]] == [60, 61]
+    assert (pooled["value"], pooled["std"], pooled["variance"], pooled["window"]) == (60.5, 0.707107, 100, 2)
+    # Ours is within half a point; 25 squared points would be another matter.
+    assert (pooled["printed"], pooled["printed_variance"], pooled["printed_std"]) == (60.6, 25, None)
+    assert (pooled["status"], pooled["difference"]) == ("match", -0.1)
+    assert (low["value"], low["std"], low["status"]) == (40, 0, "ours")
+    assert "variance" not in low and "printed_variance" not in low
+    assert cells["fgpt-u", "s10"]["value"] == 70.5 and cells["fgpt-u", "low"]["value"] == 50
+    # The best and the last round of what a reading has: its window alone.
+    assert [(pooled[key], cells["fgpt-u", "s10"][key]) for key in ("best", "last")] == [(70.5, 80.5)] * 2
+
+
+def test_every_face_of_a_table_tells_the_variance_from_a_deviation(table: dict[str, Any]):
+    markdown = render_markdown(table)
+    assert "| FGPT | 60.50 ± 0.71 (var 100.00)<br>printed 60.60 var 25.00 (-0.10), match | 40.00 ± 0.00 |" in markdown
+    assert "mean over the last 2 rounds of each run, in percent, mean ± sample standard deviation" in markdown
+    assert "Lowest client: in each of these rounds the client with the lowest accuracy." in markdown
+    assert "var: variance between these rounds of one run, dividing by their number, in squared points" in markdown
+    assert "Printed with var: the paper's bracket, between rounds of one run." in markdown
+    assert r"{\footnotesize var 100.00}" in render_latex(table)
+    assert "printed 60.60 var 25.00 (-0.10)" in render_text(table)
+    first = render_csv(table).splitlines()
+    line = dict(zip(first[0].split(","), first[1].split(","), strict=True))
+    assert (line["variance"], line["printed_variance"], line["printed_std"], line["window"]) == (
+        "100",
+        "25.0",
+        "",
+        "2",
+    )
+    assert (line["statistic"], line["reading"]) == ("window_pooled", "")
+
+
+def test_the_site_shows_the_variance_and_calls_it_no_range_of_clients(table: dict[str, Any], tmp_path: Path):
+    write_table(table, tmp_path / "tables")
+    accuracy_curves(table, tmp_path / "runs", tmp_path / "figures")
+    page = build_site(tmp_path / "tables", tmp_path / "figures", tmp_path / "partitions", tmp_path / "report")
+    text = page.read_text()
+    assert '<span class="range">var 100.00</span>' in text and "clients from" not in text
+    assert "printed 60.60 var 25.00 (-0.10), match" in text
+    assert "mean over the last 2 rounds of each run" in text
+
+
+def test_curves_show_each_column_s_own_accuracy(table: dict[str, Any], tmp_path: Path, monkeypatch):
+    drawn: dict[tuple[str, str], list[float]] = {}
+    plot = Axes.plot
+
+    def spy(axes: Axes, x: Any, y: Any, *more: Any, **style: Any) -> Any:
+        drawn[axes.get_title("left"), style["label"]] = [round(value, 6) for value in y]
+        return plot(axes, x, y, *more, **style)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    accuracy_curves(table, tmp_path / "runs", tmp_path / "figures")
+    assert drawn == {
+        ("s = 10", "FGPT"): [10.5, 20.5, 30.5, 40.5, 50.5, 70.5],
+        ("s = 10", "FGPT-U"): [60.5, 80.5],
+        ("Lowest", "FGPT"): [0, 10, 0, 20, 30, 50],
+        ("Lowest", "FGPT-U"): [40, 60],
+    }
+    assert "Test accuracy (%)" in (tmp_path / "figures/windowed-curves.svg").read_text()
+
+
+def test_a_round_s_accuracy_leaves_out_clients_without_samples():
+    line = {
+        "accuracy": [0.0, None, 0.5],
+        "pooled": 0.3,
+        "also": {"top-2": {"accuracy": [0.2, None, 0.4], "pooled": 1}},
+    }
+    asked = ("average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest")
+    assert [accuracy_of(name, "", line) for name in asked] == [0.25, 0, 0.5, 0.3, 0.3, 0]
+    assert accuracy_of("window_lowest", "top-2", line) == 0.2
+    assert accuracy_of("window_pooled", "top-5", line) is accuracy_of("parameters", "", line) is None
+
+
+def test_a_record_cut_at_a_round_leaves_them_out_too():
+    lines = [{"round": number, "accuracy": [number / 10, None]} for number in (1, 2, 3)]
+    cut = Record("runs/x", {"rounds": 3}, lines, {}).until(2)
+    assert cut is not None
+    assert cut.metrics == {"accuracy": [0.2, None], "average": 0.2, "lowest": 0.2, "highest": 0.2}
+
+
+def test_tables_from_before_there_were_windows_read_the_same():
+    cell = {"row": "a", "column": "b", "status": "ours", "printed": None, "value": 50.0, "provenance": []}
+    old = filled({"table": "t", "title": "T", "rows": {"a": "A"}, "columns": {"b": "B"}, "cells": [cell]})
+    assert "| A | **50.0** |" in render_markdown(old)
+    assert "mean of the clients' test accuracies with the final model" in render_markdown(old)
