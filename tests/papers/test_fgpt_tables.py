@@ -251,7 +251,8 @@ def test_what_an_evaluation_lacks_is_one_line(tmp_path):
     [
         ("digits-fgpt", {"fgpt-top-2": "FGPT-U (top-2)"}, "pathological-20"),
         ("cifar100-s10-short", {"fgpt-top-5": "FGPT-U (top-5)"}, "s10"),
-        ("office-caltech10-short", {}, "domains"),
+        ("office-caltech10-short", {"fgpt-top-2": "FGPT-U (top-2)"}, "domains"),
+        ("cifar100-unseen-short", {}, "s10"),
     ],
 )
 def test_own_tables_show_the_window_and_its_lowest_client(name, rows, columns, tmp_path):
