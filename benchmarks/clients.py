@@ -1,6 +1,6 @@
 """What clients cost that do not take part: 10,000 of them against 100, five a round.
 
-    python benchmarks/clients.py [--rounds 3] [--repeats 3]
+    python benchmarks/clients.py [--rounds 2] [--repeats 3]
 
 needs the prepared data/cifar100 (dvc repro download@cifar100) and writes its table beside itself. Clients hold five
 training samples each, cut from the indices sorted by label; all test images are shared among them, so that both
@@ -35,7 +35,7 @@ from hetfl.files import write_text
 from hetfl.methods import create
 
 ROOT = Path(__file__).parents[1]
-METHODS = ("pt-fedavg", "fgpt", "fedmoon")
+METHODS = ("pt-fedavg", "fgpt")
 CLIENTS = (100, 10_000)
 SAMPLES, PARTICIPANTS = 5, 5
 MODEL = "mini_vit.random"
@@ -79,7 +79,7 @@ def case(method: str, clients: int, rounds: int, features: Path) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--case", nargs=3, metavar=("METHOD", "CLIENTS", "FEATURES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
