@@ -97,7 +97,8 @@ def _draw(bars: Axes, heat: Axes, sizes: np.ndarray) -> None:
     bars.yaxis.set_major_locator(MaxNLocator(4))
 
     top = max(float(shares.max()), 1.0)
-    heat.pcolormesh(shares, cmap=HEAT_MAP, vmin=0, vmax=top, edgecolors=PAPER, linewidth=0.3)
+    # A picture within the drawing: thousands of cells as shapes of their own make a file of megabytes.
+    heat.pcolormesh(shares, cmap=HEAT_MAP, vmin=0, vmax=top, rasterized=True)
     heat.invert_yaxis()
     heat.grid(visible=False)
     heat.spines[:].set_visible(False)
