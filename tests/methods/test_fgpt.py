@@ -311,3 +311,12 @@ def test_what_travels_is_counted_as_the_paper_counts(toy_engine, method):
     keys = 3 * 48 if method in ("fed-dualprompt", "sgpt") else 0
     counts = 3 if method in ("fgpt", "fgpt-fedmix", "sgpt") else 0
     assert lines[2]["up"]["elements"] == 3 * (head + shared + group + keys + counts)
+
+
+@pytest.mark.parametrize("method", FAMILY)
+def test_the_backbone_stays_as_it_was(toy_engine, method):
+    engine = toy_engine(method, **SMALL)
+    body = engine.federation.clients[0].model._module.body
+    before = {name: tensor.clone() for name, tensor in body.state_dict().items()}
+    run(engine)
+    assert before and all(torch.equal(before[name], tensor) for name, tensor in body.state_dict().items())
