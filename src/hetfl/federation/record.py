@@ -25,6 +25,7 @@ CORE = (
     "config.py",
     "draws.py",
     "message.py",
+    "optimisers.py",
     "data/batches.py",
     "data/inputs.py",
     "data/store.py",
