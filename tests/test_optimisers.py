@@ -1,4 +1,4 @@
-"""Steps are those of the fused torch.optim, to the last bit."""
+"""Steps are those of torch.optim, to the last bit."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def torch_sgd(leaves: list[Tensor]) -> torch.optim.Optimizer:
 CASES = {
     "sgd": (lambda leaves: SGD(leaves, 0.1), lambda leaves: torch.optim.SGD(leaves, 0.1)),
     "momentum": (lambda leaves: SGD(leaves, 0.1, 0.9, 1e-3), torch_sgd),
+    "one by one": (lambda leaves: Adam(leaves, 1e-2, fused=False), lambda leaves: torch.optim.Adam(leaves, 1e-2)),
     "adam": (lambda leaves: Adam(leaves, 1e-2), lambda leaves: torch.optim.Adam(leaves, 1e-2, fused=True)),
     "decay": (
         lambda leaves: Adam(leaves, 1e-2, 1e-3),

@@ -16,7 +16,7 @@ from torch.optim.sgd import sgd
 
 
 class Optimiser:
-    """Moves tensors against their gradients, all in one kernel.
+    """Moves tensors against their gradients.
 
     Args:
         leaves: the tensors; those without a gradient stay where they are.
@@ -50,7 +50,7 @@ class Optimiser:
 
 
 class SGD(Optimiser):
-    """Stochastic gradient descent; momentum starts from zeros, in the slot ``momentum_buffer``."""
+    """Stochastic gradient descent in one kernel; momentum starts from zeros, in the slot ``momentum_buffer``."""
 
     def __init__(self, leaves: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(leaves)
@@ -74,17 +74,21 @@ class SGD(Optimiser):
 
 
 class Adam(Optimiser):
-    """Adam; slots ``step``, ``exp_avg`` and ``exp_avg_sq`` appear with a leaf's first step."""
+    """Adam; slots ``step``, ``exp_avg`` and ``exp_avg_sq`` appear with a leaf's first step.
 
-    def __init__(self, leaves: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+    Args:
+        fused: one kernel for all leaves; else one after another, which rounds differently.
+    """
+
+    def __init__(self, leaves: Iterable[Tensor], lr: float, weight_decay: float = 0.0, fused: bool = True) -> None:
         super().__init__(leaves)
-        self.lr, self.weight_decay = lr, weight_decay
+        self.lr, self.weight_decay, self.fused = lr, weight_decay, fused
 
     def _move(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
         for leaf in leaves:
             if not self.state[leaf]:
                 self.state[leaf] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=leaf.device),
+                    "step": torch.zeros((), device=leaf.device if self.fused else "cpu"),
                     "exp_avg": torch.zeros_like(leaf),
                     "exp_avg_sq": torch.zeros_like(leaf),
                 }
@@ -95,7 +99,7 @@ class Adam(Optimiser):
             self._slots(leaves, "exp_avg_sq"),
             [],
             self._slots(leaves, "step"),
-            fused=True,
+            fused=self.fused,
             lr=self.lr,
             weight_decay=self.weight_decay,
             beta1=0.9,

@@ -130,7 +130,7 @@ class FedGen(Scratch):
             return {**server, **kept}
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings
-        optimiser = Adam(net.values(), s.server_lr * s.server_decay ** (draws.round - 1))
+        optimiser = Adam(net.values(), s.server_lr * s.server_decay ** (draws.round - 1), fused=False)
         for slot, tensor in server.items():
             if slot.startswith(ADAM):
                 name, _, kind = slot.removeprefix(ADAM).rpartition("/")
