@@ -16,6 +16,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import mean_over_owners, register_method
 from hetfl.methods.fedproto import FedProto
 from hetfl.models.base import Model
+from hetfl.optimisers import SGD
 
 NET = "net/"
 
@@ -71,7 +72,7 @@ class FedTGP(FedProto):
         margin = self.margin(mean_over_owners(messages, self.num_classes)["means"])
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings
-        optimiser = torch.optim.SGD(net.values(), s.server_lr or s.lr)
+        optimiser = SGD(net.values(), s.server_lr or s.lr)
         loss = margin.new_zeros((), dtype=prototypes.dtype)
 
         def step(batch: Tensors) -> None:

@@ -30,6 +30,7 @@ from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import googlenet, last_side, mobilenet_v2, plain_cnn
 from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
 from hetfl.models.grouped import GroupedViT
+from hetfl.models.parts import part
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
 from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
@@ -338,15 +339,20 @@ def creator(name: str, size: int | None = None, zero_init_last: bool = True) -> 
     if architecture in PLAIN_CNNS:
         return partial(plain_cnn, spec.channels, size, **PLAIN_CNNS[architecture])
     if architecture in OWN_VITS:
-        from timm.models.vision_transformer import VisionTransformer
-
-        return lambda: VisionTransformer(img_size=size, num_classes=0, **OWN_VITS[architecture])
+        return partial(_own_vit, size, OWN_VITS[architecture])
     arguments: dict[str, Any] = {}
     if is_resnet(name):
         arguments["zero_init_last"] = zero_init_last
     elif size != spec.size:
         arguments["img_size"] = size
     return lambda: _timm().create_model(_timm_name(name), pretrained=False, num_classes=0, **arguments)
+
+
+def _own_vit(size: int, architecture: dict[str, Any]) -> nn.Module:
+    # On the meta device there is nothing to fill, but torch would import its compiler, which takes seconds.
+    fill = "skip" if torch.get_default_device().type == "meta" else ""
+    timm = part("timm.models.vision_transformer")
+    return timm.VisionTransformer(img_size=size, num_classes=0, weight_init=fill, **architecture)
 
 
 def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
