@@ -264,6 +264,16 @@ class Method(ABC):
         """A client's parameters after it took over what it received; untouched tensors stay the same objects."""
         return dict(params)
 
+    def drawn(self, received: Tensors, size: int, seed: int) -> Tensors:
+        """What the objective reads as ``batch.drawn``: drawn anew for every batch, and no parameter decides it.
+
+        Args:
+            received: see :meth:`receive`.
+            size: the batch's number of samples; what there is one of for each sample comes first in its shape.
+            seed: of the draw.
+        """
+        return {}
+
     @abstractmethod
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """What a client minimises on a batch: a scalar, pure."""
