@@ -210,13 +210,14 @@ class Sequential:
                 if gathers:
                     with torch.no_grad():
                         stay.gathered.append(self.method.statistics(model, params, batch, stay.received))
-                optimiser.zero_grad()
+                for leaf in leaves.values():  # zero_grad, at a tenth of its cost
+                    leaf.grad = None
                 loss.backward()
                 if phase.clip:
                     for values in clipped:
                         torch.nn.utils.clip_grad_norm_(values, phase.clip)
                 optimiser.step()
-                total += loss.detach() * len(batch.labels)
+                total.add_(loss.detach(), alpha=len(part))
         stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
         stay.slots = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
         stay.loss = total / max(used, 1)

@@ -373,8 +373,10 @@ def weighted_mean(messages: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
     share = (weights.to(torch.float64) / weights.sum()).tolist()
     mean = {}
     for name, first in messages[0].items():
-        total = sum(w * message[name].to(torch.float64) for w, message in zip(share, messages, strict=True))
-        mean[name] = torch.as_tensor(total).to(first.dtype)
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for weight, message in zip(share, messages, strict=True):
+            total.add_(message[name], alpha=weight)
+        mean[name] = total.to(first.dtype)
     return mean
 
 
