@@ -19,11 +19,11 @@ from hetfl.data.batches import Batch, DeviceImages
 from hetfl.draws import Draws
 from hetfl.federation.sequential import (
     LastOutput,
+    Optimiser,
     Sequential,
     Stay,
     Update,
     Visit,
-    make_optimiser,
     order_of,
     used_samples,
 )
@@ -335,7 +335,7 @@ class Program:
 
     def _segment(self, first: int, last: int) -> Segment:
         leaves = {name: self._params[name][first:last].detach().requires_grad_() for name in self._leaves}
-        optimiser = make_optimiser(self.phase, leaves, {})
+        optimiser = Optimiser(self.phase, leaves, {})
         for name, leaf in leaves.items():
             state = optimiser.state[leaf]
             for slot in self._kept:
@@ -438,7 +438,7 @@ class Segment:
     first: int
     last: int
     leaves: dict[str, Tensor]
-    optimiser: torch.optim.Optimizer
+    optimiser: Optimiser
     run: Any = None
     at: int = -1
 

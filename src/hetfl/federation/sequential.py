@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
@@ -191,7 +193,7 @@ class Sequential:
         leaves = {name: stay.params[name].clone().requires_grad_() for name in names}
         buffers = {name: stay.params[name].clone() for name in client.model.names(["buffers"])}
         params = {**stay.params, **leaves, **buffers}
-        optimiser = make_optimiser(phase, leaves, stay.slots)
+        optimiser = Optimiser(phase, leaves, stay.slots)
         images, index = self._data(data, phase, draws)
         used = used_samples(len(index), phase, bool(buffers))
         clipped = [[leaves[name] for name in client.model.names(groups)] for groups in phase.clipped]
@@ -219,7 +221,7 @@ class Sequential:
                 optimiser.step()
                 total.add_(loss.detach(), alpha=len(part))
         stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
-        stay.slots = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
+        stay.slots = optimiser.slots() if phase.keep_optimiser else {}
         stay.loss = total / max(used, 1)
         stay.steps += phase.epochs * -(-used // phase.batch_size)
 
@@ -299,29 +301,66 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(sums, rows)
 
 
-def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> torch.optim.Optimizer:
-    """The optimiser of a phase over named parameters, continuing from saved slots (``<parameter>/<slot>``)."""
-    values = list(leaves.values())
-    optimiser: torch.optim.Optimizer
-    if phase.optimiser == "sgd":
-        optimiser = torch.optim.SGD(values, phase.lr, phase.momentum, weight_decay=phase.weight_decay, fused=True)
-        # Zeros are where momentum starts anyway; the fused step wants all buffers or none.
-        for leaf in values if phase.momentum else []:
-            optimiser.state[leaf]["momentum_buffer"] = torch.zeros_like(leaf)
-    else:
-        optimiser = torch.optim.Adam(values, phase.lr, weight_decay=phase.weight_decay, fused=True)
-    for slot, tensor in slots.items():
-        name, _, kind = slot.rpartition("/")
-        if name in leaves:
-            optimiser.state[leaves[name]][kind] = tensor.clone()
-    return optimiser
+class Optimiser:
+    """SGD or Adam over named parameters.
 
+    The steps are torch's; its classes do so much around each that small models wait for them.
 
-def optimiser_slots(optimiser: torch.optim.Optimizer, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An optimiser's tensors by ``<parameter>/<slot>``."""
-    return {
-        f"{name}/{kind}": tensor
-        for name, leaf in leaves.items()
-        for kind, tensor in optimiser.state[leaf].items()
-        if isinstance(tensor, Tensor)
-    }
+    Args:
+        phase: has the settings.
+        leaves: what moves, by its gradients; those without one stay.
+        slots: what an optimiser of the same parameters kept (``<parameter>/<slot>``).
+
+    Attributes:
+        state: tensors of each leaf by slot, once it has moved.
+    """
+
+    def __init__(self, phase: Phase, leaves: Mapping[str, Tensor], slots: Tensors) -> None:
+        self._phase, self._leaves = phase, leaves
+        self.state: dict[Tensor, dict[str, Tensor]] = {leaf: {} for leaf in leaves.values()}
+        for slot, tensor in slots.items():
+            name, _, kind = slot.rpartition("/")
+            if name in leaves:
+                self.state[leaves[name]][kind] = tensor.clone()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters."""
+        phase = self._phase
+        moving = [leaf for leaf in self._leaves.values() if leaf.grad is not None]
+        gradients: list[Any] = [leaf.grad for leaf in moving]
+        usual: dict[str, Any] = {"lr": phase.lr, "weight_decay": phase.weight_decay, "maximize": False, "fused": True}
+        if phase.optimiser == "adam":
+            counts = [self._slot(leaf, "step") for leaf in moving]
+            means, squares = ([self._slot(leaf, kind) for leaf in moving] for kind in ("exp_avg", "exp_avg_sq"))
+            adam(
+                moving,
+                gradients,
+                means,
+                squares,
+                [],
+                counts,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                **usual,
+            )
+        else:
+            # Zeros are where momentum starts anyway; the fused step wants all buffers or none.
+            buffers: list[Any] = [self._slot(leaf, "momentum_buffer") if phase.momentum else None for leaf in moving]
+            sgd(moving, gradients, buffers, momentum=phase.momentum, dampening=0.0, nesterov=False, **usual)
+
+    def slots(self) -> dict[str, Tensor]:
+        """Its tensors by ``<parameter>/<slot>``."""
+        return {
+            f"{name}/{kind}": tensor
+            for name, leaf in self._leaves.items()
+            for kind, tensor in self.state[leaf].items()
+        }
+
+    def _slot(self, leaf: Tensor, kind: str) -> Tensor:
+        state = self.state[leaf]
+        if kind not in state:
+            state[kind] = leaf.new_zeros((), dtype=torch.float32) if kind == "step" else torch.zeros_like(leaf)
+        return state[kind]

@@ -331,6 +331,8 @@ class Method(ABC):
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of a batch."""
+    if batch.weight is None:
+        return F.cross_entropy(logits, batch.labels)
     return batch.mean(F.cross_entropy(logits, batch.labels, reduction="none"))
 
 

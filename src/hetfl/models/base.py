@@ -76,7 +76,7 @@ class ModelOptions(Settings):
 
 
 Place = tuple[dict[str, Any], str, str]
-"""A module's own mapping of parameters or buffers, a tensor's name there, and its name among a client's parameters."""
+"""A module's own parameters or buffers, a tensor's name there, and its name among a client's parameters."""
 
 
 class Model:
