@@ -378,8 +378,9 @@ def weighted_mean(messages: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
     mean = {}
     for name, first in messages[0].items():
         total = torch.zeros_like(first, dtype=torch.float64)
+        part = torch.empty_like(total)
         for weight, message in zip(share, messages, strict=True):
-            total.add_(message[name], alpha=weight)
+            total += part.copy_(message[name]).mul_(weight)
         mean[name] = total.to(first.dtype)
     return mean
 
