@@ -159,6 +159,11 @@ class DeviceImages:
         """Bytes of one normalised image."""
         return self.spec.channels * self.spec.size**2 * self.dtype.itemsize
 
+    def tensors(self) -> list[Tensor]:
+        """What lies on the device for these images."""
+        own = (self._raw, self.labels, self._normalised, self.queries)
+        return [tensor for tensor in own if tensor is not None]
+
     def stored(self) -> DeviceImages:
         """The same images, normalised in the size in which they are stored."""
         size = self._raw.shape[1]
