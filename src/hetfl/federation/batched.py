@@ -47,7 +47,7 @@ class Batched(Sequential):
     Everything else, and what a client sends afterwards, is the reference engine's.
 
     Attributes:
-        predicted_memory: bytes of the largest phase so far, from shapes: resident weights and images, and training.
+        predicted_memory: bytes of the largest phase so far: resident weights and images, and training by its shapes.
     """
 
     name = "batched"
@@ -103,7 +103,7 @@ class Batched(Sequential):
     def _rooms(
         self, groups: Sequence[list[Stay]], phase: Phase, number: int, draws: Draws
     ) -> list[tuple[list[Stay], int]]:
-        """How many clients of each group memory has room for at once, by what they take by their shapes.
+        """How many clients of each group memory has room for at once, by the shapes of one of them.
 
         The groups share it, since on CUDA they run at the same time.
         """

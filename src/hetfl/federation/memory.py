@@ -1,15 +1,15 @@
-"""How much memory training takes, from shapes alone, and how much there is."""
+"""How much memory training takes, before it begins, and how much there is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hetfl.data.batches import Batch, DeviceImages
+from hetfl.data.batches import DeviceImages
 from hetfl.federation.federation import Federation
 from hetfl.federation.sequential import Stay
 from hetfl.methods.base import Method, Phase
@@ -37,36 +37,27 @@ def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
 
 
 def client_bytes(method: Method, stay: Stay, phase: Phase, images: DeviceImages) -> int:
-    """Bytes that a client's training takes besides the frozen weights: its parameters and what it received, what its
-    optimiser holds, the gradient, a batch, and what the backward pass needs. Nothing is computed."""
+    """Bytes that a client's training takes besides the frozen weights.
+
+    That is its parameters and what it received, what its optimiser holds, the gradient, a batch, and what the
+    backward pass needs; the last by a forward pass of one image again and again, which shows every shape.
+    """
     model, size = stay.client.model, phase.batch_size
     names = model.names(phase.trains)
+    params = {name: tensor.clone().requires_grad_(name in names) for name, tensor in stay.params.items()}
     slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
-    trained = sum(_bytes(stay.params[name]) for name in names)
-    held = sum(map(_bytes, [*stay.params.values(), *stay.received.values()])) + (1 + slots) * trained
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        params = {name: torch.empty_like(fake.from_tensor(tensor)) for name, tensor in stay.params.items()}
-        params |= {name: params[name].requires_grad_() for name in names}
-        received = {name: fake.from_tensor(tensor) for name, tensor in stay.received.items()}
-        spec, queries = images.spec, images.queries
-        batch = Batch(
-            torch.empty(size, spec.channels, spec.size, spec.size, dtype=images.dtype, device=images.device),
-            torch.zeros(size, dtype=torch.int64, device=images.device),
-            rows=torch.zeros(size, dtype=torch.int64, device=images.device) if phase.data == "alignment" else None,
-            queries=None if queries is None else queries.new_empty(size, queries.shape[1]),
-            drawn={name: fake.from_tensor(tensor) for name, tensor in _outside(method, stay, size).items()},
-        )
-        masks = {name: torch.empty_like(tensor) for name, tensor in model.masks(0, size).items()}
-        known = [*model.tensors(), *params.values(), *received.values()]
-        known = [fake.from_tensor(t) if not isinstance(t, torch._subclasses.FakeTensor) else t for t in known]
-        saved = saved_bytes(lambda: method.objective(model.train(masks), params, batch, received, phase), known)
-        return held + _bytes(batch.images) + saved
-
-
-def _outside(method: Method, stay: Stay, size: int) -> dict[str, Tensor]:
-    """What the method draws for a batch, really drawn: its shapes are nowhere else."""
-    with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        return dict(method.drawn(stay.received, size, 0))
+    held = sum(map(_bytes, [*params.values(), *stay.received.values()]))
+    held += (1 + slots) * sum(_bytes(params[name]) for name in names)
+    nowhere = torch.zeros(size, dtype=torch.int64, device=images.device)
+    batch = replace(
+        images.batch(nowhere),
+        rows=nowhere if phase.data == "alignment" else None,
+        drawn=method.drawn(stay.received, size, 0),
+    )
+    known = [*model.tensors(), *params.values(), *stay.received.values()]
+    training = model.train(model.masks(0, size))
+    saved = saved_bytes(lambda: method.objective(training, params, batch, stay.received, phase), known)
+    return held + _bytes(batch.images) + saved
 
 
 def resident_bytes(federation: Federation) -> int:
