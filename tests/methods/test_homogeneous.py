@@ -116,15 +116,13 @@ def test_fedreps_phases_freeze_what_they_say(toy_engine):
     engine = toy_engine("fedrep")
     state, _ = run(engine, 1)
     body = {name.removeprefix("model/") for name in state.server if name.startswith("model/")}
-    model = engine.federation.clients[0].model
-    assert body == set(model.names(["body"]))
-    client = engine.federation.clients[0]
+    assert body == set(engine.federation.clients[0].model.names(["body"]))
     head, rest = engine.method.phases(2)
     assert (head.trains, rest.trains) == (("head",), ("body",))
-    params = {**engine.method.downlink(state.server, 0), **state.clients[0].params}
-    data = engine.federation.data[0]
+    visit = Visit(0, state.clients[0], engine.method.downlink(state.server, 0))
     for phase, moving in ((head, "head"), (rest, "body")):
-        after, *_ = engine._train(client, data, params, {}, {}, phase, 0, Draws(0).at(2), [])
+        (update,) = engine._work([visit], Draws(0).at(2), [phase], closing=True)
+        after, params = update.state.params, {**visit.downlink, **visit.state.params}
         moved = {name.split(".")[0] for name in params if not torch.equal(after[name], params[name])}
         assert moved == {moving}
     final, _ = play_closing(engine, state, Draws(0).at(4))

@@ -122,7 +122,7 @@ def test_dropout_of_both_networks_is_not_the_same():
     model = build("mobilenet_v2", 3, options, inputs=InputSettings(size=32))
     params = model.init(Draws(0), 0)
     params |= {f"auxiliary.{name}": value.clone() for name, value in own(params).items() if "auxiliary" not in name}
-    view = model.train(7)
+    view = model.train(model.masks(7, len(images(model))))
     first, second = view(params, images(model)).features, view.auxiliary(params, images(model)).features
     # The networks are equal, so the features are, but for what is dropped.
     lost = ((first == 0) != (second == 0)).sum() / ((first > 0) | (second > 0)).sum()

@@ -159,7 +159,7 @@ def test_features_are_not_negative_and_batches_train(name: str):
         key: value.requires_grad_(key not in model.groups.get("buffers", ()))
         for key, value in model.init(Draws(0), 0).items()
     }
-    output = model.train(1)(params, images(model))
+    output = model.train(model.masks(1, len(images(model))))(params, images(model))
     assert 0 <= output.features.min() < output.features.max()
     assert output.logits.shape == (4, 10)
     output.logits.square().sum().backward()
@@ -210,14 +210,12 @@ def test_starts_of_other_networks():
 
 
 def test_dropout_is_a_function_of_its_seed():
-    dropout, ones = KeyedDropout(0.2), torch.ones(100, 100)
+    dropout, ones = KeyedDropout(0.2, 100), torch.ones(100, 100)
     assert dropout(ones) is ones
-    dropout.seed = 3
-    first = dropout(ones)
-    assert torch.equal(dropout(ones), first)
+    dropout.mask = first = dropout.draw(3, 100)
+    assert torch.equal(dropout(ones), first) and torch.equal(dropout.draw(3, 100), first)
     assert set(first.unique().tolist()) == {0.0, 1.25} and abs(first.mean() - 1) < 0.02
-    dropout.seed = 4
-    assert not torch.equal(dropout(ones), first)
+    assert not torch.equal(dropout.draw(4, 100), first)
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2"])
@@ -229,7 +227,8 @@ def test_dropout_of_the_training_view_alone(name: str):
         torch.rand(1)
         return view({key: value.clone() for key, value in params.items()}, images(model)).features
 
-    evaluated, first, again, other = (seen(view) for view in (model, model.train(1), model.train(1), model.train(2)))
+    views = (model, *(model.train(model.masks(seed, len(images(model)))) for seed in (1, 1, 2)))
+    evaluated, first, again, other = map(seen, views)
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(seen(model), evaluated) and torch.equal(seen(model), evaluated)
 
@@ -238,11 +237,11 @@ def test_dropout_of_the_training_view_alone(name: str):
 def test_dropout_comes_before_channels_are_pooled(name: str):
     model = at_32(name, OWN_WIDTH)
     params = model.init(Draws(0), 0)
-    dropped = model.train(1)(params, images(model)).features
+    dropped = model.train(model.masks(1, len(images(model))))(params, images(model)).features
     (dropout,) = (layer for layer in model._module.modules() if isinstance(layer, KeyedDropout))
     assert dropout.p == 0.2
     dropout.p = 0
-    whole = model.train(1)(params, images(model)).features
+    whole = model.train(model.masks(1, len(images(model))))(params, images(model)).features
     lost = (dropped == 0) & (whole > 0)
     assert abs(lost.sum() / (whole > 0).sum() - 0.2) < 0.03
     torch.testing.assert_close(dropped[~lost], 1.25 * whole[~lost])
@@ -251,7 +250,7 @@ def test_dropout_comes_before_channels_are_pooled(name: str):
 def test_frozen_networks_drop_nothing():
     model = build("mobilenet_v2.random", 10, ModelOptions())
     params = model.init(Draws(0), 0)
-    assert model.train(5) is model and set(params) == {"head.weight", "head.bias"}
+    assert model.train(model.masks(5, 2)) is model and set(params) == {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize(

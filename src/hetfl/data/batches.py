@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from weakref import ReferenceType, ref
 
@@ -49,7 +49,8 @@ class Batch:
         labels: [B], int64.
         weight: [B], 1 for a sample and 0 for padding; None when nothing is padded.
         rows: [B], int64, the samples' places in a round's alignment set; None for other data.
-        seed: for what is drawn anew with this batch.
+        seed: for what is drawn anew with this batch; see :meth:`Method.drawn`.
+        drawn: what the method drew for this batch.
         queries: [B, d], features of the images by which a method sorts them; None where it does not.
     """
 
@@ -59,6 +60,7 @@ class Batch:
     rows: Tensor | None = None
     seed: int = 0
     queries: Tensor | None = None
+    drawn: Mapping[str, Tensor] = field(default_factory=dict)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value per sample [B] over the real samples."""
@@ -139,6 +141,11 @@ class DeviceImages:
 
     def __len__(self) -> int:
         return len(self._raw)
+
+    def tensors(self) -> list[Tensor]:
+        """What lies on the device for these images."""
+        own = (self._raw, self.labels, self._normalised, self.queries)
+        return [tensor for tensor in own if tensor is not None]
 
     def stored(self) -> DeviceImages:
         """The same images, normalised in the size in which they are stored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,32 @@ class Update:
     observed: dict[str, Any]
 
 
+@dataclass
+class Stay:
+    """A client at work in a round.
+
+    Attributes:
+        received: what it knows, from :meth:`Method.receive`.
+        before: its parameters when local training began; ``params``: now.
+        slots: its optimiser's tensors by ``<parameter>/<slot>``.
+        loss: see :class:`Update`.
+        steps: optimiser steps it took.
+        gathered: statistics of its training passes.
+        seconds: of its training.
+    """
+
+    client: Client
+    data: ClientData
+    received: Tensors
+    before: dict[str, Tensor]
+    params: dict[str, Tensor]
+    slots: dict[str, Tensor]
+    loss: Tensor
+    steps: int = 0
+    gathered: list[Statistics] = field(default_factory=list)
+    seconds: float = 0.0
+
+
 class Sequential:
     """Runs clients one at a time; smallest, and what the other engines are compared with."""
 
@@ -63,14 +89,16 @@ class Sequential:
 
     def introduce(self, draws: Draws) -> Iterator[Update]:
         """Round 0: what every client does before it meets the server, and its registration as uplink."""
+        phases = self.method.phases(0)
+        if phases or self.method.sweep(0) != "none":
+            first = (ClientState(self._initial(client.index, draws)) for client in self.members)
+            visits = [Visit(c.index, own, Message()) for c, own in zip(self.members, first, strict=True)]
+            yield from self._work(visits, draws.at(0), phases)
+            return
+        nothing = torch.zeros((), device=self.federation.device)
         for client in self.members:
-            if self.method.phases(0) or self.method.sweep(0) != "none":
-                visit = Visit(client.index, ClientState(self._initial(client.index, draws)), Message())
-                yield self._visit(visit, draws.at(0), self.method.phases(0))
-            else:
-                work = Work(client, 0, {}, {}, {}, Statistics(), 0)
-                nothing = torch.zeros((), device=self.federation.device)
-                yield Update(client.index, ClientState(), self.method.register(work), nothing, {}, {})
+            work = Work(client, 0, {}, {}, {}, Statistics(), 0)
+            yield Update(client.index, ClientState(), self.method.register(work), nothing, {}, {})
 
     @property
     def members(self) -> Sequence[Client]:
@@ -79,14 +107,12 @@ class Sequential:
         return clients[: len(clients) - self.method.settings.held_out]
 
     def train(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
-        """Local training and uplink of some clients, in the order given; no result depends on that order."""
-        for visit in visits:
-            yield self._visit(visit, draws, self.method.phases(draws.round))
+        """Local training and uplink of some clients, in any order; no result depends on it."""
+        yield from self._work(visits, draws, self.method.phases(draws.round))
 
     def close(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
         """Local training after the last round; the states hold all parameters, nothing is sent."""
-        for visit in visits:
-            yield self._visit(visit, draws, self.method.closing(), closing=True)
+        yield from self._work(visits, draws, self.method.closing(), closing=True)
 
     @torch.inference_mode()
     def predict(
@@ -115,79 +141,76 @@ class Sequential:
         # Running statistics of batch normalisation stay with their client in every method.
         return set(client.model.names([*self.method.keeps(), "buffers"]))
 
-    def _visit(self, visit: Visit, draws: Draws, phases: Sequence[Phase], closing: bool = False) -> Update:
-        client, data, method = self.federation.clients[visit.client], self.federation.data[visit.client], self.method
-        received = method.receive(visit.downlink, visit.state.memory)
+    def _work(
+        self, visits: Sequence[Visit], draws: Draws, phases: Sequence[Phase], closing: bool = False
+    ) -> Iterator[Update]:
+        """Some clients' local training in these phases, and what comes of it."""
+        for visit in visits:
+            stay = self._arrive(visit, draws)
+            started = time.perf_counter()
+            for number, phase in enumerate(phases):
+                self._train(stay, phase, number, draws)
+            stay.seconds = time.perf_counter() - started
+            yield self._leave(stay, draws, closing)
+
+    def _arrive(self, visit: Visit, draws: Draws) -> Stay:
+        """A client that has taken over what it received."""
+        client, data = self.federation.clients[visit.client], self.federation.data[visit.client]
+        received = self.method.receive(visit.downlink, visit.state.memory)
         kept = visit.state.params or self.initial_params(visit.client, draws)
-        before = params = method.adopt(kept, received)
+        params = self.method.adopt(kept, received)
         # Momentum belongs to the values it was gathered on: what was overwritten starts without.
-        optimiser = {
+        slots = {
             slot: tensor
             for slot, tensor in visit.state.optimiser.items()
             if params[name := slot.rpartition("/")[0]] is kept.get(name)
         }
-        started = time.perf_counter()
-        loss, steps = torch.zeros((), device=self.federation.device), 0
-        gathered: list[Statistics] = []
-        for number, phase in enumerate(phases):
-            params, optimiser, loss, taken = self._train(
-                client, data, params, optimiser, received, phase, number, draws, gathered
-            )
-            steps += taken
-        trained = time.perf_counter()
+        return Stay(client, data, received, params, params, slots, torch.zeros((), device=self.federation.device))
+
+    def _leave(self, stay: Stay, draws: Draws, closing: bool) -> Update:
+        """What a client sends and remembers after its training."""
+        began, client, method = time.perf_counter(), stay.client, self.method
         if closing:
-            seconds = {"train": trained - started, "statistics": 0.0}
-            return Update(visit.client, ClientState(params), Message(), loss, seconds, {})
-        statistics = merge(gathered) if gathered else self._sweep(client, data, before, params, received, draws)
-        work = Work(client, draws.round, received, before, params, statistics, steps)
+            seconds = {"train": stay.seconds, "statistics": 0.0}
+            return Update(client.index, ClientState(stay.params), Message(), stay.loss, seconds, {})
+        statistics = merge(stay.gathered) if stay.gathered else self._sweep(stay, draws)
+        work = Work(client, draws.round, stay.received, stay.before, stay.params, statistics, stay.steps)
         uplink = method.uplink(work) if draws.round else method.register(work)
         keeps = self._kept(client)
         state = ClientState(
-            {name: tensor for name, tensor in params.items() if name in keeps}, optimiser, dict(method.remember(work))
+            {name: tensor for name, tensor in stay.params.items() if name in keeps},
+            stay.slots,
+            dict(method.remember(work)),
         )
-        seconds = {"train": trained - started, "statistics": time.perf_counter() - trained}
-        return Update(visit.client, state, uplink, loss, seconds, method.observe(work))
+        seconds = {"train": stay.seconds, "statistics": time.perf_counter() - began}
+        return Update(client.index, state, uplink, stay.loss, seconds, method.observe(work))
 
-    def _train(
-        self,
-        client: Client,
-        data: ClientData,
-        params: dict[str, Tensor],
-        slots: dict[str, Tensor],
-        received: Tensors,
-        phase: Phase,
-        number: int,
-        draws: Draws,
-        gathered: list[Statistics],
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, int]:
+    def _train(self, stay: Stay, phase: Phase, number: int, draws: Draws) -> None:
+        """Train a client in a phase, the so-manieth of its round."""
+        client, data = stay.client, stay.data
         names = client.model.names(phase.trains)
-        leaves = {name: params[name].clone().requires_grad_() for name in names}
-        buffers = {name: params[name].clone() for name in client.model.names(["buffers"])}
-        params = {**params, **leaves, **buffers}
-        optimiser = make_optimiser(phase, leaves, slots)
+        leaves = {name: stay.params[name].clone().requires_grad_() for name in names}
+        buffers = {name: stay.params[name].clone() for name in client.model.names(["buffers"])}
+        params = {**stay.params, **leaves, **buffers}
+        optimiser = make_optimiser(phase, leaves, stay.slots)
         images, index = self._data(data, phase, draws)
-        size = phase.batch_size
-        # One sample alone has no batch statistics.
-        short = len(index) % size
-        used = len(index) - short if phase.drop_last or (short == 1 and buffers) else len(index)
+        used = used_samples(len(index), phase, bool(buffers))
         clipped = [[leaves[name] for name in client.model.names(groups)] for groups in phase.clipped]
         gathers = phase.gathers and self.method.sweep(draws.round) == "training"
         total = torch.zeros((), device=self.federation.device)
         for epoch in range(phase.epochs if used else 0):
             total.zero_()
-            order = torch.arange(len(index))
-            if phase.shuffle:
-                order = torch.randperm(len(index), generator=draws.torch("batches", client.index, number, epoch))
-            rows = order[:used].to(index.device)
+            rows = order_of(len(index), phase, draws, client.index, number, epoch)[:used].to(index.device)
             augment, seed = (draws.key(use, client.index, number, epoch) for use in ("augment", "objective"))
-            batches = images.batches(index[rows], size, data.augment, augment)
-            for step, (batch, part) in enumerate(zip(batches, rows.split(size), strict=True)):
-                batch = replace(batch, rows=part if phase.data == "alignment" else None, seed=seed + step)
-                model: Any = LastOutput(client.model.train(batch.seed))
-                loss = self.method.objective(model, params, batch, received, phase)
+            batches = images.batches(index[rows], phase.batch_size, data.augment, augment)
+            for step, (batch, part) in enumerate(zip(batches, rows.split(phase.batch_size), strict=True), start=seed):
+                drawn = self.method.drawn(stay.received, len(part), step)
+                batch = replace(batch, rows=part if phase.data == "alignment" else None, seed=step, drawn=drawn)
+                model: Any = LastOutput(client.model.train(client.model.masks(step, len(part))))
+                loss = self.method.objective(model, params, batch, stay.received, phase)
                 if gathers:
                     with torch.no_grad():
-                        gathered.append(self.method.statistics(model, params, batch, received))
+                        stay.gathered.append(self.method.statistics(model, params, batch, stay.received))
                 optimiser.zero_grad()
                 loss.backward()
                 if phase.clip:
@@ -195,34 +218,28 @@ class Sequential:
                         torch.nn.utils.clip_grad_norm_(values, phase.clip)
                 optimiser.step()
                 total += loss.detach() * len(batch.labels)
-        trained = {name: leaf.detach() for name, leaf in leaves.items()}
-        kept = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
-        steps = phase.epochs * -(-used // size)
-        return {**params, **trained}, kept, total / max(used, 1), steps
+        stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
+        stay.slots = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
+        stay.loss = total / max(used, 1)
+        stay.steps += phase.epochs * -(-used // phase.batch_size)
 
     @torch.no_grad()
-    def _sweep(
-        self,
-        client: Client,
-        data: ClientData,
-        before: Tensors,
-        params: Tensors,
-        received: Tensors,
-        draws: Draws,
-    ) -> Statistics:
-        kind = self.method.sweep(draws.round)
+    def _sweep(self, stay: Stay, draws: Draws) -> Statistics:
+        kind, data = self.method.sweep(draws.round), stay.data
         if kind in ("own", "before", "stored"):
-            params = before if kind == "before" else params
+            params = stay.before if kind == "before" else stay.params
             source = self._stored(data.train_images) if kind == "stored" else data.train_images
             batches = iter(source.batches(data.train, EVALUATION_BATCH))
         elif kind == "alignment":
+            params = stay.params
             index = self._alignment(data, draws.at(draws.round + 1))
             rows = torch.arange(len(index), device=index.device).split(EVALUATION_BATCH)
             images = data.public_images.batches(index, EVALUATION_BATCH)  # type: ignore[union-attr]
             batches = (replace(batch, rows=part) for batch, part in zip(images, rows, strict=True))
         else:
             return Statistics()
-        return merge([self.method.statistics(client.model, params, batch, received) for batch in batches])
+        model = stay.client.model
+        return merge([self.method.statistics(model, params, batch, stay.received) for batch in batches])
 
     def _data(self, data: ClientData, phase: Phase, draws: Draws) -> tuple[DeviceImages, Tensor]:
         """Images and the indices of those that a phase trains on."""
@@ -260,6 +277,19 @@ class LastOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+def order_of(samples: int, phase: Phase, draws: Draws, client: int, number: int, epoch: int) -> Tensor:
+    """The order [n] in which an epoch goes through a client's samples, on the CPU."""
+    if not phase.shuffle:
+        return torch.arange(samples)
+    return torch.randperm(samples, generator=draws.torch("batches", client, number, epoch))
+
+
+def used_samples(samples: int, phase: Phase, mixes: bool) -> int:
+    """How many samples an epoch uses; ``mixes`` says whether a batch has statistics, which one sample has none of."""
+    short = samples % phase.batch_size
+    return samples - short if phase.drop_last or (short == 1 and mixes) else samples
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:

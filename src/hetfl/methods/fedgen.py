@@ -95,16 +95,22 @@ class FedGen(Scratch):
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {name: received.get(name, tensor) for name, tensor in params.items()}
 
+    @torch.no_grad()
+    def drawn(self, received: Tensors, size: int, seed: int) -> Tensors:
+        """Features [B, d] that the generator makes, and their labels [B]; nothing while there is no generator."""
+        if not received:
+            return {}
+        net = {name.removeprefix(NET): tensor for name, tensor in received.items() if name.startswith(NET)}
+        features, labels = self._generate(net, received, size, seed)
+        return {"features": features, "labels": labels}
+
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """Cross-entropy of a real batch, and of the client's head on as many generated features."""
         loss = cross_entropy(model(params, batch.images).logits, batch)
         if not received:
             return loss
-        net = {name.removeprefix(NET): tensor for name, tensor in received.items() if name.startswith(NET)}
-        with torch.no_grad():
-            features, labels = self._generate(net, received, len(batch.labels), batch.seed)
-        logits = F.linear(features, params["head.weight"], params["head.bias"])
-        return loss + F.cross_entropy(logits, labels)
+        logits = F.linear(batch.drawn["features"], params["head.weight"], params["head.bias"])
+        return loss + batch.mean(F.cross_entropy(logits, batch.drawn["labels"], reduction="none"))
 
     def uplink(self, work: Work) -> Message:
         head = {name: work.params[name] for name in work.client.model.names(["head"])}

@@ -88,11 +88,11 @@ class SGPT(FGPT):
     def picks(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """The group of each training sample [B]: near, and seldom picked before."""
         picked = received[PICKS].to(torch.float64)
-        share = picked / picked.sum() + NEVER if picked.sum() else torch.ones_like(picked)
+        share = torch.where(picked.sum() > 0, picked / picked.sum().clamp(min=1) + NEVER, 1.0)
         chosen = ((1 - self.similarity(params, batch)) * share).argmin(dim=1)
         if not self.settings.vote:
             return chosen
-        return torch.full_like(chosen, int(torch.bincount(chosen, minlength=len(picked)).argmax()))
+        return class_counts(chosen, len(picked), batch.weight).argmax().expand_as(chosen)
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         if "group" not in phase.trains:

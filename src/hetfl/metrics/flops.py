@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -47,10 +48,13 @@ def step_flops(method: Method, model: Model, params: Tensors, batch: Batch, rece
     """
     phase = method.phase()
     leaves = {name: params[name].detach().clone().requires_grad_() for name in model.names(phase.trains)}
+    size = len(batch.labels)
+    training = model.train(model.masks(batch.seed, size))
+    drawn = replace(batch, drawn=method.drawn(received, size, batch.seed))
     losses: list[torch.Tensor] = []
 
     def forward() -> None:
-        losses.append(method.objective(model.train(batch.seed), {**params, **leaves}, batch, received, phase))
+        losses.append(method.objective(training, {**params, **leaves}, drawn, received, phase))
 
     return StepFlops(flops(forward), flops(lambda: losses[0].backward()))
 

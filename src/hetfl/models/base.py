@@ -120,7 +120,7 @@ class Model:
         self._norms = tuple(layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
         self._dropouts = tuple(layer for layer in layers if isinstance(layer, KeyedDropout))
         self._training = False
-        self._seeds: tuple[int | None, ...] = (None,) * len(self._dropouts)
+        self._masks: tuple[Tensor | None, ...] = (None,) * len(self._dropouts)
 
     def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
         """Run the client's own network on ``images`` [B, channels, H, W] with a client's parameters.
@@ -154,13 +154,21 @@ class Model:
         if self._norms and self._norms[0].training != self._training:
             for norm in self._norms:
                 norm.training = self._training
-        for dropout, seed in zip(self._dropouts, self._seeds, strict=True):
-            dropout.seed = seed
+        for dropout, mask in zip(self._dropouts, self._masks, strict=True):
+            dropout.mask = mask
         taken = {name: params[key] for name, key in names.items()}
         return functional_call(network, taken, inputs, tie_weights=False)
 
-    def train(self, seed: int = 0) -> Model:
-        """A view that trains: trained bodies normalise batches by their own statistics and drop what ``seed`` says.
+    def masks(self, seed: int, size: int) -> dict[str, Tensor]:
+        """What a training pass of ``size`` samples drops, by layer: what :meth:`train` takes."""
+        reference = next(self._module.parameters())
+        return {
+            f"dropout{place}": layer.draw(Draws(seed).key("dropout", -1, place), size).to(reference)
+            for place, layer in enumerate(self._dropouts)
+        }
+
+    def train(self, masks: Tensors = {}) -> Model:  # noqa: B006 - never mutated
+        """A view that trains: trained bodies normalise batches by their own statistics and drop by ``masks``.
 
         Its forward pass moves the network's ``buffers`` among the parameters it is given, in place; stochastic depth
         stays off. A model without such layers is its own view.
@@ -169,8 +177,13 @@ class Model:
             return self
         view = copy(self)
         view._training = True
-        view._seeds = tuple(Draws(seed).key("dropout", -1, place) for place in range(len(self._dropouts)))
+        view._masks = tuple(masks.get(f"dropout{place}") for place in range(len(self._dropouts)))
         return view
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether samples of a training batch see each other, as in batch normalisation."""
+        return bool(self._norms)
 
     def init(self, draws: Draws, client: int) -> dict[str, Tensor]:
         """Fresh parameters (and buffers) of one client (-1: the server), drawn from keys of their own."""
@@ -187,11 +200,20 @@ class Model:
         parameters = dict(self._module.named_parameters())
         return sum(parameters[name].numel() for name in self.names(groups) if name in parameters)
 
+    def tensors(self) -> list[Tensor]:
+        """The model's own weights and buffers, frozen and replaced ones."""
+        return [*self._module.parameters(), *self._module.buffers()]
+
     @property
     def total_elements(self) -> int:
         """Elements of all parameters of the client's own network, frozen and trained."""
         beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
         return sum(value.numel() for name, value in self._module.named_parameters() if name not in beside)
+
+    def lower(self) -> bool:
+        """Have the blocks of a frozen backbone multiply matrices in bfloat16; says whether there are some."""
+        frozen = "body" not in self.groups or not self.groups["body"]
+        return frozen and bool(self._module.lower())  # type: ignore[operator]
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Model:
         """Move the weights to a device; returns the model itself."""

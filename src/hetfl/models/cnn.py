@@ -54,7 +54,7 @@ def googlenet() -> nn.Module:
 
     body: Any = GoogLeNet(aux_logits=False, init_weights=True)
     body.num_features = body.fc.in_features
-    body.dropout, body.fc = KeyedDropout(body.dropout.p), nn.Identity()
+    body.dropout, body.fc = KeyedDropout(body.dropout.p, body.num_features), nn.Identity()
     return body
 
 
@@ -64,5 +64,5 @@ def mobilenet_v2() -> nn.Module:
 
     body: Any = MobileNetV2()
     body.num_features = body.last_channel
-    body.classifier = KeyedDropout(body.classifier[0].p)
+    body.classifier = KeyedDropout(body.classifier[0].p, body.num_features)
     return body

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed."""
+"""Dropout whose mask is given."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from torch import Tensor, nn
 
 
 class KeyedDropout(nn.Module):
-    """Dropout with a mask that the seed and the shape decide, drawn on the CPU and so the same on every device.
+    """Dropout of features [B, d] with a mask that the seed and the shape decide, the same on every device.
+
+    Args:
+        p: share of the values that become 0; the others grow by 1 / (1 - p).
+        width: d.
 
     Attributes:
-        p: share of the values that become 0; the others grow by 1 / (1 - p).
-        seed: of the mask; None: off.
+        mask: [B, d], 0 or 1 / (1 - p); None: off.
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, width: int) -> None:
         super().__init__()
-        self.p = p
-        self.seed: int | None = None
+        self.p, self.width = p, width
+        self.mask: Tensor | None = None
+
+    def draw(self, seed: int, size: int) -> Tensor:
+        """A mask [size, d], drawn on the CPU."""
+        drawn = torch.rand(size, self.width, generator=torch.Generator().manual_seed(seed))
+        return (drawn >= self.p) / (1 - self.p)
 
     def forward(self, values: Tensor) -> Tensor:
-        """``values`` of any shape, some of them dropped."""
-        if self.seed is None:
-            return values
-        drawn = torch.rand(values.shape, generator=torch.Generator().manual_seed(self.seed))
-        return values * ((drawn >= self.p) / (1 - self.p)).to(values)
+        """``values`` [B, d], some of them dropped."""
+        return values if self.mask is None else values * self.mask
