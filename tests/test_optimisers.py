@@ -63,3 +63,14 @@ def test_nothing_moves_without_gradients() -> None:
     leaf = torch.ones(2, requires_grad=True)
     SGD([leaf], 0.1, 0.9).step()
     assert torch.equal(leaf, torch.ones(2))
+
+
+def test_gradients_may_lie_in_memory_as_they_like():
+    gradient = torch.randn(4, 3).T
+    ends = []
+    for given in (gradient, gradient.contiguous()):
+        leaf = torch.ones(3, 4, requires_grad=True)
+        leaf.grad = given
+        SGD([leaf], 0.1, 0.9).step()
+        ends.append(leaf.detach())
+    assert torch.equal(*ends) and torch.equal(ends[0], 1 - 0.1 * gradient)

@@ -37,7 +37,7 @@ class Optimiser:
     @torch.no_grad()
     def step(self) -> None:
         """Move every leaf that has a gradient."""
-        moved = [(leaf, leaf.grad) for leaf in self.leaves if leaf.grad is not None]
+        moved = [(leaf, _in_step(leaf.grad, leaf)) for leaf in self.leaves if leaf.grad is not None]
         if moved:
             leaves, gradients = zip(*moved, strict=True)
             self._move(list(leaves), list(gradients))
@@ -47,6 +47,11 @@ class Optimiser:
 
     def _slots(self, leaves: list[Tensor], name: str) -> list[Tensor]:
         return [self.state[leaf][name] for leaf in leaves]
+
+
+def _in_step(gradient: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient, laid out as its leaf is: fused steps walk through memory, whatever the strides."""
+    return gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
 
 
 class SGD(Optimiser):

@@ -26,6 +26,7 @@ CORE = (
     "draws.py",
     "message.py",
     "optimisers.py",
+    "captured.py",
     "data/batches.py",
     "data/inputs.py",
     "data/store.py",

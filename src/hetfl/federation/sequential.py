@@ -217,7 +217,7 @@ class Sequential:
                     for values in clipped:
                         torch.nn.utils.clip_grad_norm_(values, phase.clip)
                 optimiser.step()
-                total += loss.detach() * len(batch.labels)
+                total.add_(loss.detach(), alpha=len(part))
         stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
         stay.slots = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
         stay.loss = total / max(used, 1)
@@ -317,8 +317,5 @@ def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> O
 def optimiser_slots(optimiser: Optimiser, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """An optimiser's tensors by ``<parameter>/<slot>``."""
     return {
-        f"{name}/{kind}": tensor
-        for name, leaf in leaves.items()
-        for kind, tensor in optimiser.state[leaf].items()
-        if isinstance(tensor, Tensor)
+        f"{name}/{kind}": tensor for name, leaf in leaves.items() for kind, tensor in optimiser.state[leaf].items()
     }

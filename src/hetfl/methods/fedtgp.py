@@ -158,7 +158,8 @@ def contrastive_loss(
     """
     # The root of zero has no finite gradient.
     squared = (prototypes[:, None] - emitted[None]).square().sum(dim=2).clamp(min=1e-12)
-    own = F.one_hot(labels, len(emitted)).to(emitted.dtype)
+    # one_hot looks at the labels' values, which a recording cannot.
+    own = (labels[:, None] == torch.arange(len(emitted), device=labels.device)).to(emitted.dtype)
     distances = squared.sqrt() + margin.to(emitted.dtype) * own
     if weight is None:
         return F.cross_entropy(-distances, labels)

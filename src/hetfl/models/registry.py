@@ -102,8 +102,16 @@ HTCNNS = _eight_cnns("htcnn", (32, 64), wide=1024, narrow=512)
 DIGITS_CNNS = _eight_cnns("digits_cnn", (8, 16), wide=64, narrow=32)
 """Tiny stand-ins for HtCNN_8, on grey images of 16x16."""
 
-PLAIN_CNNS: dict[str, dict[str, Any]] = {"cnn": {"convs": (32, 64), "widths": (512,)}, **HTCNNS, **DIGITS_CNNS}
-"""Networks whose fully connected layers fix the size of the image; ``cnn`` is FedAvg's, FedTGP's 4-layer CNN."""
+CIFAR_CNNS: dict[str, dict[str, Any]] = {
+    "cnn": {"convs": (32, 64), "widths": (512,)},
+    "pfl_cnn": {"convs": (32, 64), "widths": (128,), "kernel": 3, "pool": "last"},
+    "linear": {"convs": (), "widths": ()},
+}
+"""``cnn`` is FedAvg's, FedTGP's 4-layer CNN; ``pfl_cnn`` that of pfl-research's CIFAR-10 benchmark, without dropout;
+``linear`` a head on the pixels, which shows what everything but arithmetic costs."""
+
+PLAIN_CNNS: dict[str, dict[str, Any]] = {**CIFAR_CNNS, **HTCNNS, **DIGITS_CNNS}
+"""Networks whose fully connected layers fix the size of the image."""
 
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
 
@@ -117,7 +125,7 @@ OWN_SPECS = {
     **dict.fromkeys([*DIGITS_VITS, *PFEDPT_VITS, *MINI_VITS], InputSpec(32, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(DIGITS_RESNETS, InputSpec(16, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(MOCO_VITS, InputSpec(224, "bicubic", *_IMAGENET)),
-    **dict.fromkeys(["cnn", *RESNETS, *TORCHVISION], InputSpec(32, "bilinear", _HALF, _HALF)),
+    **dict.fromkeys([*CIFAR_CNNS, *RESNETS, *TORCHVISION], InputSpec(32, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(HTCNNS, InputSpec(28, "bilinear", _GREY, _GREY)),
     **dict.fromkeys(DIGITS_CNNS, InputSpec(16, "bilinear", _GREY, _GREY)),
 }
@@ -197,8 +205,8 @@ def check_options(
 
 
 def _check_size(name: str, size: int, prefix: str) -> None:
-    kind = PLAIN_CNNS.get(architecture_of(name))
-    if kind and last_side(size, len(kind["convs"])) < 1:
+    kind = {key: value for key, value in PLAIN_CNNS.get(architecture_of(name), {}).items() if key != "widths"}
+    if kind and last_side(size, **kind) < 1:
         raise HetflError(f"{prefix}{name}: nothing is left of images of {size} pixels; set a larger input.size")
 
 
