@@ -79,7 +79,7 @@ class Target:
         how = "" if row["share"] == 1 else f", from {row['share']:.0%} of the samples"
         if self.figure == "cell" and not row["all rounds"]:
             how += f", projected from {row['rounds']} rounds"
-        return f"{self.figure} {value:.3g}{how}; {wanted}: {'met' if factor >= 1 else 'missed'} ({factor:.2f} of it)"
+        return f"{self.figure} {value:.3g}{how}; {wanted}: {'met' if factor >= 1 else 'missed'} ({factor:.3g} of it)"
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def figures(
         "pass rate": passed / (scaled["pass"] + scaled["evaluate"]),
         "cell": growth * (rounds.opening + first + sum(one["round"] for one in played)) + left * total,
         "rounds": 1 + len(played),
-        "all rounds": left == 0 and growth == 1,
+        "all rounds": left == 0 and engine.federation is federation,
         "memory": peak_memory(device),
         "predicted memory": predicted_memory(engine),
     }
