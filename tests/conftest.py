@@ -24,6 +24,8 @@ GROUPS = {
     "homogeneous": ["digits_vit_base"] * 3,
     "heterogeneous": ["digits_vit_small", "digits_vit_base", "digits_vit_large"],
     "resnets": ["digits_resnet_small", "digits_resnet_base", "digits_resnet_large"],
+    "two vits": ["digits_vit_small", "digits_vit_base"],
+    "two resnets": ["digits_resnet_small", "digits_resnet_base"],
 }
 
 PROMPTED = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 1}

@@ -151,8 +151,8 @@ class Work:
 
 Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]
 """Where a client's statistics come from: one pass over its own data, after training, in the size in which they are
-stored, or with the parameters from before training; the training passes themselves (before each step); or one pass
-over the next round's alignment set."""
+stored, or with the parameters from before training; the training passes themselves (sums only, before each step); or
+one pass over the next round's alignment set."""
 
 
 class Method(ABC):
@@ -169,6 +169,7 @@ class Method(ABC):
         public: whether clients and server share a public data set.
         personal: whether the server sends clients different parameters.
         linear_heads: whether all clients must have a linear head on features of one size.
+        mapped: whether ``torch.vmap`` can map the objective over clients.
     """
 
     title: ClassVar[str]
@@ -179,6 +180,7 @@ class Method(ABC):
     public: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     linear_heads: ClassVar[bool] = False
+    mapped: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0) -> None:

@@ -32,6 +32,7 @@ class FedMix(PTFedAvg):
     title = "FedMix"
     source = "Yoon et al., ICLR 2021; FGPT, arXiv 2310.18285"
     travels = "prompts and heads; mean images once"
+    mapped = False  # its objective takes a gradient itself
 
     class Settings(PTFedAvg.Settings):
         """Defaults are those that a re-implementation names as the authors' for CIFAR-100.

@@ -1,0 +1,483 @@
+"""Clients of one architecture as one program: their parameters stacked, one step for all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from hetfl.captured import Captured
+from hetfl.data.batches import Batch, DeviceImages
+from hetfl.draws import Draws
+from hetfl.federation.sequential import (
+    LastOutput,
+    Sequential,
+    Stay,
+    Update,
+    Visit,
+    make_optimiser,
+    order_of,
+    used_samples,
+)
+from hetfl.message import Tensors
+from hetfl.methods.base import Method, Phase, Statistics
+from hetfl.models.attention import MergedAttention
+from hetfl.models.base import Model
+
+log = logging.getLogger(__name__)
+
+DRAWN, MASK = "drawn/", "mask/"
+"""Start the names of what a method and a model drew for a batch."""
+
+
+class Batched(Sequential):
+    """Trains clients with the same architecture together, in the phases where the method can be mapped over clients.
+
+    Everything else, and what a client sends afterwards, is the reference engine's.
+    """
+
+    name = "batched"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._programs: dict[tuple[Model, int], Program] = {}
+        self._streams: dict[Model, torch.cuda.Stream] = {}
+
+    def _work(
+        self, visits: Sequence[Visit], draws: Draws, phases: Sequence[Phase], closing: bool = False
+    ) -> Iterator[Update]:
+        if not phases or not self.method.mapped:
+            yield from super()._work(visits, draws, phases, closing)
+            return
+        stays = [self._arrive(visit, draws) for visit in visits]
+        for number, phase in enumerate(phases):
+            started = time.perf_counter()
+            for alike in _alike(stays):
+                with self._stream(alike[0].client.model):
+                    self._train_alike(alike, phase, number, draws)
+            self._join()
+            for stay in stays:
+                stay.seconds += (time.perf_counter() - started) / len(stays)
+        for stay in stays:
+            yield self._leave(stay, draws, closing)
+
+    @contextmanager
+    def _stream(self, model: Model) -> Iterator[None]:
+        """A stream of its own for each architecture, on CUDA."""
+        device = self.federation.device
+        if device.type != "cuda":
+            yield
+            return
+        stream = self._streams.setdefault(model, torch.cuda.Stream(device))
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield
+
+    def _join(self) -> None:
+        for stream in self._streams.values():
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        if self._streams:
+            torch.cuda.synchronize(self.federation.device)
+
+    def _train_alike(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> None:
+        """Train clients that fit into one program, as many at once as memory has room for."""
+        self._train_together(stays, phase, number, draws)
+
+    def _train_together(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> None:
+        """Train clients at once; they are changed only after all of it worked."""
+        lanes = [self._lane(stay, phase, number, draws) for stay in stays]
+        lanes.sort(key=lambda lane: -lane.steps)
+        ordered = [lane.stay for lane in lanes]
+        images, _ = self._data(ordered[0].data, phase, draws)
+        gathers = phase.gathers and self.method.sweep(draws.round) == "training"
+        key = ordered[0].client.model, number
+        program = self._programs.get(key)
+        if program is None or not program.takes(ordered, phase, images, gathers):
+            self._programs.pop(key, None)
+            program = self._programs[key] = Program(self.method, ordered, phase, images, gathers)
+        program.load(ordered)
+        feed = Feed(self.method, lanes, phase, images, number, draws)
+        for step in range(lanes[0].steps):
+            for first, last in feed.segments(step):
+                program.step(first, last, step, feed.given(step, first, last))
+        program.unload(lanes)
+
+    def _lane(self, stay: Stay, phase: Phase, number: int, draws: Draws) -> Lane:
+        _, index = self._data(stay.data, phase, draws)
+        used = used_samples(len(index), phase, bool(stay.client.model.names(["buffers"])))
+        steps = -(-used // phase.batch_size)
+        orders = (
+            order_of(len(index), phase, draws, stay.client.index, number, epoch)[:used]
+            for epoch in range(phase.epochs if used else 0)
+        )
+        padding = steps * phase.batch_size - used
+        rows = [torch.nn.functional.pad(order, (0, padding)).view(steps, phase.batch_size) for order in orders]
+        return Lane(stay, index, used, steps * len(rows), torch.cat(rows) if rows else torch.empty(0, 0).long())
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One client's way through a phase.
+
+    Attributes:
+        index: see :class:`ClientData`.
+        used: samples of an epoch.
+        steps: of all epochs.
+        rows: [steps, B], int64, the places in ``index`` of every batch; zeros where a batch is smaller.
+    """
+
+    stay: Stay
+    index: Tensor
+    used: int
+    steps: int
+    rows: Tensor
+
+
+class Feed:
+    """The batches of some clients, step by step.
+
+    Args:
+        lanes: by number of steps, the longest first.
+        images: that all of them read.
+    """
+
+    def __init__(
+        self, method: Method, lanes: Sequence[Lane], phase: Phase, images: DeviceImages, number: int, draws: Draws
+    ) -> None:
+        self.method, self.lanes, self.phase, self.images = method, lanes, phase, images
+        self._model, size = lanes[0].stay.client.model, phase.batch_size
+        shape = (lanes[0].steps, len(lanes), size)
+        rows = torch.zeros(shape, dtype=torch.int64)
+        for place, lane in enumerate(lanes):
+            rows[: lane.steps, place] = lane.rows
+        self._rows = rows.to(images.device)
+        self._index = torch.zeros_like(self._rows)
+        for place, lane in enumerate(lanes):
+            if lane.steps:
+                self._index[:, place] = lane.index[self._rows[:, place]]
+        self._epoch = [-(-lane.used // size) for lane in lanes]
+        # Samples of a client's batch; after its last step none.
+        self._counts = [[self._count(place, step) for place in range(len(lanes))] for step in range(lanes[0].steps)]
+        last = [
+            [
+                count if step >= lane.steps - epoch else 0
+                for count, lane, epoch in zip(counts, lanes, self._epoch, strict=True)
+            ]
+            for step, counts in enumerate(self._counts)
+        ]
+        self._share = torch.tensor(last, dtype=images.dtype).to(images.device)
+        real = torch.arange(size) < torch.tensor(self._counts, dtype=torch.int64).view(*shape[:2], 1)
+        self._weight = real.to(images.device, images.dtype)
+        self._keys = [
+            [
+                [draws.key(use, lane.stay.client.index, number, epoch) for epoch in range(phase.epochs)]
+                for use in ("augment", "objective")
+            ]
+            for lane in lanes
+        ]
+        self._augmented: dict[int, Iterator[Batch]] = {}
+
+    def _count(self, place: int, step: int) -> int:
+        lane, epoch, size = self.lanes[place], self._epoch[place], self.phase.batch_size
+        if step >= lane.steps:
+            return 0
+        return size if (step + 1) % epoch or lane.used % size == 0 else lane.used % size
+
+    def segments(self, step: int) -> Iterator[tuple[int, int]]:
+        """Neighbouring clients [first, last) that take a step together.
+
+        Smaller batches are padded, but where samples see each other only batches of one size go together.
+        """
+        counts = [count for count in self._counts[step] if count]
+        if not self._model.mixes_samples:
+            yield 0, len(counts)
+            return
+        first = 0
+        for _, alike in groupby(counts):
+            last = first + len(list(alike))
+            yield first, last
+            first = last
+
+    def given(self, step: int, first: int, last: int) -> dict[str, Tensor]:
+        """What the clients [first, last) train on in a step, stacked [last - first, B, ...]."""
+        counts = self._counts[step][first:last]
+        size = max(counts)
+        given = {"share": self._share[step, first:last]}
+        index = self._index[step, first:last, :size]
+        if self.lanes[0].stay.data.augment is None:
+            given["index"] = index
+        else:
+            batches = [self._augmented_batch(place, step) for place in range(first, last)]
+            given["images"] = torch.stack([_padded(batch.images, size) for batch in batches])
+            given["labels"] = self.images.labels[index]
+            if self.images.queries is not None:
+                given["queries"] = self.images.queries[index]
+        if min(counts) < size:
+            given["weight"] = self._weight[step, first:last, :size]
+        if self.phase.data == "alignment":
+            given["rows"] = self._rows[step, first:last, :size]
+        drawn = [self._drawn(place, step) for place in range(first, last)]
+        for name in drawn[0]:
+            given[name] = torch.stack([_padded(one[name], size) for one in drawn])
+        return given
+
+    def _drawn(self, place: int, step: int) -> dict[str, Tensor]:
+        epoch, within = divmod(step, self._epoch[place])
+        seed, size = self._keys[place][1][epoch] + within, self._counts[step][place]
+        drawn = self.method.drawn(self.lanes[place].stay.received, size, seed)
+        return {
+            **{DRAWN + name: tensor for name, tensor in drawn.items()},
+            **{MASK + name: tensor for name, tensor in self._model.masks(seed, size).items()},
+        }
+
+    def _augmented_batch(self, place: int, step: int) -> Batch:
+        """The client's next batch; an epoch's augmentation is drawn batch by batch."""
+        lane = self.lanes[place]
+        epoch, within = divmod(step, self._epoch[place])
+        if not within:
+            steps = lane.rows[step : step + self._epoch[place]].flatten()[: lane.used]
+            index = lane.index[steps.to(lane.index.device)]
+            seed = self._keys[place][0][epoch]
+            self._augmented[place] = iter(
+                self.images.batches(index, self.phase.batch_size, lane.stay.data.augment, seed)
+            )
+        return next(self._augmented[place])
+
+
+class Program:
+    """Some clients' parameters and optimiser, stacked, and the step that moves them.
+
+    It is used again from round to round, so that what was recorded on CUDA stays valid.
+
+    Args:
+        stays: clients with one architecture who received the same kinds of things.
+        gathers: whether statistics of the training passes are taken.
+    """
+
+    def __init__(
+        self, method: Method, stays: Sequence[Stay], phase: Phase, images: DeviceImages, gathers: bool
+    ) -> None:
+        self.method, self.phase, self.images, self.gathers = method, phase, images, gathers
+        self.model = stays[0].client.model
+        self.capacity = len(stays)
+        self._leaves = self.model.names(phase.trains)
+        self._own = (*self._leaves, *self.model.names(["buffers"]))
+        self._kinds = _kinds(stays, self._own)
+        many = len(stays)
+
+        def room(tensor: Tensor, shared: bool = False) -> Tensor:
+            return torch.empty_like(tensor) if shared else tensor.new_empty(many, *tensor.shape)
+
+        first = stays[0]
+        self._params = {name: room(tensor, self._shared(name)) for name, tensor in first.params.items()}
+        self._received = {name: room(tensor, self._shared(name, True)) for name, tensor in first.received.items()}
+        momentum = ("momentum_buffer",) if phase.momentum else ()
+        self._kept = ("exp_avg", "exp_avg_sq") if phase.optimiser == "adam" else momentum
+        self._slots = {f"{name}/{slot}": room(first.params[name]) for name in self._leaves for slot in self._kept}
+        self._total = images.labels.new_zeros(many, dtype=images.dtype)
+        self._sums: dict[str, Tensor] = {}
+        self._segments: dict[tuple[Any, ...], Segment] = {}
+        self._pool = torch.cuda.graph_pool_handle() if images.device.type == "cuda" else None
+
+    def _shared(self, name: str, received: bool = False) -> bool:
+        return self._kinds[received, name][-1]
+
+    def takes(self, stays: Sequence[Stay], phase: Phase, images: DeviceImages, gathers: bool) -> bool:
+        """Whether this program can train some clients as it is."""
+        alike = (phase, images, gathers) == (self.phase, self.images, self.gathers)
+        return alike and len(stays) <= self.capacity and _kinds(stays, self._own) == self._kinds
+
+    def load(self, stays: Sequence[Stay]) -> None:
+        """Begin with these clients' parameters and optimisers."""
+        into: list[Tensor] = []
+        source: list[Tensor] = []
+
+        def put(room: Tensor, tensors: Sequence[Tensor], shared: bool) -> None:
+            into.extend([room] if shared else room[: len(tensors)].unbind())
+            source.extend(tensors[:1] if shared else tensors)
+
+        for name, room in self._params.items():
+            put(room, [stay.params[name] for stay in stays], self._shared(name))
+        for name, room in self._received.items():
+            put(room, [stay.received[name] for stay in stays], self._shared(name, True))
+        for slot, room in self._slots.items():
+            room.zero_()
+            for place, stay in enumerate(stays):
+                if slot in stay.slots:
+                    put(room[place], [stay.slots[slot]], True)
+        with torch.no_grad():
+            torch._foreach_copy_(into, source)
+        self._total.zero_()
+        for total in self._sums.values():
+            total.zero_()
+        # All clients have taken the same number of Adam's steps, see _alike.
+        self._began = {name: _adam_steps(stays[0], name) for name in self._leaves}
+
+    def step(self, first: int, last: int, step: int, given: Tensors) -> None:
+        """One step of the clients [first, last)."""
+        key = (first, last, *((name, tensor.shape) for name, tensor in given.items()))
+        if key not in self._segments:
+            self._segments[key] = self._segment(first, last)
+        segment = self._segments[key]
+        if self.phase.optimiser == "adam" and segment.at != step:
+            for name, leaf in segment.leaves.items():
+                segment.optimiser.state[leaf]["step"].fill_(self._began[name] + step)
+        segment.run(given)
+        segment.at = step + 1
+
+    def _segment(self, first: int, last: int) -> Segment:
+        leaves = {name: self._params[name][first:last].detach().requires_grad_() for name in self._leaves}
+        optimiser = make_optimiser(self.phase, leaves, {})
+        for name, leaf in leaves.items():
+            state = optimiser.state[leaf]
+            for slot in self._kept:
+                state[slot] = self._slots[f"{name}/{slot}"][first:last]
+            if self.phase.optimiser == "adam":
+                state["step"] = torch.zeros((), dtype=torch.float32, device=leaf.device)
+        segment = Segment(first, last, leaves, optimiser)
+        segment.run = Captured(lambda given: self._take(segment, given), self._pool)
+        return segment
+
+    def _take(self, segment: Segment, given: Tensors) -> None:
+        """Gradients of some clients at once, and their step."""
+        clients = slice(segment.first, segment.last)
+
+        def own(values: Tensors, received: bool = False) -> dict[str, Tensor]:
+            return {n: t if self._shared(n, received) else t[clients] for n, t in values.items()}
+
+        params, received = {**own(self._params), **segment.leaves}, own(self._received, True)
+        batch = {name: tensor for name, tensor in given.items() if name not in ("index", "share")}
+        if "index" in given:
+            found = self.images.batch(given["index"].flatten())
+            shape = given["index"].shape
+            batch |= {"images": found.images.unflatten(0, shape), "labels": found.labels.view(shape)}
+            if found.queries is not None:
+                batch["queries"] = found.queries.unflatten(0, shape)
+        places = (
+            {name: None if self._shared(name) else 0 for name in params},
+            {name: None if self._shared(name, True) else 0 for name in received},
+            dict.fromkeys(batch, 0),
+        )
+        with MergedAttention():
+            losses, sums = vmap(self._objective, places)(params, received, batch)
+        gradients = torch.autograd.grad(losses.sum(), list(segment.leaves.values()), allow_unused=True)
+        for leaf, gradient in zip(segment.leaves.values(), gradients, strict=True):
+            # Fused optimisers walk through memory, whatever the strides.
+            leaf.grad = None if gradient is None else gradient.contiguous()
+        if self.phase.clip:
+            for groups in self.phase.clipped:
+                _clip([segment.leaves[name].grad for name in self.model.names(groups)], self.phase.clip)
+        segment.optimiser.step()
+        self._total[clients] += losses.detach() * given["share"]
+        for name, values in sums.items():
+            if name not in self._sums:
+                self._sums[name] = values.new_zeros(self.capacity, *values.shape[1:])
+            self._sums[name][clients] += values
+
+    def _objective(self, params: Tensors, received: Tensors, batch: Tensors) -> tuple[Tensor, Tensors]:
+        """One client's loss, and what its statistics add up."""
+
+        def drawn(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in batch.items() if name.startswith(prefix)}
+
+        images, labels, weight, rows = (batch.get(name) for name in ("images", "labels", "weight", "rows"))
+        assert images is not None and labels is not None
+        one = Batch(images, labels, weight, rows, queries=batch.get("queries"), drawn=drawn(DRAWN))
+        model: Any = LastOutput(self.model.train(drawn(MASK)))
+        loss = self.method.objective(model, params, one, received, self.phase)
+        if not self.gathers:
+            return loss, {}
+        with torch.no_grad():
+            return loss, dict(self.method.statistics(model, params, one, received).sums)
+
+    def unload(self, lanes: Sequence[Lane]) -> None:
+        """Give the clients what became of them."""
+        into: list[Tensor] = []
+        source: list[Tensor] = []
+
+        def copy(room: Tensor) -> Tensor:
+            into.append(torch.empty_like(room))
+            source.append(room)
+            return into[-1]
+
+        for place, lane in enumerate(lanes):
+            stay = lane.stay
+            stay.params = {**stay.params, **{name: copy(self._params[name][place]) for name in self._own}}
+            stay.slots = {}
+            for name in self._leaves if self.phase.keep_optimiser else ():
+                if self.phase.optimiser == "adam":
+                    steps = self._began[name] + lane.steps
+                    stay.slots[f"{name}/step"] = self._total.new_tensor(steps, dtype=torch.float32)
+                for slot in self._kept:
+                    stay.slots[f"{name}/{slot}"] = copy(self._slots[f"{name}/{slot}"][place])
+            stay.loss = self._total[place] / max(lane.used, 1)
+            stay.steps += lane.steps
+            if self._sums and lane.steps:
+                stay.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
+        torch._foreach_copy_(into, source)
+
+
+@dataclass
+class Segment:
+    """Neighbouring clients of a program that take steps together.
+
+    Attributes:
+        leaves: their part of the stacked parameters that train.
+        run: takes a step.
+        at: the step that would be their next one in a row.
+    """
+
+    first: int
+    last: int
+    leaves: dict[str, Tensor]
+    optimiser: torch.optim.Optimizer
+    run: Any = None
+    at: int = -1
+
+
+def _alike(stays: Sequence[Stay]) -> list[list[Stay]]:
+    """Clients that one program can train: with one architecture, and with the same kinds of things at hand."""
+    groups: dict[tuple[Any, ...], list[Stay]] = {}
+    for stay in stays:
+        received = tuple((name, tensor.shape, tensor.dtype) for name, tensor in stay.received.items())
+        steps = tuple((slot, float(t)) for slot, t in stay.slots.items() if slot.endswith("/step"))
+        groups.setdefault((stay.client.model, received, steps), []).append(stay)
+    return list(groups.values())
+
+
+def _kinds(stays: Sequence[Stay], own: Sequence[str]) -> dict[tuple[bool, str], tuple[Any, ...]]:
+    """Shape, type and whether all clients have the very same values, of parameters (False) and received (True)."""
+    kinds: dict[tuple[bool, str], tuple[Any, ...]] = {}
+    for received, of in ((False, lambda stay: stay.params), (True, lambda stay: stay.received)):
+        for name, tensor in of(stays[0]).items():
+            shared = len({of(stay)[name].data_ptr() for stay in stays}) == 1
+            kinds[received, name] = tensor.shape, tensor.dtype, shared and (received or name not in own)
+    return kinds
+
+
+def _adam_steps(stay: Stay, name: str) -> int:
+    return int(stay.slots[f"{name}/step"]) if f"{name}/step" in stay.slots else 0
+
+
+def _padded(values: Tensor, size: int) -> Tensor:
+    """``values`` [B, ...] with zeros up to ``size``."""
+    if len(values) == size:
+        return values
+    return torch.cat([values, values.new_zeros(size - len(values), *values.shape[1:])])
+
+
+def _clip(gradients: Sequence[Tensor | None], largest: float) -> None:
+    """Scale each client's gradients [K, ...] down to a norm of ``largest`` over all of them."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in there]).norm(dim=0)
+    scale = (largest / (norms + 1e-6)).clamp(max=1)
+    for gradient in there:
+        gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)))
