@@ -108,7 +108,7 @@ def test_attention_scores_and_weights_do_not_lie_in_memory_between_the_passes(sc
         return floors.step(method, model.to(torch.device("meta")))
 
     # What is left grows with samples, which weights do not, and with tokens, of which scores have the square.
-    assert step(batch_size=32).kept == 2 * step(batch_size=16).kept > 0
+    assert step(batch_size=32).kept == pytest.approx(2 * step(batch_size=16).kept, abs=1)
     few, some, many = (step(prompt_length=length).kept for length in (1, 2, 3))
     assert many - some == some - few > 0
     # Two blocks of width 48 and the head train three prompts each, ten classes.
