@@ -126,13 +126,11 @@ class Rounds:
         return {**self._spent, "evaluate": seconds - sum(self._spent.values()), "round": seconds}
 
     def passes(self) -> float:
-        """Seconds of what the last round's participants do besides training; the second time, as it is then warm."""
+        """Seconds of what the last round's participants do besides training."""
         with patch.object(self.engine.method, "phases", return_value=[]):
-            for _ in range(2):
-                began = now(self.device)
-                list(self._train(*self._given))
-                seconds = now(self.device) - began
-        return seconds
+            began = now(self.device)
+            list(self._train(*self._given))
+            return now(self.device) - began
 
     def _remembered(self, *given: Any) -> Iterator[Any]:
         self._given = given
