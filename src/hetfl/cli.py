@@ -116,11 +116,14 @@ def train(
     row: Annotated[str | None, typer.Option(help="Only this row.")] = None,
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, sequential or batched.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of frozen blocks: auto, float32 or bfloat16.")] = None,
 ) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept."""
     from hetfl.tracking.train import train_experiment
 
-    train_experiment(Path.cwd(), experiment, method=method, row=row, split=split, seed=seed)
+    picked = {"method": method, "row": row, "split": split, "seed": seed}
+    train_experiment(Path.cwd(), experiment, engine, precision, **picked)
 
 
 @app.command("sync")

@@ -119,7 +119,7 @@ def finished(toy_engine, toy_data, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         workspace = Workspace(tmp_path)
         record, resume = Record(workspace.runs / cell.path), ResumePoints(tmp_path / "resume")
-        run_rounds(engine, DRAWS, record, resume, {"fingerprint": "f", "device": "cpu"})
+        run_rounds(engine, DRAWS, record, resume, {"fingerprint": "f", "device": "cpu", "precision": "float32"})
         setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
         monkeypatch.setattr(evaluation, "set_up", lambda *_: setup)
         return cell, workspace

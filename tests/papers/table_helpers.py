@@ -46,7 +46,14 @@ def write_run(
     cell: Cell = CELLS[entry.experiment][entry.path(seed)]
     played = played or rounds
     run = {"status": "complete", "fingerprint": "f" * 64, "seed": seed, "split": entry.split, "dataset": cell.dataset}
-    run |= {"models": cell.models, "rounds": rounds, "clients": 5, "engine": "sequential", "device": "cpu"}
+    run |= {
+        "models": cell.models,
+        "rounds": rounds,
+        "clients": 5,
+        "engine": "sequential",
+        "precision": "float32",
+        "device": "cpu",
+    }
     run |= {"commit": "abc", "versions": {"torch": "2.15.0"}, "parameters": {"trainable": [35338] * 5}}
     run |= {"inputs": {"dataset": cell.dataset, "partition": f"{cell.dataset}/{cell.split}", "weights": {}}}
     lines = []

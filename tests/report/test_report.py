@@ -93,6 +93,7 @@ def write_cell(root: Path, row: str, column: str, seed: int, status: str = "comp
             "versions": {"hetfl": "0.1.0", "python": "3.11.7", "torch": "2.15.0"},
             "device": "cpu: 2 cores",
             "engine": "sequential",
+            "precision": "float32",
             "commit": "abc123",
             "started": "2026-01-01T00:00:00",
             "finished": "2026-01-01T00:01:00",

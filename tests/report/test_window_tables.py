@@ -34,7 +34,15 @@ def record(root: Path, seed: int) -> None:
     place = Path("windowed", "fgpt", "fgpt", f"s10-s{seed}")
     shared = {"fingerprint": f"{seed}" * 64}
     run: dict[str, Any] = {"status": "complete", "seed": seed, "split": "s10", "dataset": "d", "models": ["m"] * 3}
-    run |= {"rounds": ROUNDS, "clients": 3, "engine": "sequential", "device": "cpu", "commit": "abc", "versions": {}}
+    run |= {
+        "rounds": ROUNDS,
+        "clients": 3,
+        "engine": "sequential",
+        "precision": "float32",
+        "device": "cpu",
+        "commit": "abc",
+        "versions": {},
+    }
     run |= {"parameters": {"trainable": [7] * 3}, "inputs": {"dataset": "d", "partition": str(seed), "weights": {}}}
     write_json(root / "runs" / place / "run.json", run | shared)
     write_text(root / "runs" / place / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

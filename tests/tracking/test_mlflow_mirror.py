@@ -40,6 +40,7 @@ def make_run(experiment, row="fedhpl", split="iid", seed=0, status="complete", *
         "versions": {"hetfl": "0.1.0", "python": "3.11.7"},
         "device": "cpu: test",
         "engine": "sequential",
+        "precision": "float32",
         "commit": "abc123",
         "started": "2026-05-01T10:00:00Z",
         **changes,

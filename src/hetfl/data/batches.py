@@ -142,6 +142,11 @@ class DeviceImages:
     def __len__(self) -> int:
         return len(self._raw)
 
+    def tensors(self) -> list[Tensor]:
+        """What lies on the device for these images."""
+        own = (self._raw, self.labels, self._normalised, self.queries)
+        return [tensor for tensor in own if tensor is not None]
+
     def stored(self) -> DeviceImages:
         """The same images, normalised in the size in which they are stored."""
         size = self._raw.shape[1]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.func import vmap
 from hetfl.captured import Captured
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.draws import Draws
+from hetfl.federation.memory import SHARE, client_bytes, free_bytes, resident_bytes
 from hetfl.federation.sequential import (
     LastOutput,
     Sequential,
@@ -39,17 +41,23 @@ DRAWN, MASK = "drawn/", "mask/"
 
 
 class Batched(Sequential):
-    """Trains clients with the same architecture together, in the phases where the method can be mapped over clients.
+    """Trains clients with the same architecture together, where the method can be mapped over clients.
 
     Everything else, and what a client sends afterwards, is the reference engine's.
+
+    Attributes:
+        predicted_memory: bytes of the largest phase so far, from shapes: resident weights and images, and training.
     """
 
     name = "batched"
+    predicted_memory = 0
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._programs: dict[tuple[Model, int], Program] = {}
+        self._most: dict[tuple[Model, int], int] = {}
         self._streams: dict[Model, torch.cuda.Stream] = {}
+        self._needs: dict[tuple[Any, ...], int] = {}
 
     def _work(
         self, visits: Sequence[Visit], draws: Draws, phases: Sequence[Phase], closing: bool = False
@@ -60,14 +68,18 @@ class Batched(Sequential):
         stays = [self._arrive(visit, draws) for visit in visits]
         for number, phase in enumerate(phases):
             started = time.perf_counter()
-            for alike in _alike(stays):
+            for alike, room in self._rooms(_alike(stays), phase, number, draws):
                 with self._stream(alike[0].client.model):
-                    self._train_alike(alike, phase, number, draws)
+                    self._train_alike(alike, room, phase, number, draws)
             self._join()
             for stay in stays:
                 stay.seconds += (time.perf_counter() - started) / len(stays)
         for stay in stays:
             yield self._leave(stay, draws, closing)
+
+    @cached_property
+    def _resident(self) -> int:
+        return resident_bytes(self.federation)
 
     @contextmanager
     def _stream(self, model: Model) -> Iterator[None]:
@@ -87,9 +99,50 @@ class Batched(Sequential):
         if self._streams:
             torch.cuda.synchronize(self.federation.device)
 
-    def _train_alike(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> None:
-        """Train clients that fit into one program, as many at once as memory has room for."""
-        self._train_together(stays, phase, number, draws)
+    def _rooms(
+        self, groups: Sequence[list[Stay]], phase: Phase, number: int, draws: Draws
+    ) -> list[tuple[list[Stay], int]]:
+        """How many clients of each group memory has room for at once, by what they take by their shapes.
+
+        The groups share it, since on CUDA they run at the same time.
+        """
+        needs = []
+        for group in groups:
+            first = group[0]
+            key = first.client.model, number, tuple(first.received)
+            if key not in self._needs:
+                images, _ = self._data(first.data, phase, draws)
+                self._needs[key] = client_bytes(self.method, first, phase, images)
+            needs.append(self._needs[key])
+        free = free_bytes(self.federation.device)
+        wanted = sum(need * len(group) for need, group in zip(needs, groups, strict=True))
+        share = 1.0 if free is None else min(1.0, SHARE * free / max(wanted, 1))
+        rooms = [max(1, int(share * len(group))) for group in groups]
+        together = sum(need * room for need, room in zip(needs, rooms, strict=True))
+        self.predicted_memory = max(self.predicted_memory, self._resident + together)
+        return list(zip(groups, rooms, strict=True))
+
+    def _train_alike(self, stays: Sequence[Stay], room: int, phase: Phase, number: int, draws: Draws) -> None:
+        """Train clients that fit into one program, at most ``room`` at once, and fewer if memory does not suffice."""
+        key = stays[0].client.model, number
+        done = 0
+        while done < len(stays):
+            size = min(room, self._most.get(key, room))
+            # Chunks of about one size.
+            size = -(-(len(stays) - done) // -(-(len(stays) - done) // size))
+            try:
+                self._train_together(stays[done : done + size], phase, number, draws)
+                done += size
+                continue
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if size == 1 or not _out_of_memory(error):
+                    raise
+            # Outside the handler, which keeps the tensors of what failed alive.
+            self._programs.pop(key, None)
+            self._most[key] = size // 2
+            if self.federation.device.type == "cuda":
+                torch.cuda.empty_cache()
+            log.warning("out of memory with %d clients of %s at once; going on with %d", size, key[0].name, size // 2)
 
     def _train_together(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> None:
         """Train clients at once; they are changed only after all of it worked."""
@@ -441,6 +494,10 @@ class Segment:
     optimiser: torch.optim.Optimizer
     run: Any = None
     at: int = -1
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _alike(stays: Sequence[Stay]) -> list[list[Stay]]:

@@ -12,8 +12,9 @@ from hetfl.data.partitions import read_partition
 from hetfl.data.store import Dataset, read_card, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.federation.engines import make_engine
 from hetfl.federation.federation import ClientData, Federation, build_federation
-from hetfl.federation.plan import Cell, Workspace, fingerprint, inputs
+from hetfl.federation.plan import Cell, ComputeSettings, Workspace, fingerprint, inputs
 from hetfl.federation.record import Record, commit, device_name, reset_peak_memory, versions
 from hetfl.federation.rounds import run_rounds
 from hetfl.federation.sequential import Sequential
@@ -33,8 +34,8 @@ class Setup:
     dataset: Dataset
 
 
-def set_up(cell: Cell, workspace: Workspace, device: torch.device) -> Setup:
-    """Load what a cell needs and put it together.
+def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings) -> Setup:
+    """Load what a cell needs and put it together; ``compute`` names engine and precision.
 
     Raises:
         HetflError: an input is missing or broken.
@@ -59,11 +60,17 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device) -> Setup:
         inputs=cell.input,
         public=public,
         features=workspace.scratch / "features",
+        precision=compute.precision,
     )
-    return Setup(method, federation, Sequential(method, federation), Draws(cell.seed), dataset)
+    return Setup(method, federation, make_engine(method, federation, compute.engine), Draws(cell.seed), dataset)
 
 
-def run_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: int = 1) -> None:
+def run_cell(
+    cell: Cell,
+    workspace: Workspace,
+    device: torch.device,
+    compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
+) -> None:
     """Train a cell unless its record is already complete.
 
     A second process that wants the same cell waits for the first and then finds it done.
@@ -71,7 +78,7 @@ def run_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: in
     Raises:
         HetflError: an input is missing or broken.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(compute.threads)
     reads = inputs(cell, workspace)
     identity = fingerprint(cell, reads)
     record = Record(workspace.runs / cell.path)
@@ -81,7 +88,7 @@ def run_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: in
         if record.is_complete(identity):
             return
         reset_peak_memory(device)
-        setup = set_up(cell, workspace, device)
+        setup = set_up(cell, workspace, device, compute)
         record.discard_unless(identity)
         points = workspace.resume_points(cell)
         for other in points.glob("*"):
@@ -126,6 +133,7 @@ def description(
         "versions": versions(),
         "device": device_name(setup.federation.device),
         "engine": setup.engine.name,
+        "precision": setup.federation.precision,
         "commit": commit(workspace.root),
     }
 

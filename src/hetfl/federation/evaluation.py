@@ -15,7 +15,7 @@ from hetfl.data.batches import DeviceImages, class_counts, class_sums
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.cell import set_up
-from hetfl.federation.plan import Cell, Workspace
+from hetfl.federation.plan import Cell, ComputeSettings, Workspace
 from hetfl.federation.record import Record
 from hetfl.federation.rounds import predictions, tested_with
 from hetfl.federation.sequential import EVALUATION_BATCH, Sequential
@@ -31,7 +31,12 @@ SAME = 1e-9
 """Accuracies are counts over counts: on the machine that trained, the checkpoint must give the same ones."""
 
 
-def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, threads: int = 1) -> None:
+def evaluate_cell(
+    cell: Cell,
+    workspace: Workspace,
+    device: torch.device,
+    compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
+) -> None:
     """Test a cell's checkpoint and write ``metrics.json`` and ``per_class.csv``.
 
     An experiment with ``features`` has ``prototypes.safetensors`` besides, see :func:`representations`.
@@ -40,12 +45,13 @@ def evaluate_cell(cell: Cell, workspace: Workspace, device: torch.device, thread
         HetflError: the cell is not trained, its checkpoint does not give the accuracy that the record states, or
             features are wanted of models that disagree about their size.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(compute.threads)
     folder = workspace.runs / cell.path
     run = read_json(folder / "run.json")
     if run["status"] != "complete":
         raise HetflError(f"{folder}: training is not complete; run dvc repro train@{cell.experiment}")
-    setup = set_up(cell, workspace, device)
+    # In the precision of the training, which the record's accuracies are in.
+    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run["precision"]}))
     sizes = sorted({model.width for model in setup.federation.models})
     if cell.features and len(sizes) > 1:
         raise HetflError(

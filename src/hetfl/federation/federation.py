@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ from hetfl.federation.queries import queries_of
 from hetfl.methods.base import Client, Method
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import weights_checksum
+
+Precision = Literal["float32", "bfloat16"]
+
+LARGE = 5_000_000
+"""Parameters of a backbone from which bfloat16 pays on a CPU."""
 
 PUBLIC = ("",)
 """Stands for the public data set where splits are named."""
@@ -45,12 +51,17 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with their models and data, on one device."""
+    """Clients with their models and data, on one device.
+
+    Attributes:
+        precision: of matrix products in frozen blocks; everything else is in the data's own type.
+    """
 
     clients: tuple[Client, ...]
     data: tuple[ClientData, ...]
     num_classes: int
     device: torch.device
+    precision: Precision = "float32"
 
     @property
     def models(self) -> list[Model]:
@@ -69,6 +80,7 @@ def build_federation(
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
     public: Split | None = None,
     features: Path | None = None,
+    precision: Precision | Literal["auto"] = "float32",
 ) -> Federation:
     """Put clients together.
 
@@ -83,6 +95,7 @@ def build_federation(
         inputs: what the experiment does to images.
         public: the public data set's samples, for methods that share one.
         features: folder where features that samples are sorted by are kept from run to run; None: nowhere.
+        precision: of matrix products in frozen blocks; ``auto``: see :func:`gains`.
 
     Raises:
         HetflError: a model is unknown or its weights are missing.
@@ -135,4 +148,23 @@ def build_federation(
         train = on_device(partition.train[k])
         shared = None if public is None else images(PUBLIC, name)
         data.append(ClientData(train_images, train, test_images, test, inputs.transform(), shared))
-    return Federation(tuple(clients), tuple(data), dataset.num_classes, device)
+    # Features that samples are sorted by are in full precision, whoever uses them.
+    lowered = [
+        model.lower()
+        for model in built.values()
+        if precision == "bfloat16" or (precision == "auto" and gains(model, device))
+    ]
+    return Federation(
+        tuple(clients), tuple(data), dataset.num_classes, device, "bfloat16" if any(lowered) else "float32"
+    )
+
+
+def gains(model: Model, device: torch.device) -> bool:
+    """Whether frozen blocks are faster in bfloat16: on CUDA, and large ones on processors that multiply it.
+
+    Below ViT-Ti's size conversions take what products save; see ``benchmarks/precision-cpu.md``.
+    """
+    if device.type == "cpu":
+        native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        return native and model.total_elements >= LARGE
+    return device.type == "cuda"

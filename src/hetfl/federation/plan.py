@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -110,11 +110,16 @@ class ComputeSettings(Settings):
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<n>``.
         jobs: cells at once; 0 stands for one per CPU core, or one on a GPU.
         threads: torch threads of each job.
+        engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU.
+        precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: what is faster on the
+            device.
     """
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     jobs: int = Field(default=0, ge=0)
     threads: int = Field(default=1, ge=1)
+    engine: Literal["auto", "sequential", "batched"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class DataSettings(Settings):

@@ -69,7 +69,7 @@ def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: Compu
 
 
 def _each(
-    work: Callable[[Cell, Workspace, torch.device, int], None],
+    work: Callable[[Cell, Workspace, torch.device, ComputeSettings], None],
     chosen: Sequence[Cell],
     workspace: Workspace,
     compute: ComputeSettings,
@@ -79,7 +79,7 @@ def _each(
     jobs = min(compute.jobs or at_once, len(chosen))
     if jobs <= 1:
         for cell in chosen:
-            work(cell, workspace, device, compute.threads)
+            work(cell, workspace, device, compute)
         return
     # One cell a task: the longest cells are few, and a worker that is free takes the next.
-    Parallel(n_jobs=jobs, batch_size=1)(delayed(work)(cell, workspace, device, compute.threads) for cell in chosen)
+    Parallel(n_jobs=jobs, batch_size=1)(delayed(work)(cell, workspace, device, compute) for cell in chosen)

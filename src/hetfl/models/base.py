@@ -200,11 +200,20 @@ class Model:
         parameters = dict(self._module.named_parameters())
         return sum(parameters[name].numel() for name in self.names(groups) if name in parameters)
 
+    def tensors(self) -> list[Tensor]:
+        """The model's own weights and buffers, frozen and replaced ones."""
+        return [*self._module.parameters(), *self._module.buffers()]
+
     @property
     def total_elements(self) -> int:
         """Elements of all parameters of the client's own network, frozen and trained."""
         beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
         return sum(value.numel() for name, value in self._module.named_parameters() if name not in beside)
+
+    def lower(self) -> bool:
+        """Have the blocks of a frozen backbone multiply matrices in bfloat16; says whether there are some."""
+        frozen = "body" not in self.groups or not self.groups["body"]
+        return frozen and bool(self._module.lower())  # type: ignore[operator]
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Model:
         """Move the weights to a device; returns the model itself."""

@@ -44,9 +44,11 @@ class Fitted(nn.Module):
 
     Attributes:
         width: size of the feature that enters the head.
+        lowered: whether the blocks' matrix products are in bfloat16.
     """
 
     prompts: nn.Parameter | PixelPrompts | None
+    lowered = False
 
     def __init__(
         self,
@@ -85,6 +87,10 @@ class Fitted(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """The backbone's features [B, d] of ``images`` [B, channels, H, W]."""
         return self.body(images)
+
+    def lower(self) -> bool:
+        """Have the blocks of a frozen backbone multiply matrices in bfloat16; says whether there are some."""
+        return False
 
     def query(self, images: Tensor, block: int | None = None) -> Tensor:
         """The backbone's features [B, d] without prompts; some families know them after a ``block``, too."""

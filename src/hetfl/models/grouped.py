@@ -72,7 +72,7 @@ class GroupedViT(PromptedViT):
                     tokens = tokens.repeat_interleave(many, dim=0)
                 chosen = self.group[options.group_blocks.index(number)][groups.flatten()]
                 tokens = _behind_class(tokens, chosen[:, None])
-            tokens = block(tokens)
+            tokens = self.run(block, tokens)
         tokens = self.body.norm(tokens)
         read = 1 + len(options.group_blocks) if options.readout == "mean" and groups is not None else 1
         features = tokens[:, :read].mean(dim=1)
@@ -83,7 +83,7 @@ class GroupedViT(PromptedViT):
         """The normalised class token [B, d] without prompts, after some of the blocks; None: after all."""
         tokens = self.embed(images)
         for layer in self.body.blocks[:block]:
-            tokens = layer(tokens)
+            tokens = self.run(layer, tokens)
         return self.body.norm(tokens)[:, 0]
 
 

@@ -42,6 +42,21 @@ class PromptedViT(Fitted):
         bound = math.sqrt(6 / (3 * self.body.patch_embed.patch_size[0] ** 2 + self.body.embed_dim))
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
+    def lower(self) -> bool:
+        """Have the frozen blocks' linear layers and attention in bfloat16, all else, the tokens too, as it is."""
+        for layer in self.body.blocks.modules():
+            if isinstance(layer, nn.Linear):
+                layer.to(torch.bfloat16)
+        self.lowered = True
+        return True
+
+    def run(self, block: nn.Module, tokens: Tensor) -> Tensor:
+        """A block's output [B, T, d]."""
+        if not self.lowered:
+            return block(tokens)
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return block(tokens)
+
     def embed(self, images: Tensor) -> Tensor:
         """The tokens [B, 1 + patches, d] that enter the first block."""
         tokens: Tensor = self.body.norm_pre(self.body._pos_embed(self.body.patch_embed(images)))
@@ -57,5 +72,5 @@ class PromptedViT(Fitted):
                 rest = tokens[:, 1 + (prompts.shape[1] if layer else 0) :]
                 inserted = prompts[layer].expand(len(tokens), -1, -1)
                 tokens = torch.cat([tokens[:, :1], inserted, rest], dim=1)
-            tokens = block(tokens)
+            tokens = self.run(block, tokens)
         return body.forward_head(body.norm(tokens), pre_logits=True)

@@ -300,11 +300,17 @@ def _shared(records: list[Record]) -> dict[str, Any]:
         "weights": weights,
         "rounds": _distinct(record.run["rounds"] for record in records),
         "clients": _distinct(record.run["clients"] for record in records),
-        "engines": _distinct(record.run["engine"] for record in records),
+        "engines": _distinct(_engine(record.run) for record in records),
         "devices": _distinct(record.run["device"] for record in records),
         "versions": versions,
         "commits": _distinct(record.run["commit"] for record in records),
     }
+
+
+def _engine(run: Mapping[str, Any]) -> str:
+    """An engine's name, and its precision where that is not the usual one."""
+    precision: str = run["precision"]
+    return run["engine"] if precision == "float32" else f"{run['engine']}, frozen blocks in {precision}"
 
 
 def _agree(known: dict[str, str], name: str, checksum: str, kind: str, path: str) -> None:

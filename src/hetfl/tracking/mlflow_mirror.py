@@ -361,7 +361,7 @@ def _tags(folder: Path, run: Record) -> dict[str, str]:
         f"{run['title']} on {run['dataset']}, split {run['split']}, seed {run['seed']}: "
         f"{run['clients']} clients ({models}), {run['rounds']} rounds. Record: `{where}`"
     )
-    keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine")
+    keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine", "precision")
     return {
         **{key: str(run[key]) for key in (*keys, "fingerprint") if run.get(key) is not None},
         "models": models,

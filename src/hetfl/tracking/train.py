@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetfl.config import validate
 from hetfl.errors import HetflError
-from hetfl.federation.plan import Cell, Workspace, cells, check_fit, check_models, load_params
+from hetfl.federation.plan import Cell, ComputeSettings, Workspace, cells, check_fit, check_models, load_params
 from hetfl.federation.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.tracking.mlflow_mirror import MlflowMirror
 from hetfl.tracking.progress import Progress
 from hetfl.tracking.watch import Subscriber, Watcher
 
 
-def train_experiment(root: Path, experiment: str, **picked: str | int | None) -> None:
+def train_experiment(
+    root: Path, experiment: str, engine: str | None = None, precision: str | None = None, **picked: str | int | None
+) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept.
 
     Args:
         root: the repository's root.
         experiment: a name of params.yaml.
+        engine, precision: instead of those of params.yaml.
         **picked: train only the cells of this ``method``, ``row``, ``split`` and ``seed``, see :func:`pick`.
 
     Raises:
@@ -31,12 +35,14 @@ def train_experiment(root: Path, experiment: str, **picked: str | int | None) ->
         check_models(params, group)
     check_fit(chosen)
     pick_device(params.compute.device)
+    wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
+    compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
     expected = identities(chosen, workspace)
     pending = unfinished(chosen, workspace, expected)
     rounds = sum(cell.settings["rounds"] for cell in chosen)
     subscribers: list[Subscriber] = [Progress(len(chosen), rounds), MlflowMirror(root)]
     with Watcher(list(expected), subscribers, fingerprints=expected):
-        run_cells(pending, workspace, params.compute)
+        run_cells(pending, workspace, compute)
 
 
 def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
