@@ -78,7 +78,7 @@ def step(method: Method, model: Model) -> Step:
     params, phase = model.init(Draws(0), 0), method.phase()
     counted = step_flops(method, model, params, batch, {})
     leaves = {name: params[name].clone().requires_grad_() for name in model.names(phase.trains)}
-    weights = {place(tensor) for tensor in (*params.values(), *leaves.values(), *model._module.parameters())}
+    weights = {place(tensor) for tensor in (*params.values(), *leaves.values(), *model.tensors())}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:

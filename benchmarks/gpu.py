@@ -293,14 +293,8 @@ def figures(
         "rounds": 1 + len(played),
         "all rounds": left == 0 and engine.federation is federation,
         "memory": peak_memory(device),
-        "predicted memory": predicted_memory(engine),
+        "predicted memory": getattr(engine, "predicted_memory", None),
     }
-
-
-def predicted_memory(engine: Any) -> int | None:
-    """Bytes that an engine says it needs, if it says so."""
-    said = getattr(engine, "predicted_memory", None)
-    return said() if callable(said) else said
 
 
 def typical(function: Callable[[], Any], device: torch.device, repeats: int) -> float:

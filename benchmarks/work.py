@@ -18,7 +18,7 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Scheme, make_partition
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
-from hetfl.federation.federation import Federation, build_federation
+from hetfl.federation.federation import Federation, Precision, build_federation
 from hetfl.federation.rounds import play_round, start
 from hetfl.federation.sequential import Sequential
 from hetfl.methods import Method, create
@@ -63,14 +63,15 @@ class Work:
         splits = dict(zip(("train", "test"), map(split, self.samples), strict=True))
         return Dataset("random", "random bytes", tuple(map(str, range(self.classes))), splits, "random")
 
-    def federation(self, method: Method, device: torch.device, precision: str = "float32") -> Federation:
+    def federation(self, method: Method, device: torch.device, precision: Precision = "float32") -> Federation:
         """The clients. The features that some methods sort samples by, which no round computes, are random too."""
         dataset = self.dataset()
         parts = make_partition(self.partition, dataset, Draws(0))
         where = Path("weights")  # all weights are random or start from scratch
         with patch("hetfl.federation.federation.queries_of", random_queries):
-            more = {} if precision == "float32" else {"precision": precision}
-            return build_federation(method, self.models, dataset, parts, where, device, inputs=self.input, **more)
+            return build_federation(
+                method, self.models, dataset, parts, where, device, inputs=self.input, precision=precision
+            )
 
 
 def random_queries(images: DeviceImages, encoder: Model, *_: Any) -> Tensor:
