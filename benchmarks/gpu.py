@@ -16,8 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +51,8 @@ REFERENCE = 15
 """Seconds for each way that others are compared with."""
 SMALL = 4
 """Seconds for any way of small work."""
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["hetfl.federation.engines", "hetfl.federation.plan", "timm"])
 H200 = {"bf16": 989e12, "float32": 494e12, "bytes": 4.8e12}
 """NVIDIA's data sheet, dense: where no GPU is there to be measured. float32 runs as TF32 in convolutions."""
 
@@ -338,20 +339,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="some of the cases; writes no Markdown")
-    parser.add_argument("--part", nargs=3, metavar=("NAME", "DEADLINE", "OUT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     small = arguments.quick or device.type != "cuda"
     everything = cases()
     chosen = {name: everything[name] for name in arguments.only or everything}
-    if arguments.part:
-        name, deadline, out = arguments.part
-        with Path(out).open("a") as file:
-            for line in run_part(name, chosen, float(deadline), device, small):
-                print(json.dumps(line), file=file, flush=True)
-        return
     began = time.monotonic()
-    found = gathered(run_all(chosen, sys.argv[1:]), device)
+    found = gathered(run_all(chosen, device, small), device)
     text = report(found, chosen, small, time.monotonic() - began)
     print(text)
     if arguments.json:
@@ -362,77 +356,91 @@ def main() -> None:
 
 
 class Part:
-    """A part of the benchmark in a process of its own, which writes lines of JSON.
+    """Some of the work in a process of its own.
 
     Args:
-        name: of a case, or ``machine`` or ``floors``.
+        name: of the case, or what else it is.
         deadline: seconds since the epoch.
-        options: of this script's command line.
+        function: gives what it finds one by one.
+        given: its arguments.
     """
 
-    def __init__(self, name: str, deadline: float, options: Sequence[str]) -> None:
+    def __init__(self, name: str, deadline: float, function: Callable[..., Iterator[dict]], *given: Any) -> None:
         self.name, self.deadline = name, deadline
         self._folder = tempfile.TemporaryDirectory()
         self._out = Path(self._folder.name) / "lines"
-        command = [sys.executable, __file__, *options, "--part", name, str(deadline), str(self._out)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self._process = PROCESSES.Process(target=write_lines, args=(self._out, function, *given))
+        self._process.start()
 
     def lines(self) -> list[dict[str, Any]]:
         """What it found, in the end what ended it too early."""
+        self._process.join(max(self.deadline - time.time(), 0) + GRACE)
         error = None
-        try:
-            _, said = self._process.communicate(timeout=max(self.deadline - time.time(), 0) + GRACE)
-            if self._process.returncode:
-                error = [f"exit status {self._process.returncode}", *said.strip().splitlines()][-1]
-        except subprocess.TimeoutExpired:
+        if self._process.is_alive():
             self._process.kill()
-            self._process.communicate()
+            self._process.join()
             error = "ended, it took too long"
+        elif self._process.exitcode:
+            error = f"ended with {self._process.exitcode}"
         written = self._out.read_text().splitlines() if self._out.exists() else []
         lines = [{"part": self.name, **json.loads(line)} for line in written if line.endswith("}")]
         self._folder.cleanup()
-        return [*lines, {"part": self.name, "error": shorten(error, 120)}] if error else lines
+        return [*lines, {"part": self.name, "error": error}] if error else lines
 
 
-def run_all(chosen: Mapping[str, Case], options: Sequence[str]) -> list[dict[str, Any]]:
+def write_lines(out: Path, function: Callable[..., Iterator[dict]], *given: Any) -> None:
+    """Write what a function finds as lines of JSON, each as soon as it is there."""
+    with out.open("w") as file:
+        try:
+            for line in function(*given):
+                print(json.dumps(line), file=file, flush=True)
+        except Exception as error:
+            print(json.dumps({"error": one_line(error)}), file=file)
+
+
+def run_all(chosen: Mapping[str, Case], device: torch.device, small: bool) -> list[dict[str, Any]]:
     """The findings of all parts; the floors, which need no device, are counted beside the others."""
-    deadline = time.time() + SECONDS
-    floors = Part("floors", deadline, options)
-    lines = Part("machine", time.time() + 60, options).lines()
+    end = time.time() + SECONDS
+    floors = Part("floors", end, run_floors, chosen, small)
+    lines = Part("machine", time.time() + 60, run_ceilings, device).lines()
     for name, case in chosen.items():
-        lines += Part(name, min(time.time() + case.seconds, deadline), options).lines()
+        deadline = min(time.time() + case.seconds, end)
+        lines += Part(name, deadline, run_case, case, deadline, device, small).lines()
     return lines + floors.lines()
 
 
-def run_part(
-    name: str, chosen: Mapping[str, Case], deadline: float, device: torch.device, small: bool
-) -> Iterator[dict[str, Any]]:
-    """The findings of one part, in this process."""
-    if name == "floors" or device.type == "cpu":
+def run_ceilings(device: torch.device) -> Iterator[dict[str, Any]]:
+    """What the machine can do."""
+    yield {"machine": ceilings(device)}
+
+
+def run_floors(chosen: Mapping[str, Case], small: bool) -> Iterator[dict[str, Any]]:
+    """The floors of all cases, and of their small work if that is what runs."""
+    torch.set_num_threads(1)
+    for name, case in chosen.items():
+        precision = case.ways[-1][1]
+        try:
+            # The share of the peak is made from the operations of what is measured.
+            ran = {"ran": floor(case.small, precision)} if small else {}
+            yield {"part": name, "floor": floor(case.work, precision), **ran}
+        except Exception as error:  # the other floors stand
+            yield {"error": f"{name}: {one_line(error)}"}
+
+
+def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
+    """Measure the ways of a case, one after another."""
+    if device.type == "cpu":
         torch.set_num_threads(1)
-    if name == "machine":
-        yield {"machine": ceilings(device)}
-    elif name == "floors":
-        for key, case in chosen.items():
-            precision = case.ways[-1][1]
-            # The share of the peak is made from the operations of what is measured, be it the small work.
-            try:
-                ran = {"ran": floor(case.small, precision)} if small else {}
-                yield {"part": key, "floor": floor(case.work, precision), **ran}
-            except Exception as error:  # the other floors stand
-                yield {"error": f"{key}: {one_line(error)}"}
-    else:
-        case = chosen[name]
-        for way in case.ways:
-            last = way == case.ways[-1]
-            seconds = SMALL if small else deadline - time.time() if last else REFERENCE
-            all_rounds = last and any(target.figure == "cell" for target in case.targets)
-            label = {"engine": way[0], "precision": way[1]}
-            try:
-                for row in measure(case.small if small else case.work, way, seconds, deadline, device, all_rounds):
-                    yield label | row
-            except Exception as error:  # the other ways go on
-                yield label | {"error": one_line(error)}
+    for way in case.ways:
+        last = way == case.ways[-1]
+        seconds = SMALL if small else deadline - time.time() if last else REFERENCE
+        all_rounds = last and any(target.figure == "cell" for target in case.targets)
+        label = {"engine": way[0], "precision": way[1]}
+        try:
+            for row in measure(case.small if small else case.work, way, seconds, deadline, device, all_rounds):
+                yield label | row
+        except Exception as error:  # the other ways go on
+            yield label | {"error": one_line(error)}
 
 
 def one_line(error: Exception) -> str:

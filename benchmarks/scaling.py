@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -119,21 +119,17 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=CURVES, default=list(CURVES), help="some curves; writes no files"
     )
-    parser.add_argument("--point", nargs=2, metavar=("CURVE", "PLACE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device, rounds = torch.device(arguments.device), 1 if arguments.quick else 2
-    if arguments.point:
-        name, place = arguments.point
-        curve = CURVES[name]
-        print(json.dumps(measure(curve.work(curve.values[int(place)]), arguments.engine, rounds, device)))
-        return
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["hetfl.federation.engines", "hetfl.report.style", "timm"])
     points = []
-    for name in arguments.only:
-        values = CURVES[name].values
-        for place in range(2 if arguments.quick else len(values)):
-            command = [sys.executable, __file__, *sys.argv[1:], "--point", name, str(place)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            points.append({"curve": name, "value": values[place], **json.loads(done.stdout)})
+    with ProcessPoolExecutor(1, processes, max_tasks_per_child=1) as pool:
+        for name in arguments.only:
+            curve = CURVES[name]
+            for value in curve.values[: 2 if arguments.quick else None]:
+                found = pool.submit(measure, curve.work(value), arguments.engine, rounds, device).result()
+                points.append({"curve": name, "value": value, **found})
     text = report(points, rounds, device)
     print(text)
     if arguments.json:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -142,17 +143,28 @@ def test_a_target_is_missed_by_its_ratio(script):
     assert target.judge(row) == said
 
 
-def test_a_process_that_fails_says_why_and_keeps_what_it_found(script, monkeypatch, tmp_path):
-    gpu, failing = script("gpu"), tmp_path / "failing.py"
-    failing.write_text(
-        "import sys\nprint('{\"share\": 1}\\n{\"cut o', file=open(sys.argv[-1], 'w'))\nsys.exit('no memory')"
+def finds_and_fails() -> Iterator[dict[str, float]]:
+    yield {"share": 1.0}
+    raise MemoryError("no room")
+
+
+def finds_and_sleeps() -> Iterator[dict[str, float]]:
+    yield {"share": 1.0}
+    time.sleep(60)
+
+
+def test_a_process_that_fails_says_why_and_keeps_what_it_found(script, monkeypatch):
+    gpu, context = script("gpu"), multiprocessing.get_context("fork")
+    monkeypatch.setattr(gpu, "PROCESSES", context)
+    failed, slow, killed = (
+        gpu.Part("fgpt", time.time() + seconds, function)
+        for function, seconds in ((finds_and_fails, 60), (finds_and_sleeps, 0), (finds_and_sleeps, 60))
     )
-    monkeypatch.setattr(gpu, "__file__", str(failing))
-    lines = gpu.Part("fgpt", time.time() + 60, []).lines()
-    assert lines == [{"part": "fgpt", "share": 1}, {"part": "fgpt", "error": "no memory"}]
-    failing.write_text("import time\ntime.sleep(60)")
-    monkeypatch.setattr(gpu, "GRACE", 0.2)
-    assert gpu.Part("fgpt", time.time(), []).lines() == [{"part": "fgpt", "error": "ended, it took too long"}]
+    assert failed.lines() == [{"part": "fgpt", "share": 1.0}, {"part": "fgpt", "error": "MemoryError: no room"}]
+    monkeypatch.setattr(gpu, "GRACE", 1)
+    assert slow.lines() == [{"part": "fgpt", "share": 1.0}, {"part": "fgpt", "error": "ended, it took too long"}]
+    killed._process.kill()
+    assert killed.lines()[-1] == {"part": "fgpt", "error": "ended with -9"}
 
 
 def test_a_point_of_the_scaling_curves(script, tmp_path):
