@@ -14,6 +14,7 @@ LEVELS = [
     {"errors"},
     {"draws", "files", "config"},
     {"message", "tensors"},
+    {"captured"},
     {"data"},
     {"models"},
     {"methods"},

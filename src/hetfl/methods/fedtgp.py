@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from hetfl.captured import Captured
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import mean_over_owners, register_method
@@ -71,20 +72,31 @@ class FedTGP(FedProto):
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings
         optimiser = torch.optim.SGD(net.values(), s.server_lr or s.lr)
-        for epoch in range(s.server_epochs):
-            order = torch.randperm(len(labels), generator=draws.torch("server batches", -1, epoch)).to(labels.device)
-            for batch in order.split(s.server_batch or s.batch_size):
-                loss = contrastive_loss(prototypes[batch], labels[batch], emit(net), margin)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
+        loss = margin.new_zeros((), dtype=prototypes.dtype)
+
+        def step(batch: Tensors) -> None:
+            rows = batch["rows"]
+            found = contrastive_loss(prototypes[rows], labels[rows], emit(net), margin, batch.get("weight"))
+            for leaf, gradient in zip(net.values(), torch.autograd.grad(found, list(net.values())), strict=True):
+                leaf.grad = gradient
+            optimiser.step()
+            loss.copy_(found.detach())
+
+        orders = [
+            torch.randperm(len(labels), generator=draws.torch("server batches", -1, epoch))
+            for epoch in range(s.server_epochs)
+        ]
+        # A recorded step has one shape, so there the last batch is filled up.
+        steps, fill = Captured(step), labels.is_cuda
+        for batch in batches_of(torch.stack(orders).to(labels.device), s.server_batch or s.batch_size, fill):
+            steps(batch)
         trained = {name: tensor.detach() for name, tensor in net.items()}
         return {
             **{NET + name: tensor for name, tensor in trained.items()},
             "means": emit(trained),
             "labels": torch.arange(self.num_classes, dtype=torch.int32, device=labels.device),
             "margin": margin,
-            "loss": loss.detach(),
+            "loss": loss,
         }
 
     def margin(self, centres: Tensor) -> Tensor:
@@ -118,7 +130,22 @@ def emit(net: Tensors) -> Tensor:
     return F.linear(hidden, net["leave.weight"], net["leave.bias"])
 
 
-def contrastive_loss(prototypes: Tensor, labels: Tensor, emitted: Tensor, margin: Tensor) -> Tensor:
+def batches_of(orders: Tensor, size: int, fill: bool) -> Iterator[dict[str, Tensor]]:
+    """The ``rows`` [B] of each batch of each epoch, from their ``orders`` [epochs, n].
+
+    Where the last ones are to be filled up, all have a ``weight`` [B], 0 for what fills.
+    """
+    padding = -orders.shape[1] % size if fill else 0
+    rows = F.pad(orders, (0, padding))
+    weight = F.pad(torch.ones_like(orders[0], dtype=torch.float32), (0, padding)).split(size)
+    for order in rows:
+        for part, real in zip(order.split(size), weight, strict=True):
+            yield {"rows": part, "weight": real} if padding else {"rows": part}
+
+
+def contrastive_loss(
+    prototypes: Tensor, labels: Tensor, emitted: Tensor, margin: Tensor, weight: Tensor | None = None
+) -> Tensor:
     """Eq. 8: cross-entropy over minus the distances, the true class pushed away by the margin first.
 
     Args:
@@ -126,8 +153,12 @@ def contrastive_loss(prototypes: Tensor, labels: Tensor, emitted: Tensor, margin
         labels: [B], their classes.
         emitted: P-hat [C, d], one trainable prototype per class.
         margin: delta [].
+        weight: [B], 0 for what only fills the batch up; None: everything counts.
     """
     # The root of zero has no finite gradient.
     squared = (prototypes[:, None] - emitted[None]).square().sum(dim=2).clamp(min=1e-12)
     own = F.one_hot(labels, len(emitted)).to(emitted.dtype)
-    return F.cross_entropy(-(squared.sqrt() + margin.to(emitted.dtype) * own), labels)
+    distances = squared.sqrt() + margin.to(emitted.dtype) * own
+    if weight is None:
+        return F.cross_entropy(-distances, labels)
+    return (F.cross_entropy(-distances, labels, reduction="none") * weight).sum() / weight.sum()
