@@ -13,7 +13,7 @@ ROOT = Path(hetfl.__file__).parent
 LEVELS = [
     {"errors"},
     {"draws", "files", "config"},
-    {"message", "tensors"},
+    {"message", "tensors", "optimisers"},
     {"captured"},
     {"data"},
     {"models"},

@@ -18,7 +18,7 @@ class Captured:
     """A function that changes tensors it holds, by tensors it is given; on other devices than CUDA it is just called.
 
     Every call does the function's work once. What is given must have the same names, shapes and types every time, and
-    the function must read nothing back from the device.
+    the function must read nothing back from the device, and no Python value that changes.
 
     Args:
         function: takes what is given, returns nothing.
@@ -28,21 +28,31 @@ class Captured:
     def __init__(self, function: Callable[[Tensors], None], pool: Any = None) -> None:
         self._function, self._pool = function, pool
         self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._replay: Callable[[], None] | None = None
         self._given: Tensors = {}
 
     def __call__(self, given: Tensors) -> None:
         """Do the function's work."""
-        if self._graph is None:
+        if self._replay is None:
             self._calls += 1
-            if self._calls <= EAGER_CALLS or not any(tensor.is_cuda for tensor in given.values()):
+            if self._calls <= EAGER_CALLS or not recordable(given):
                 self._function(given)
                 return
             self._given = {name: tensor.clone() for name, tensor in given.items()}
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._function(self._given)
-            self._graph = graph
+            self._replay = record(lambda: self._function(self._given), self._pool)
         for name, tensor in given.items():
             self._given[name].copy_(tensor, non_blocking=True)
-        self._graph.replay()
+        self._replay()
+
+
+def recordable(given: Tensors) -> bool:
+    """Whether the device of some tensors can record."""
+    return any(tensor.is_cuda for tensor in given.values())
+
+
+def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Record a function's kernels without running them; returns what runs them."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        function()
+    return graph.replay

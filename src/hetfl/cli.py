@@ -140,7 +140,7 @@ def sync() -> None:
 def show(tables: Annotated[list[str], typer.Argument(help="Tables of tables/.")]) -> None:
     """Print finished tables."""
     from hetfl.files import read_json
-    from hetfl.report.table import render_text
+    from hetfl.report.formats import render_text
 
     for table in tables:
         print(render_text(read_json(Path("tables") / f"{table}.json")))
@@ -155,7 +155,7 @@ def compare(
 ) -> None:
     """Compare tables cell by cell; an error if any cell differs by more than is allowed."""
     from hetfl.files import read_json
-    from hetfl.report.table import compare_tables, render_comparison
+    from hetfl.report.comparison import compare_tables, render_comparison
 
     paths = sorted(reference.glob("*.json"))
     if not paths:

@@ -22,6 +22,10 @@ class Settings(BaseModel):
 S = TypeVar("S", bound=BaseModel)
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The C library's where PyYAML was built with it, which is ten times faster."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping.
 
@@ -29,7 +33,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         HetflError: the file is missing, is not YAML, or is not a mapping.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), Loader=_LOADER)
     except FileNotFoundError as error:
         raise HetflError(f"{path}: does not exist; run from the repository's root") from error
     except yaml.YAMLError as error:

@@ -158,6 +158,7 @@ def test_a_batch_that_autograd_keeps_is_not_written_over(monkeypatch: pytest.Mon
 
 def test_memory_is_used_again_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "NORMALISED_CACHE_BYTES", 0)
+    monkeypatch.setattr(batches, "READ_AHEAD_BYTES", 0)
     monkeypatch.setattr(batches, "_memory", batches._Memory())
     images = images_of(split_of(40, 8, 8), 12)
     # A batch is held while the next one is made, so two places take turns; the last, smaller batch fits as well.

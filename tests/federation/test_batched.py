@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
+from hetfl.federation import batched
 from hetfl.federation.batched import Batched
+from hetfl.federation.engines import make_engine
+from hetfl.federation.memory import SHARE, client_bytes, saved_bytes
 from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Visit
+from hetfl.federation.sequential import Sequential, Stay, Visit
 from hetfl.federation.state import ClientState
 from hetfl.methods import METHODS, create
 from hetfl.methods.fedkd import restore
@@ -94,3 +100,99 @@ def test_uplinks_in_float32_differ_by_rounding(toy_engine, method):
             difference += float((sent[name].double() - tensor.double()).square().sum())
             whole += float(tensor.double().square().sum())
         assert difference <= 1e-10 * whole
+
+
+def test_engines_are_chosen_by_device_or_name(toy_engine):
+    reference = toy_engine("fedavg")
+    parts = reference.method, reference.federation
+    on_gpu = replace(reference.federation, device=torch.device("cuda"))
+    assert make_engine(*parts).name == make_engine(*parts, "sequential").name == "sequential"
+    assert make_engine(*parts, "batched").name == make_engine(parts[0], on_gpu).name == "batched"
+
+
+def test_methods_that_cannot_be_mapped_run_one_by_one(toy_engine, monkeypatch):
+    reference = toy_engine("fedmix")
+    engine = Batched(reference.method, reference.federation)
+    monkeypatch.setattr(Batched, "_train_together", None)
+    state, _ = start(engine, Draws(0))
+    assert play_round(engine, state, Draws(0).at(1))[1]["round"] == 1
+
+
+def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_engine, monkeypatch, caplog):
+    """Whatever the chunks, numbers are the same."""
+    reference = toy_engine("fedavg", dtype=torch.float64)
+    sizes: list[int] = []
+    together = Batched._train_together
+
+    def limited(self, stays, *more):
+        sizes.append(len(stays))
+        if len(stays) > limit:
+            raise torch.OutOfMemoryError
+        together(self, stays, *more)
+
+    monkeypatch.setattr(Batched, "_train_together", limited)
+    ends = []
+    for limit, free, expected, warnings in (  # noqa: B007, limited() reads it
+        (3, None, [3, 3], 0),
+        (3, 2.6, [2, 1, 2, 1], 0),  # room for two
+        (1, None, [3, 1, 1, 1, 1, 1, 1], 1),  # and remembered in the second round
+        (3, 0.1, [1, 1, 1, 1, 1, 1], 0),
+    ):
+        need = client_bytes(reference.method, arrived(reference), reference.method.phase(), images_of(reference))
+        room = None if free is None else int(free * need / SHARE)
+        monkeypatch.setattr(batched, "free_bytes", lambda device, room=room: room)
+        engine = Batched(reference.method, reference.federation)
+        sizes.clear()
+        caplog.clear()
+        state, _ = start(engine, Draws(0))
+        for round in (1, 2):
+            state, _ = play_round(engine, state, Draws(0).at(round))
+        assert sizes == expected
+        assert [record.getMessage() for record in caplog.records] == [
+            "out of memory with 3 clients of digits_vit_base at once; going on with 1"
+        ] * warnings
+        ends.append(state.tensors())
+    for end in ends[1:]:
+        assert_close(end, ends[0])
+
+
+def test_one_client_that_does_not_fit_is_an_error(toy_engine, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("all 1 GiB are taken")
+
+    reference = toy_engine("fedavg")
+    engine = Batched(reference.method, reference.federation)
+    monkeypatch.setattr(Batched, "_train_together", full)
+    state, _ = start(engine, Draws(0))
+    with pytest.raises(torch.OutOfMemoryError, match="1 GiB"):
+        play_round(engine, state, Draws(0).at(1))
+
+
+def arrived(engine: Sequential) -> Stay:
+    state, _ = start(engine, Draws(0))
+    return engine._arrive(Visit(2, ClientState(), engine.method.downlink(state.server, 2)), Draws(0).at(1))
+
+
+def images_of(engine: Sequential) -> DeviceImages:
+    return engine.federation.data[2].train_images
+
+
+@pytest.mark.parametrize(
+    ("method", "group"), [("fedavg", "homogeneous"), ("fedhpl", "homogeneous"), ("fedproto", "resnets")]
+)
+def test_memory_is_predicted_from_shapes(toy_engine, method, group):
+    """What a real backward pass keeps, byte for byte, beside what is held anyway."""
+    engine = toy_engine(method, group)
+    stay, phase, images = arrived(engine), engine.method.phase(), images_of(engine)
+    model, params = stay.client.model, {name: tensor.clone() for name, tensor in stay.params.items()}
+    names = model.names(phase.trains)
+    for name in names:
+        params[name].requires_grad_()
+    batch = images.batch(stay.data.train[:8])
+    known = [*model.tensors(), *params.values(), *stay.received.values()]
+    kept = saved_bytes(lambda: engine.method.objective(model.train(), params, batch, stay.received, phase), known)
+    trained = sum(4 * params[name].numel() for name in names)
+    held = sum(4 * tensor.numel() for tensor in [*params.values(), *stay.received.values()])
+    # The gradient and the momentum have the parameters' size.
+    expected = held + 2 * trained + 4 * batch.images.numel() + kept
+    assert client_bytes(engine.method, stay, phase, images) == pytest.approx(expected, rel=0.01)

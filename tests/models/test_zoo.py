@@ -1,4 +1,4 @@
-"""FedTGP's networks: sizes, arithmetic, features, heads, starts."""
+"""FedTGP's networks and a benchmark's: sizes, arithmetic, features, heads, starts."""
 
 from __future__ import annotations
 
@@ -68,6 +68,22 @@ def test_counts_and_multiplications(name: str):
             model._module(torch.empty(1, 3, size, size, device="meta"))
         assert round(counter.get_total_flops() / 2 / 1e6, 2) == millions
     assert on_meta(name, options=OWN_WIDTH).width == width
+
+
+@pytest.mark.parametrize(("name", "count", "width"), [("pfl_cnn", 1_626_442, 128), ("linear", 30_730, 3072)])
+def test_models_of_pfl_researchs_benchmark(name: str, count: int, width: int):
+    model = build(name, 10, OWN_WIDTH)
+    assert (model.total_elements, model.width, model.spec.size) == (count, width, 32)
+    params, batch = model.init(Draws(0), 0), images(model)
+    features = batch
+    if name == "pfl_cnn":
+        for place, pool in ((0, 1), (2, 2)):
+            weight, bias = (params[f"body.{place}.{kind}"] for kind in ("weight", "bias"))
+            features = F.max_pool2d(F.conv2d(features, weight, bias).relu(), pool)
+        features = F.linear(features.flatten(1), params["body.6.weight"], params["body.6.bias"]).relu()
+    expected = F.linear(features.flatten(1), params["head.weight"], params["head.bias"])
+    torch.testing.assert_close(model(params, batch).logits, expected)
+    assert set(params) == set(model.names(["body", "head"]))
 
 
 @pytest.mark.parametrize(
@@ -301,6 +317,7 @@ def test_nobody_publishes_weights(name: str, tmp_path: Path):
         ("cnn", {"prompts": "frame"}, {}, "x: cnn takes no frame, it is made for one size of images; use border"),
         ("htcnn1-h5", {"prompts": "frame"}, {}, "htcnn1-h5 takes no frame"),
         ("cnn", {}, {"size": 15}, "x: cnn: nothing is left of images of 15 pixels; set a larger input.size"),
+        ("pfl_cnn", {}, {"size": 5}, "x: pfl_cnn: nothing is left of images of 5 pixels"),
         ("resnet4", {"auxiliary": "cnn"}, {"size": 8}, "x: auxiliary: cnn: nothing is left of images of 8 pixels"),
         ("cnn", {"auxiliary": "cnn-h5"}, {}, "x: auxiliary: cnn-h5 must have a linear head; use cnn"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from math import prod
 from weakref import ReferenceType, ref
 
@@ -20,6 +21,9 @@ NORMALISED_CACHE_BYTES = 256 * 2**20
 
 CPU_CHUNK = 32
 """Images that are worked on at once on a CPU, so that what lies between uint8 and the result stays in its cache."""
+
+READ_AHEAD_BYTES = 2**20
+"""Small batches are read several at once, as many as are this large together."""
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 """Changes images [B, C, h, w] in [0, 1], as they are stored, before they are resized; draws from a CPU generator."""
@@ -68,6 +72,12 @@ class Batch:
             return values.mean()
         return (values * self.weight).sum() / self.weight.sum()
 
+    def split(self, size: int) -> Iterator[Batch]:
+        """Images, labels and queries in batches of ``size``; the last one may be smaller."""
+        queries = repeat(None) if self.queries is None else self.queries.split(size)
+        for images, labels, part in zip(self.images.split(size), self.labels.split(size), queries, strict=False):
+            yield Batch(images, labels, queries=part)
+
 
 def class_sums(values: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None) -> Tensor:
     """Sum values per class, in float64 so that thousands of samples lose no digits.
@@ -95,7 +105,8 @@ def class_counts(labels: Tensor, num_classes: int, weight: Tensor | None = None)
 class DeviceImages:
     """Splits of a data set, resident on the device as uint8, read as normalised images.
 
-    On a CPU a single split is not copied: processes that read the same data set share its pages.
+    On a CPU a single split is not copied: processes that read the same data set share its pages. There, too, images
+    in stored size have their channels last in memory, as they are stored and as convolutions want them.
 
     Args:
         splits: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another. Grey images
@@ -135,12 +146,18 @@ class DeviceImages:
             for length in (height, width)
         )
         self.queries: Tensor | None = None
+        self._channels_last = device.type == "cpu" and self._rows is None and self._columns is None
         self._normalised: Tensor | None = None
-        if len(self) * spec.channels * spec.size**2 * dtype.itemsize <= NORMALISED_CACHE_BYTES:
+        if len(self) * self.bytes <= NORMALISED_CACHE_BYTES:
             self._normalised = self._read(torch.arange(len(self), device=device))
 
     def __len__(self) -> int:
         return len(self._raw)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one normalised image."""
+        return self.spec.channels * self.spec.size**2 * self.dtype.itemsize
 
     def tensors(self) -> list[Tensor]:
         """What lies on the device for these images."""
@@ -161,6 +178,7 @@ class DeviceImages:
             images = self._normalised.index_select(0, index)
         else:
             images = self._read(index, transform, generator)
+        images = images.permute(0, 3, 1, 2) if self._channels_last else images
         queries = None if self.queries is None else self.queries.index_select(0, index)
         return Batch(images, self.labels.index_select(0, index), queries=queries)
 
@@ -171,17 +189,26 @@ class DeviceImages:
     def _read(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
+        if self._channels_last and transform is None:
+            return self._small(index).to(self.dtype)
+        chunk = CPU_CHUNK if self.device.type == "cpu" else max(len(index), 1)
+        parts = (self._small(part, transform, generator) for part in index.split(chunk))
+        if self._channels_last:
+            return torch.cat(list(parts)).to(self.dtype)
         size = self.spec.size
         images = _empty((len(index), self.spec.channels, size, size), self.dtype, self.device)
-        chunk = CPU_CHUNK if self.device.type == "cpu" else max(len(index), 1)
-        for part, out in zip(index.split(chunk), images.split(chunk), strict=True):
-            stored = self._raw.index_select(0, part).to(self._exact)
-            if transform is not None and generator is not None:
-                stored = 255 * transform(stored.permute(0, 3, 1, 2) / 255, generator).permute(0, 2, 3, 1)
-            # A weighted mean commutes with scale and shift, so the small images are normalised, not the large ones.
-            small = torch.addcmul(self._shift, stored, self._scale).permute(0, 3, 1, 2)
-            self._resize(small, out)
+        for small, out in zip(parts, images.split(chunk), strict=True):
+            self._resize(small.permute(0, 3, 1, 2), out)
         return images
+
+    def _small(
+        self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Normalised images [B, h, w, channels] in stored size: a weighted mean commutes with scale and shift."""
+        stored = self._raw.index_select(0, index).to(self._exact)
+        if transform is not None and generator is not None:
+            stored = 255 * transform(stored.permute(0, 3, 1, 2) / 255, generator).permute(0, 2, 3, 1)
+        return torch.addcmul(self._shift, stored, self._scale)
 
     def _resize(self, images: Tensor, out: Tensor) -> None:
         if self._rows is None and self._columns is None:
@@ -228,7 +255,12 @@ class Batches:
         return -(-len(self.index) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        generator = None if self.transform is None else torch.Generator().manual_seed(self.seed)
+        if self.transform is None:
+            many = max(1, READ_AHEAD_BYTES // (self.batch_size * self.images.bytes))
+            for part in self.index.split(many * self.batch_size):
+                yield from self.images.batch(part).split(self.batch_size)
+            return
+        generator = torch.Generator().manual_seed(self.seed)
         for part in self.index.split(self.batch_size):
             yield self.images.batch(part, self.transform, generator)
 

@@ -15,8 +15,8 @@ from io import BytesIO
 from math import ceil, cos, radians, sin
 
 import numpy as np
+import scipy  # which imports its parts when they are looked up
 from PIL import Image
-from scipy.ndimage import correlate, gaussian_filter, map_coordinates, zoom
 
 from hetfl.errors import HetflError, unknown
 
@@ -130,7 +130,7 @@ def disk(radius: float, blur: float) -> np.ndarray:
     reach = int(radius) + 1
     rows, columns = np.ogrid[-reach : reach + 1, -reach : reach + 1]
     inside = (rows**2 + columns**2 <= radius**2).astype(np.float32)
-    return gaussian_filter(inside / inside.sum(), blur, radius=1, mode="constant")
+    return scipy.ndimage.gaussian_filter(inside / inside.sum(), blur, radius=1, mode="constant")
 
 
 def motion_weights(radius: float, sigma: float) -> np.ndarray:
@@ -165,7 +165,7 @@ def zoomed(x: np.ndarray, factor: float) -> np.ndarray:
     rows, columns = ceil(height / factor), ceil(width / factor)
     top, left = (height - rows) // 2, (width - columns) // 2
     factors = (factor, factor, *[1] * (x.ndim - 2))
-    large = zoom(x[top : top + rows, left : left + columns], factors, order=1)
+    large = scipy.ndimage.zoom(x[top : top + rows, left : left + columns], factors, order=1)
     top, left = (large.shape[0] - height) // 2, (large.shape[1] - width) // 2
     return large[top : top + height, left : left + width]
 
@@ -202,7 +202,7 @@ def impulse_noise(x: np.ndarray, rng: np.random.Generator, share: float) -> np.n
 @_corruption((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
 def defocus_blur(x: np.ndarray, rng: np.random.Generator, radius: float, blur: float) -> np.ndarray:
     """A lens out of focus."""
-    return correlate(x, disk(radius, blur)[..., None], mode="mirror")
+    return scipy.ndimage.correlate(x, disk(radius, blur)[..., None], mode="mirror")
 
 
 @_corruption((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
@@ -308,7 +308,7 @@ def elastic_transform(
     places = np.indices(x.shape[:2])
     x = _sampled(x, np.tensordot(back[:2].T, places, axes=1) + back[2][:, None, None], mode="mirror")
     noise = rng.uniform(-1, 1, places.shape)
-    displacements = strength * gaussian_filter(noise, sigma, axes=(1, 2), mode="reflect", truncate=3)
+    displacements = strength * scipy.ndimage.gaussian_filter(noise, sigma, axes=(1, 2), mode="reflect", truncate=3)
     return _sampled(x, places + displacements, mode="reflect")
 
 
@@ -406,12 +406,14 @@ def _large_enough(textures: Sequence[np.ndarray], image: np.ndarray) -> Sequence
 
 
 def _blurred(x: np.ndarray, sigma: float) -> np.ndarray:
-    return gaussian_filter(x, sigma, axes=(0, 1), mode="nearest")
+    return scipy.ndimage.gaussian_filter(x, sigma, axes=(0, 1), mode="nearest")
 
 
 def _sampled(x: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
     """Channels of [H, W, 3] at rows and columns [2, H, W], bilinearly."""
-    channels = [map_coordinates(channel, places, order=1, mode=mode) for channel in np.moveaxis(x, -1, 0)]
+    channels = [
+        scipy.ndimage.map_coordinates(channel, places, order=1, mode=mode) for channel in np.moveaxis(x, -1, 0)
+    ]
     return np.stack(channels, axis=-1)
 
 

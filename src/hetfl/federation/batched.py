@@ -33,6 +33,7 @@ from hetfl.message import Tensors
 from hetfl.methods.base import Method, Phase, Statistics
 from hetfl.models.attention import MergedAttention
 from hetfl.models.base import Model
+from hetfl.optimisers import Optimiser
 
 log = logging.getLogger(__name__)
 
@@ -423,8 +424,7 @@ class Program:
             losses, sums = vmap(self._objective, places)(params, received, batch)
         gradients = torch.autograd.grad(losses.sum(), list(segment.leaves.values()), allow_unused=True)
         for leaf, gradient in zip(segment.leaves.values(), gradients, strict=True):
-            # Fused optimisers walk through memory, whatever the strides.
-            leaf.grad = None if gradient is None else gradient.contiguous()
+            leaf.grad = gradient
         if self.phase.clip:
             for groups in self.phase.clipped:
                 _clip([segment.leaves[name].grad for name in self.model.names(groups)], self.phase.clip)
@@ -491,7 +491,7 @@ class Segment:
     first: int
     last: int
     leaves: dict[str, Tensor]
-    optimiser: torch.optim.Optimizer
+    optimiser: Optimiser
     run: Any = None
     at: int = -1
 

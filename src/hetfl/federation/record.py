@@ -25,6 +25,8 @@ CORE = (
     "config.py",
     "draws.py",
     "message.py",
+    "optimisers.py",
+    "captured.py",
     "data/batches.py",
     "data/inputs.py",
     "data/store.py",

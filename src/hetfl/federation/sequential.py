@@ -17,6 +17,7 @@ from hetfl.federation.state import ClientState
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Client, Method, Phase, Statistics, Work
 from hetfl.models.base import Model, Output
+from hetfl.optimisers import SGD, Adam, Optimiser
 
 EVALUATION_BATCH = 512
 """Samples per forward pass where nothing is trained."""
@@ -216,7 +217,7 @@ class Sequential:
                     for values in clipped:
                         torch.nn.utils.clip_grad_norm_(values, phase.clip)
                 optimiser.step()
-                total += loss.detach() * len(batch.labels)
+                total.add_(loss.detach(), alpha=len(part))
         stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
         stay.slots = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
         stay.loss = total / max(used, 1)
@@ -298,17 +299,14 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(sums, rows)
 
 
-def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> torch.optim.Optimizer:
+def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> Optimiser:
     """The optimiser of a phase over named parameters, continuing from saved slots (``<parameter>/<slot>``)."""
     values = list(leaves.values())
-    optimiser: torch.optim.Optimizer
+    optimiser: Optimiser
     if phase.optimiser == "sgd":
-        optimiser = torch.optim.SGD(values, phase.lr, phase.momentum, weight_decay=phase.weight_decay, fused=True)
-        # Zeros are where momentum starts anyway; the fused step wants all buffers or none.
-        for leaf in values if phase.momentum else []:
-            optimiser.state[leaf]["momentum_buffer"] = torch.zeros_like(leaf)
+        optimiser = SGD(values, phase.lr, phase.momentum, phase.weight_decay)
     else:
-        optimiser = torch.optim.Adam(values, phase.lr, weight_decay=phase.weight_decay, fused=True)
+        optimiser = Adam(values, phase.lr, phase.weight_decay)
     for slot, tensor in slots.items():
         name, _, kind = slot.rpartition("/")
         if name in leaves:
@@ -316,11 +314,8 @@ def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> t
     return optimiser
 
 
-def optimiser_slots(optimiser: torch.optim.Optimizer, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def optimiser_slots(optimiser: Optimiser, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """An optimiser's tensors by ``<parameter>/<slot>``."""
     return {
-        f"{name}/{kind}": tensor
-        for name, leaf in leaves.items()
-        for kind, tensor in optimiser.state[leaf].items()
-        if isinstance(tensor, Tensor)
+        f"{name}/{kind}": tensor for name, leaf in leaves.items() for kind, tensor in optimiser.state[leaf].items()
     }

@@ -331,6 +331,8 @@ class Method(ABC):
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of a batch."""
+    if batch.weight is None:
+        return F.cross_entropy(logits, batch.labels)
     return batch.mean(F.cross_entropy(logits, batch.labels, reduction="none"))
 
 
@@ -375,8 +377,11 @@ def weighted_mean(messages: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
     share = (weights.to(torch.float64) / weights.sum()).tolist()
     mean = {}
     for name, first in messages[0].items():
-        total = sum(w * message[name].to(torch.float64) for w, message in zip(share, messages, strict=True))
-        mean[name] = torch.as_tensor(total).to(first.dtype)
+        total = torch.zeros_like(first, dtype=torch.float64)
+        part = torch.empty_like(total)
+        for weight, message in zip(share, messages, strict=True):
+            total += part.copy_(message[name]).mul_(weight)
+        mean[name] = total.to(first.dtype)
     return mean
 
 

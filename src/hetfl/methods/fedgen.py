@@ -16,6 +16,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model
+from hetfl.optimisers import Adam
 
 NET, ADAM = "generator/", "adam/"
 
@@ -135,7 +136,7 @@ class FedGen(Scratch):
             return {**server, **kept}
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings
-        optimiser = torch.optim.Adam(net.values(), s.server_lr * s.server_decay ** (draws.round - 1))
+        optimiser = Adam(net.values(), s.server_lr * s.server_decay ** (draws.round - 1), fused=False)
         for slot, tensor in server.items():
             if slot.startswith(ADAM):
                 name, _, kind = slot.removeprefix(ADAM).rpartition("/")

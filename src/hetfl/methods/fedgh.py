@@ -24,6 +24,7 @@ from hetfl.methods.base import (
 )
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model
+from hetfl.optimisers import SGD
 
 FRESH = "fresh/"
 """Prefix of the server's head before its first training: nobody is sent that one."""
@@ -85,7 +86,7 @@ class FedGH(Scratch):
         """One pass of SGD over the pairs of class mean and class, in the order of the clients."""
         head = {name.removeprefix(FRESH): tensor.clone().requires_grad_() for name, tensor in server.items()}
         weight, bias = head["head.weight"], head["head.bias"]
-        optimiser = torch.optim.SGD([weight, bias], self.settings.server_lr)
+        optimiser = SGD([weight, bias], self.settings.server_lr)
         means = torch.cat([uplinks[client]["means"] for client in sorted(uplinks)])
         labels = torch.cat([uplinks[client]["labels"] for client in sorted(uplinks)]).long()
         size = self.settings.server_batch

@@ -16,6 +16,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import mean_over_owners, register_method
 from hetfl.methods.fedproto import FedProto
 from hetfl.models.base import Model
+from hetfl.optimisers import SGD
 
 NET = "net/"
 
@@ -71,7 +72,7 @@ class FedTGP(FedProto):
         margin = self.margin(mean_over_owners(messages, self.num_classes)["means"])
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings
-        optimiser = torch.optim.SGD(net.values(), s.server_lr or s.lr)
+        optimiser = SGD(net.values(), s.server_lr or s.lr)
         loss = margin.new_zeros((), dtype=prototypes.dtype)
 
         def step(batch: Tensors) -> None:
@@ -157,7 +158,8 @@ def contrastive_loss(
     """
     # The root of zero has no finite gradient.
     squared = (prototypes[:, None] - emitted[None]).square().sum(dim=2).clamp(min=1e-12)
-    own = F.one_hot(labels, len(emitted)).to(emitted.dtype)
+    # one_hot looks at the labels' values, which a recording cannot.
+    own = (labels[:, None] == torch.arange(len(emitted), device=labels.device)).to(emitted.dtype)
     distances = squared.sqrt() + margin.to(emitted.dtype) * own
     if weight is None:
         return F.cross_entropy(-distances, labels)

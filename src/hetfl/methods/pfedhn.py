@@ -14,6 +14,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
+from hetfl.optimisers import SGD
 
 NET, MOMENTUM = "net/", "momentum/"
 MADE = ("shared", "group")
@@ -85,7 +86,7 @@ class PFedHN(PTFedAvg):
         )
         s = self.settings
         torch.nn.utils.clip_grad_norm_(net.values(), s.clip)
-        optimiser = torch.optim.SGD(net.values(), s.server_lr, s.server_momentum, weight_decay=s.server_decay)
+        optimiser = SGD(net.values(), s.server_lr, s.server_momentum, weight_decay=s.server_decay)
         for name, leaf in net.items():
             if MOMENTUM + name in server:
                 optimiser.state[leaf]["momentum_buffer"] = server[MOMENTUM + name].clone()

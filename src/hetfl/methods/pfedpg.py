@@ -15,6 +15,7 @@ from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Method, MethodSettings, Phase, Work, cross_entropy, register_method
 from hetfl.models.base import Model, ModelOptions
+from hetfl.optimisers import SGD
 
 
 @register_method("pfedpg")
@@ -91,7 +92,7 @@ class PFedPG(Method):
         changes = torch.stack([uplinks[client]["change"] for client in clients])
         # The vector-Jacobian product with P_k - P~_k, P~_k being where the client's training ended.
         torch.autograd.backward(generate(net)[clients], -changes)
-        torch.optim.SGD(net.values(), self.settings.server_lr).step()
+        SGD(net.values(), self.settings.server_lr).step()
         return {name: tensor.detach() for name, tensor in net.items()}
 
     def learned(self, server: Tensors) -> Tensors:

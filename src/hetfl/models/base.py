@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hetfl.config import Settings
 from hetfl.data.batches import InputSpec
@@ -76,6 +75,10 @@ class ModelOptions(Settings):
     transform: bool = False
 
 
+Place = tuple[dict[str, Any], str, str]
+"""A module's own parameters or buffers, a tensor's name there, and its name among a client's parameters."""
+
+
 class Model:
     """An architecture with its frozen weights, as a function of the parameters that belong to a client.
 
@@ -113,9 +116,9 @@ class Model:
         self._module = module.requires_grad_(False).eval()
         self._fresh = fresh
         passed = [key for role in groups for key in groups[role] if role != "transform"]
-        # What each network takes from a client's parameters, by its own name.
-        self._own = {key: key for key in passed if not key.startswith(AUXILIARY)}
-        self._second = {key.removeprefix(AUXILIARY): key for key in passed if key.startswith(AUXILIARY)}
+        # Where each network takes what from a client's parameters.
+        self._own = [_place(module, key) for key in passed if not key.startswith(AUXILIARY)]
+        self._second = [_place(module, key) for key in passed if key.startswith(AUXILIARY)]
         layers = [layer for body in trained for layer in body.modules()]
         self._norms = tuple(layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
         self._dropouts = tuple(layer for layer in layers if isinstance(layer, KeyedDropout))
@@ -149,18 +152,28 @@ class Model:
         return self._run(self._module.get_submodule("auxiliary"), self._second, params, (images,))
 
     def _run(
-        self, network: nn.Module, names: Mapping[str, str], params: Tensors, inputs: tuple[Tensor, ...]
+        self, network: nn.Module, places: Sequence[Place], params: Tensors, inputs: tuple[Tensor, ...]
     ) -> Output:
         if self._norms and self._norms[0].training != self._training:
             for norm in self._norms:
                 norm.training = self._training
         for dropout, mask in zip(self._dropouts, self._masks, strict=True):
             dropout.mask = mask
-        taken = {name: params[key] for name, key in names.items()}
-        return functional_call(network, taken, inputs, tie_weights=False)
+        # As torch.func.functional_call does it, which looks for the places anew in every call.
+        own = [tensors[name] for tensors, name, _ in places]
+        try:
+            for tensors, name, key in places:
+                tensors[name] = params[key]
+            output: Output = network(*inputs)
+            return output
+        finally:
+            for (tensors, name, _), value in zip(places, own, strict=True):
+                tensors[name] = value
 
     def masks(self, seed: int, size: int) -> dict[str, Tensor]:
         """What a training pass of ``size`` samples drops, by layer: what :meth:`train` takes."""
+        if not self._dropouts:
+            return {}
         reference = next(self._module.parameters())
         return {
             f"dropout{place}": layer.draw(Draws(seed).key("dropout", -1, place), size).to(reference)
@@ -219,3 +232,9 @@ class Model:
         """Move the weights to a device; returns the model itself."""
         self._module.to(device, dtype)
         return self
+
+
+def _place(module: nn.Module, key: str) -> Place:
+    path, _, name = key.rpartition(".")
+    owner = module.get_submodule(path)
+    return (owner._parameters if name in owner._parameters else owner._buffers), name, key

@@ -1,45 +1,59 @@
 """Plain convolutional networks, and torchvision's GoogLeNet and MobileNet-v2, all without a head.
 
 Sources: McMahan et al., AISTATS 2017; Szegedy et al., CVPR 2015; Sandler et al., CVPR 2018; the models of FedTGP
-(Zhang et al., AAAI 2024).
+(Zhang et al., AAAI 2024) and of the benchmarks of pfl-research (Granqvist et al., NeurIPS 2024).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from hetfl.models.dropout import KeyedDropout
 
 KERNEL = 5
-"""Pixels of a side of a plain network's convolutions, which pad nothing."""
+"""Pixels of a side of a plain network's convolutions, which pad nothing, where nothing else is said."""
+
+Pool = Literal["every", "last"]
+"""Which convolutions a max-pool of 2 follows."""
 
 
-def last_side(size: int, convs: int) -> int:
+def last_side(size: int, convs: Sequence[int], kernel: int = KERNEL, pool: Pool = "every") -> int:
     """Pixels of a side of a plain network's last map; less than 1 where the image is too small for it."""
-    for _ in range(convs):
-        size = (size - KERNEL + 1) // 2
+    for number in range(1, len(convs) + 1):
+        size = (size - kernel + 1) // (2 if pool == "every" or number == len(convs) else 1)
     return size
 
 
-def plain_cnn(channels: int, size: int, convs: Sequence[int], widths: Sequence[int]) -> nn.Module:
-    """Convolutions with ReLU and a max-pool of 2 each, then fully connected layers with ReLU, as torch starts them.
+def plain_cnn(
+    channels: int,
+    size: int,
+    convs: Sequence[int],
+    widths: Sequence[int],
+    kernel: int = KERNEL,
+    pool: Pool = "every",
+) -> nn.Module:
+    """Convolutions with ReLU and max-pools, then fully connected layers with ReLU, as torch starts them.
 
     Args:
         channels: of the image.
         size: pixels of its side, which the first fully connected layer is made for.
-        convs: channels after each convolution.
+        convs: channels after each convolution; none: the feature is made of the pixels themselves.
         widths: of the fully connected layers; the last one's is the feature's.
+        kernel: pixels of a convolution's side.
+        pool: which convolutions are followed by a max-pool.
     """
     layers: list[nn.Module] = []
     inputs = channels
-    for outputs in convs:
-        layers += [nn.Conv2d(inputs, outputs, KERNEL), nn.ReLU(), nn.MaxPool2d(2)]
+    for number, outputs in enumerate(convs, start=1):
+        layers += [nn.Conv2d(inputs, outputs, kernel), nn.ReLU()]
+        if pool == "every" or number == len(convs):
+            layers.append(nn.MaxPool2d(2))
         inputs = outputs
     layers.append(nn.Flatten())
-    inputs *= last_side(size, len(convs)) ** 2
+    inputs *= last_side(size, convs, kernel, pool) ** 2
     for outputs in widths:
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         inputs = outputs

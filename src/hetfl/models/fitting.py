@@ -17,6 +17,7 @@ from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError
 from hetfl.models.base import AUXILIARY, Model, ModelOptions, Output
+from hetfl.models.parts import part
 from hetfl.models.pixels import PixelPrompts, pixel_prompts
 
 STATISTICS = ("running_mean", "running_var")
@@ -231,10 +232,8 @@ def _drawn(prefix: str, make: Layer, inputs: int, outputs: int, seed: int, rule:
     with seeded_library_code(seed):
         fresh = make(inputs, outputs)
         if isinstance(fresh, nn.Linear) and rule == "timm":
-            # timm's truncated normal rather than torch's, whose draws changed between versions; timm takes seconds.
-            from timm.layers import trunc_normal_
-
-            trunc_normal_(fresh.weight, std=0.02)
+            # timm's truncated normal rather than torch's, whose draws changed between versions.
+            part("timm.layers.weight_init").trunc_normal_(fresh.weight, std=0.02)
             nn.init.zeros_(fresh.bias)
         elif isinstance(fresh, nn.Linear) and rule == "vpt":
             nn.init.kaiming_normal_(fresh.weight, mode="fan_out")

@@ -30,6 +30,7 @@ from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import googlenet, last_side, mobilenet_v2, plain_cnn
 from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
 from hetfl.models.grouped import GroupedViT
+from hetfl.models.parts import part
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
 from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
@@ -101,8 +102,16 @@ HTCNNS = _eight_cnns("htcnn", (32, 64), wide=1024, narrow=512)
 DIGITS_CNNS = _eight_cnns("digits_cnn", (8, 16), wide=64, narrow=32)
 """Tiny stand-ins for HtCNN_8, on grey images of 16x16."""
 
-PLAIN_CNNS: dict[str, dict[str, Any]] = {"cnn": {"convs": (32, 64), "widths": (512,)}, **HTCNNS, **DIGITS_CNNS}
-"""Networks whose fully connected layers fix the size of the image; ``cnn`` is FedAvg's, FedTGP's 4-layer CNN."""
+CIFAR_CNNS: dict[str, dict[str, Any]] = {
+    "cnn": {"convs": (32, 64), "widths": (512,)},
+    "pfl_cnn": {"convs": (32, 64), "widths": (128,), "kernel": 3, "pool": "last"},
+    "linear": {"convs": (), "widths": ()},
+}
+"""``cnn`` is FedAvg's, FedTGP's 4-layer CNN; ``pfl_cnn`` that of pfl-research's CIFAR-10 benchmark, without dropout;
+``linear`` a head on the pixels, which shows what everything but arithmetic costs."""
+
+PLAIN_CNNS: dict[str, dict[str, Any]] = {**CIFAR_CNNS, **HTCNNS, **DIGITS_CNNS}
+"""Networks whose fully connected layers fix the size of the image."""
 
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
 
@@ -116,7 +125,7 @@ OWN_SPECS = {
     **dict.fromkeys([*DIGITS_VITS, *PFEDPT_VITS, *MINI_VITS], InputSpec(32, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(DIGITS_RESNETS, InputSpec(16, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(MOCO_VITS, InputSpec(224, "bicubic", *_IMAGENET)),
-    **dict.fromkeys(["cnn", *RESNETS, *TORCHVISION], InputSpec(32, "bilinear", _HALF, _HALF)),
+    **dict.fromkeys([*CIFAR_CNNS, *RESNETS, *TORCHVISION], InputSpec(32, "bilinear", _HALF, _HALF)),
     **dict.fromkeys(HTCNNS, InputSpec(28, "bilinear", _GREY, _GREY)),
     **dict.fromkeys(DIGITS_CNNS, InputSpec(16, "bilinear", _GREY, _GREY)),
 }
@@ -196,8 +205,8 @@ def check_options(
 
 
 def _check_size(name: str, size: int, prefix: str) -> None:
-    kind = PLAIN_CNNS.get(architecture_of(name))
-    if kind and last_side(size, len(kind["convs"])) < 1:
+    kind = {key: value for key, value in PLAIN_CNNS.get(architecture_of(name), {}).items() if key != "widths"}
+    if kind and last_side(size, **kind) < 1:
         raise HetflError(f"{prefix}{name}: nothing is left of images of {size} pixels; set a larger input.size")
 
 
@@ -338,15 +347,20 @@ def creator(name: str, size: int | None = None, zero_init_last: bool = True) -> 
     if architecture in PLAIN_CNNS:
         return partial(plain_cnn, spec.channels, size, **PLAIN_CNNS[architecture])
     if architecture in OWN_VITS:
-        from timm.models.vision_transformer import VisionTransformer
-
-        return lambda: VisionTransformer(img_size=size, num_classes=0, **OWN_VITS[architecture])
+        return partial(_own_vit, size, OWN_VITS[architecture])
     arguments: dict[str, Any] = {}
     if is_resnet(name):
         arguments["zero_init_last"] = zero_init_last
     elif size != spec.size:
         arguments["img_size"] = size
     return lambda: _timm().create_model(_timm_name(name), pretrained=False, num_classes=0, **arguments)
+
+
+def _own_vit(size: int, architecture: dict[str, Any]) -> nn.Module:
+    # On the meta device there is nothing to fill, but torch would import its compiler, which takes seconds.
+    fill = "skip" if torch.get_default_device().type == "meta" else ""
+    timm = part("timm.models.vision_transformer")
+    return timm.VisionTransformer(img_size=size, num_classes=0, weight_init=fill, **architecture)
 
 
 def load_weights(name: str, folder: Path) -> dict[str, Tensor]:

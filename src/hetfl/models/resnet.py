@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hetfl.errors import HetflError
 from hetfl.models.base import ModelOptions
 from hetfl.models.fitting import Fitted
+from hetfl.models.parts import part
 
 
 class FittedResNet(Fitted):
@@ -71,15 +72,14 @@ def small_resnet(
         channels: of the stages; the stem has the first's.
         zero_init_last: whether the last batch normalisation of a block starts at 0.
     """
-    from timm.models.resnet import BasicBlock, Bottleneck, ResNet
-
-    kinds: dict[str, Any] = {"basic": BasicBlock, "bottleneck": Bottleneck}
+    timm = part("timm.models.resnet")
+    kinds: dict[str, Any] = {"basic": timm.BasicBlock, "bottleneck": timm.Bottleneck}
     # timm's plain stem has 64 channels; a deep one has as many as it is told, and is made plain here.
     more: dict[str, Any] = {"stem_type": "deep", "stem_width": channels[0] // 2, "zero_init_last": zero_init_last}
     # timm cannot make a single block: it divides by their number less one.
     single = sum(layers) == 1
     made = (1, 1, 0, 0) if single else tuple(layers)
-    body: Any = ResNet(kinds[block], made, num_classes=0, channels=tuple(channels), **more)
+    body: Any = timm.ResNet(kinds[block], made, num_classes=0, channels=tuple(channels), **more)
     if single:
         body.layer2 = nn.Sequential()
     body.conv1 = nn.Conv2d(3, channels[0], 7, stride=2, padding=3, bias=False)

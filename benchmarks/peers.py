@@ -1,0 +1,563 @@
+"""hetfl's round loop against other frameworks' and a bare PyTorch loop: the same federated learning, on a CPU.
+
+    python benchmarks/peers.py [--rounds 20] [--repeats 3] [--quick] [--python PATH] [--json FILE]
+
+The yardstick is the CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurIPS 2024), IID: 1,000 clients with 50
+images each, 50 of them a round, one local epoch of SGD in batches of 10. Every contender gets the same initial
+weights, participants and batches. The peers live in an environment of their own, made from requirements-peers.txt,
+whose interpreter is --python; those that are not there are named in the table. data/cifar10 (dvc repro
+download@cifar10) is used where it is prepared, random pixels else. The table is written beside this file.
+
+Every contender is a process of its own. This file is run by the peers' interpreter, too, so it imports hetfl only
+where hetfl runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOT = Path(__file__).parents[1]
+CLIENTS, SAMPLES, COHORT, BATCH, RATE = 1000, 50, 50, 10, 0.1
+EVERY = 10
+"""Rounds from one central evaluation to the next; there is one after the last round, too."""
+EVALUATION_BATCH = 512
+CLASSES = 10
+NETWORKS = {"linear": "linear, 30,730 parameters", "pfl_cnn": "CNN, 1,626,442 parameters"}
+AGREE = 0.02
+"""Final accuracies may differ by so much: contenders add up in different orders, and training magnifies that."""
+
+
+def network(name: str) -> nn.Module:
+    """The yardstick's networks in plain PyTorch."""
+    if name == "linear":
+        return nn.Sequential(nn.Flatten(), nn.Linear(3072, CLASSES))
+    convolutions = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*convolutions, nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+@dataclass
+class Task:
+    """What all contenders do.
+
+    Attributes:
+        images, labels: normalised training images [N, 3, 32, 32] and their classes.
+        test_images, test_labels: for the central evaluation.
+        start: the initial parameters in the network's order.
+        clients: [clients, samples], int64, the images of each client.
+        participants: the clients of each round.
+        orders: [rounds, cohort, samples], int64, the order in which each participant sees its images.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    start: list[Tensor]
+    clients: Tensor
+    participants: list[list[int]]
+    orders: Tensor
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+        return len(self.participants)
+
+    def network(self) -> nn.Module:
+        """The network with its initial parameters."""
+        made = network(self.name)
+        with torch.no_grad():
+            for parameter, value in zip(made.parameters(), self.start, strict=True):
+                parameter.copy_(value)
+        return made
+
+    def epoch(self, round: int, place: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of a round's participant in the order in which it sees them; rounds start at 0."""
+        rows = self.clients[self.participants[round][place]][self.orders[round, place]]
+        return self.images[rows], self.labels[rows]
+
+    def batches(self, round: int, place: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same in batches."""
+        images, labels = self.epoch(round, place)
+        return zip(images.split(BATCH), labels.split(BATCH), strict=True)
+
+    def tests(self, round: int) -> bool:
+        """Whether there is a central evaluation after a round, of which the first is 0."""
+        return (round + 1) % EVERY == 0 or round + 1 == self.rounds
+
+    @torch.inference_mode()
+    def accuracy(self, module: nn.Module) -> float:
+        """The central evaluation."""
+        batches = zip(self.test_images.split(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True)
+        right = sum(int((module(images).argmax(dim=1) == labels).sum()) for images, labels in batches)
+        return right / len(self.test_labels)
+
+
+@lru_cache(maxsize=1)
+def read_task(folder: str, name: str) -> Task:
+    """A task from its files."""
+    plan = torch.load(Path(folder) / "plan.pt")
+    data = Path(plan["data"])
+    pixels, classes = (
+        [np.load(data / f"{split}-{kind}.npy") for split in ("train", "test")] for kind in ("images", "labels")
+    )
+    images, tests = (torch.from_numpy(p).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous() for p in pixels)
+    labels, answers = (torch.from_numpy(values).long() for values in classes)
+    plans = plan["clients"], plan["participants"], plan["orders"]
+    return Task(name, images, labels, tests, answers, plan["start"][name], *plans)
+
+
+@dataclass
+class Clock:
+    """Seconds of rounds and of central evaluations, which are no part of them."""
+
+    started: float
+    rounds: list[float] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+    accuracy: float = 0.0
+    first: float = 0.0
+    """From the start of the process to the end of the first round."""
+
+    def __post_init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self, seconds: list[float]) -> None:
+        """What passed since the last lap was one of these; of evaluations that did not happen, nothing."""
+        now = time.perf_counter()
+        seconds.append(now - self._last)
+        self._last = now
+        if seconds is self.rounds and len(seconds) == 1:
+            self.first = time.time() - self.started
+
+    def evaluated(self, accuracy: float) -> None:
+        """A central evaluation has ended."""
+        self.accuracy = accuracy
+        self.lap(self.evaluations)
+
+    def skip(self) -> None:
+        """What passed since the last lap does not count."""
+        self._last = time.perf_counter()
+
+
+def bare(folder: str, name: str, clock: Clock) -> None:
+    """The loop that somebody writes who needs no framework."""
+    task = read_task(folder, name)
+    module = task.network()
+    parameters = list(module.parameters())
+    optimiser = torch.optim.SGD(parameters, RATE)
+    server = [value.clone() for value in task.start]
+    clock.skip()
+    for round in range(task.rounds):
+        total = [torch.zeros_like(value) for value in server]
+        for place in range(COHORT):
+            with torch.no_grad():
+                for parameter, value in zip(parameters, server, strict=True):
+                    parameter.copy_(value)
+            for images, labels in task.batches(round, place):
+                optimiser.zero_grad()
+                F.cross_entropy(module(images), labels).backward()
+                optimiser.step()
+            with torch.no_grad():
+                for summed, parameter in zip(total, parameters, strict=True):
+                    summed += parameter
+        server = [summed / COHORT for summed in total]
+        clock.lap(clock.rounds)
+        if task.tests(round):
+            with torch.no_grad():
+                for parameter, value in zip(parameters, server, strict=True):
+                    parameter.copy_(value)
+            clock.evaluated(task.accuracy(module))
+
+
+def hetfl(folder: str, name: str, clock: Clock) -> None:
+    """hetfl through its own round loop; of its evaluation after every round only every tenth counts."""
+    from hetfl.data.partitions import Partition
+    from hetfl.data.store import Dataset, Split
+    from hetfl.draws import Draws
+    from hetfl.federation.federation import build_federation
+    from hetfl.federation.rounds import play_round, start
+    from hetfl.federation.sequential import Sequential
+    from hetfl.methods import create
+
+    plan = torch.load(Path(folder) / "plan.pt")
+    rounds, data = len(plan["participants"]), Path(plan["data"])
+    splits = {
+        split: Split(*(np.load(data / f"{split}-{kind}.npy", mmap_mode="c") for kind in ("images", "labels")))
+        for split in ("train", "test")
+    }
+    dataset = Dataset("yardstick", "yardstick", tuple(map(str, range(CLASSES))), splits, "")
+    method = create("fedavg", SETTINGS | {"rounds": rounds}, CLASSES)
+    # Every client is tested on a thousandth of the test images, all of them together on all.
+    tests = np.array_split(np.arange(len(splits["test"])), CLIENTS)
+    partition = Partition(tuple(plan["clients"].numpy()), tuple(tests))
+    federation = build_federation(method, [name], dataset, partition, Path(), torch.device("cpu"))
+    engine, draws = Sequential(method, federation), Draws(0)
+    state, _ = start(engine, draws)
+    clock.skip()
+    for round in range(rounds):
+        state, line = play_round(engine, state, draws.at(round + 1))
+        assert line["participants"] == plan["participants"][round]
+        clock.lap(clock.rounds)
+        clock.rounds[-1] -= line["seconds"]["evaluate"]
+        if (round + 1) % EVERY == 0 or round + 1 == rounds:
+            clock.evaluations.append(line["seconds"]["evaluate"])
+        clock.accuracy = line["pooled"]
+
+
+def pfl(folder: str, name: str, clock: Clock) -> None:
+    """pfl's simulated backend in one process."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    task = read_task(folder, name)
+
+    class Evaluation(TrainingProcessCallback):
+        def after_central_iteration(
+            self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+        ) -> tuple[bool, Any]:
+            clock.lap(clock.rounds)
+            if task.tests(central_iteration):
+                clock.evaluated(task.accuracy(model.pytorch_model))
+            return False, Metrics()
+
+    module: Any = task.network()
+    module.loss = lambda images, labels: F.cross_entropy(module(images), labels)
+    module.metrics = lambda images, labels: {}
+    places = ((round, place) for round in range(task.rounds) for place in range(COHORT))
+    users = FederatedDataset(lambda user: Dataset(list(task.epoch(*user)), user_id=str(user)), lambda: next(places))
+    clock.skip()
+    # pfl tests the participants on their own data in its first round; the frequency keeps it from doing so again.
+    FederatedAveraging().run(
+        NNAlgorithmParams(task.rounds, task.rounds + 1, COHORT, 0),
+        SimulatedBackend(users, users),
+        PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), 1.0)),
+        NNTrainHyperParams(local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=RATE),
+        callbacks=[Evaluation()],
+    )
+
+
+def fedlab(folder: str, name: str, clock: Clock) -> None:
+    """FedLab's standalone pipeline with its serial trainer."""
+    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+    from fedlab.contrib.dataset.basic_dataset import FedDataset
+    from fedlab.core.standalone import StandalonePipeline
+
+    task = read_task(folder, name)
+
+    class Handler(SyncServerHandler):
+        def sample_clients(self) -> list[int]:
+            return task.participants[self.round]
+
+    class Shares(FedDataset):
+        def get_dataloader(self, id: int, batch_size: int, type: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
+            return task.batches(handler.round, task.participants[handler.round].index(id))
+
+    class Pipeline(StandalonePipeline):
+        def evaluate(self) -> None:
+            clock.lap(clock.rounds)
+            if task.tests(handler.round - 1):
+                clock.evaluated(task.accuracy(handler.model))
+
+    handler = Handler(task.network(), task.rounds, COHORT / CLIENTS)
+    trainer = SGDSerialClientTrainer(task.network(), CLIENTS)
+    trainer.setup_dataset(Shares())
+    trainer.setup_optim(1, BATCH, RATE)
+    pipeline = Pipeline(handler, trainer)
+    clock.skip()
+    pipeline.main()
+
+
+def flower(folder: str, name: str, clock: Clock) -> None:
+    """Flower's simulation in Ray with one actor."""
+    # Ray's actors find functions of a module by name, and then keep what the module has cached.
+    import peers
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    task = read_task(folder, name)
+    module = task.network()
+
+    class Strategy(FedAvg):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
+            nodes = list(grid.get_node_ids())[:COHORT]
+            orders = [
+                ConfigRecord({"round": server_round - 1, "place": place, "folder": folder, "task": name})
+                for place in range(COHORT)
+            ]
+            return [
+                Message(RecordDict({"arrays": arrays, "config": order}), node, "train")
+                for node, order in zip(nodes, orders, strict=True)
+            ]
+
+    def evaluate(server_round: int, arrays: Any) -> Any:
+        if server_round == 0:
+            clock.skip()
+            return None
+        clock.lap(clock.rounds)
+        if task.tests(server_round - 1):
+            module.load_state_dict(arrays.to_torch_state_dict())
+            clock.evaluated(task.accuracy(module))
+        return MetricRecord({"accuracy": clock.accuracy})
+
+    server, client = ServerApp(), ClientApp()
+    client.train()(peers.flower_client)
+
+    @server.main()
+    def serve(grid: Any, context: Any) -> None:
+        strategy = Strategy(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        strategy.start(grid, ArrayRecord(module.state_dict()), task.rounds, evaluate_fn=evaluate)
+
+    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}}
+    run_simulation(server, client, CLIENTS, backend_config=resources)
+
+
+def flower_client(message: Any, context: Any) -> Any:
+    """One participant of Flower's, in an actor."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+    torch.set_num_threads(1)
+    config = message.content["config"]
+    task = read_task(config["folder"], config["task"])
+    module = network(task.name)
+    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimiser = torch.optim.SGD(module.parameters(), RATE)
+    for images, labels in task.batches(config["round"], config["place"]):
+        optimiser.zero_grad()
+        F.cross_entropy(module(images), labels).backward()
+        optimiser.step()
+    reply = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": SAMPLES})}
+    return Message(RecordDict(reply), reply_to=message)
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[str, str, Clock], None]]] = {
+    "bare": ("bare PyTorch loop", bare),
+    "hetfl": ("hetfl, sequential", hetfl),
+    "pfl": ("pfl", pfl),
+    "fedlab": ("FedLab", fedlab),
+    "flower": ("Flower, 1 actor beside the server's process", flower),
+}
+PEERS = {"pfl": "pfl", "fedlab": "fedlab", "flower": "flwr"}
+"""The package of each peer."""
+SETTINGS = {
+    "participation": COHORT / CLIENTS,
+    "batch_size": BATCH,
+    "lr": RATE,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+
+
+def case(contender: str, name: str, folder: str, started: float) -> dict[str, Any]:
+    """Run one contender in this process."""
+    from importlib.metadata import version
+
+    torch.set_num_threads(1)
+    clock = Clock(started)
+    try:
+        CONTENDERS[contender][1](folder, name, clock)
+    except ImportError as error:
+        return {"missing": str(error)}
+    return {
+        "rounds": clock.rounds,
+        "evaluations": clock.evaluations,
+        "first": clock.first,
+        "accuracy": clock.accuracy,
+        "versions": {package: version(package) for package in ("torch", PEERS.get(contender)) if package},
+    }
+
+
+def run(contender: str, name: str, folder: str, python: str) -> dict[str, Any]:
+    """One contender in a process of its own."""
+    command = [python if contender in PEERS else sys.executable, __file__, "--case", contender, name, folder]
+    quiet = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    found = subprocess.run(
+        [*command, str(time.time())], capture_output=True, text=True, env=os.environ | quiet, check=False
+    )
+    if found.returncode:
+        sys.exit(f"{contender}: {found.stderr}")
+    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return result
+
+
+def write_plan(folder: Path, rounds: int) -> str:
+    """Draw what all contenders have in common; returns what the images are."""
+    from hetfl.draws import Draws
+    from hetfl.federation.sampling import participants
+    from hetfl.methods import create
+    from hetfl.models import build
+
+    data, images = ROOT / "data" / "cifar10", "CIFAR-10"
+    generator = np.random.default_rng(0)
+    if not data.exists():
+        data, images = folder, "Random pixels in CIFAR-10's shape"
+        for split, size in (("train", 50_000), ("test", 10_000)):
+            np.save(folder / f"{split}-images.npy", generator.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8))
+            np.save(folder / f"{split}-labels.npy", generator.integers(0, CLASSES, size))
+    draws = Draws(0)
+    method = create("fedavg", SETTINGS, CLASSES)
+    start = {}
+    for name in NETWORKS:
+        model = build(name, CLASSES, method.model_options())
+        values = method.initial(model, draws, -1)
+        start[name] = [values[key] for key in model.names(method.trains())]
+    cohorts = [participants(CLIENTS, SETTINGS["participation"], draws.at(round)) for round in range(1, rounds + 1)]
+    orders = [
+        torch.stack(
+            [torch.randperm(SAMPLES, generator=draws.at(round).torch("batches", client, 0, 0)) for client in cohort]
+        )
+        for round, cohort in enumerate(cohorts, start=1)
+    ]
+    shares = torch.from_numpy(generator.permutation(CLIENTS * SAMPLES)).view(CLIENTS, SAMPLES)
+    plan = {
+        "data": str(data),
+        "start": start,
+        "clients": shares,
+        "participants": cohorts,
+        "orders": torch.stack(orders),
+    }
+    torch.save(plan, folder / "plan.pt")
+    return images
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="3 rounds, once")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the peers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
+    parser.add_argument(
+        "--case", nargs=4, metavar=("CONTENDER", "NETWORK", "FOLDER", "STARTED"), help=argparse.SUPPRESS
+    )
+    arguments = parser.parse_args()
+    if arguments.case:
+        contender, name, folder, started = arguments.case
+        print(json.dumps(case(contender, name, folder, float(started))))
+        return
+    rounds, repeats = (3, 1) if arguments.quick else (arguments.rounds, arguments.repeats)
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {key: [] for key in CONTENDERS} for name in NETWORKS}
+    with tempfile.TemporaryDirectory() as folder:
+        images = write_plan(Path(folder), rounds)
+        for _ in range(repeats):
+            for name, results in found.items():
+                for contender in results:
+                    results[contender].append(run(contender, name, folder, arguments.python))
+    report(found, rounds, repeats, images)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def later(result: dict[str, Any]) -> float:
+    """Seconds of a round, the first one apart."""
+    return median(result["rounds"][1:])
+
+
+def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repeats: int, images: str) -> None:
+    """Print the tables and the targets, and write them."""
+    from tabulate import tabulate
+
+    from hetfl.federation.record import device_name
+    from hetfl.files import write_text
+
+    tables, checks = [], []
+    for name, results in found.items():
+        there = {key: several for key, several in results.items() if "missing" not in several[0]}
+        plain = there["bare"]
+        figures = {
+            key: {
+                "round": median(map(later, several)),
+                "first": median(one["first"] for one in several),
+                "over": median(1000 * (later(a) - later(b)) / COHORT for a, b in zip(several, plain, strict=True)),
+                "ratio": median(later(a) / later(b) for a, b in zip(several, plain, strict=True)),
+                "evaluation": median(second for one in several for second in one["evaluations"]),
+                "accuracy": several[0]["accuracy"],
+            }
+            for key, several in there.items()
+        }
+        rows = [
+            [CONTENDERS[key][0], *(figures[key].values() if key in figures else ["not installed"])] for key in results
+        ]
+        headers = ["", "s a round", "first round, s", "ms a client over bare", "ratio", "evaluation, s", "accuracy"]
+        table = tabulate(rows, headers, tablefmt="github", floatfmt=("", ".4f", ".2f", ".3f", ".3f", ".3f", ".4f"))
+        tables += [f"## {NETWORKS[name]}", table]
+        checks += targets(name, figures)
+    versions = {
+        package: number
+        for results in found.values()
+        for several in results.values()
+        for package, number in several[0].get("versions", {}).items()
+    }
+    text = "\n\n".join(
+        [
+            "# hetfl, other frameworks and a bare PyTorch loop",
+            f"{device_name(torch.device('cpu'))}, 1 thread each, "
+            + ", ".join(f"{package} {number}" for package, number in versions.items())
+            + f". {images}, 1,000 clients with 50 images each, 50 clients a round, 1 local epoch, batch 10, SGD with "
+            f"rate 0.1, plain average; {rounds} rounds, central evaluation after every 10 and after the last. "
+            f"Medians of {repeats} interleaved runs, each contender in a process of its own; a round is the median "
+            "of all but the first, without evaluation. The first round counts from the start of the process: "
+            "interpreter, imports, data, set-up, hetfl's registration of clients, Ray's start for Flower, and a test "
+            "of the participants on their own data for pfl, which insists on it in its first round. All have the "
+            "same initial weights, participants and batches; FedLab and pfl are given tensors in memory rather than "
+            "a DataLoader.",
+            *tables,
+            "## Targets",
+            tabulate(checks, ["", "target", "seen", ""], tablefmt="github", disable_numparse=True),
+        ]
+    )
+    print(text)
+    write_text(Path(__file__).with_name("peers-cpu.md"), text + "\n")
+
+
+def targets(name: str, figures: dict[str, dict[str, float]]) -> list[list[str]]:
+    """What was aimed at, what came out, and whether that is enough."""
+    title = NETWORKS[name].partition(",")[0]
+    own, others = figures["hetfl"], {key: figures[key] for key in PEERS if key in figures}
+    rows = []
+
+    def check(what: str, target: str, seen: str, met: bool) -> None:
+        rows.append([f"{title}: {what}", target, seen, "met" if met else "missed"])
+
+    if name == "linear":
+        check("over the bare loop", "at most 0.1 ms a client", f"{own['over']:.3f} ms", own["over"] <= 0.1)
+    else:
+        check("to the bare loop", "at most 1.02", f"{own['ratio']:.3f}", own["ratio"] <= 1.02)
+    for key, peer in others.items():
+        ratio = own["round"] / peer["round"]
+        check(f"to {CONTENDERS[key][0].partition(',')[0]}", "below 1", f"{ratio:.3f}", ratio < 1)
+    check("first round", "below 5 s", f"{own['first']:.2f} s", own["first"] < 5)
+    spread = max(abs(one["accuracy"] - figures["bare"]["accuracy"]) for one in figures.values())
+    check("accuracies, furthest from bare", f"at most {AGREE}", f"{spread:.4f}", spread <= AGREE)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Parts of timm imported alone are those that a plain import gives; what is left out comes when it is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+HEAVY = ["torch._dynamo", "timm.models.beit", "torchvision.ops.roi_align"]
+
+SHARED = f"""
+import json, sys
+from hetfl.draws import seeded_library_code
+from hetfl.models.parts import part
+import torch
+
+def made():
+    vit, resnet = part("timm.models.vision_transformer"), part("timm.models.resnet")
+    yield vit.VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=0)
+    yield resnet.ResNet(resnet.BasicBlock, (1, 1, 0, 0), num_classes=0)
+
+with seeded_library_code(0):
+    bodies = [body.eval() for body in made()]
+    images = torch.rand(2, 3, 16, 16)
+    draw = part("timm.layers.weight_init").trunc_normal_(torch.empty(5))
+found = [[list(body.state_dict()), body(images).flatten().tolist()] for body in bodies] + [draw.tolist()]
+loaded = [name for name in {HEAVY} if name in sys.modules]
+"""
+
+REPORT = "print(json.dumps([found, loaded]))"
+
+AFTERWARDS = """
+import timm, timm.layers, torchvision
+from timm.models import VisionTransformer, create_model
+assert type(bodies[0]) is VisionTransformer is timm.models.vision_transformer.VisionTransformer
+assert type(bodies[1]) is type(create_model("resnet18"))
+assert timm.layers.trunc_normal_ is part("timm.layers.weight_init").trunc_normal_
+assert timm.list_models("vit_*", module="vision_transformer") and timm.list_models("beit_*")
+assert timm.__version__ == __import__("importlib.metadata").metadata.version("timm")
+boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2]])
+assert torchvision.ops.nms(boxes, torch.tensor([1.0, 0.5]), 0.5).tolist() == [0]
+assert torchvision.models.GoogLeNet
+"""
+
+STEP = """
+import sys
+from pathlib import Path
+import torch
+from hetfl.draws import Draws
+from hetfl.federation.sequential import make_optimiser
+from hetfl.methods import create
+from hetfl.models import build
+method = create("fedhpl", {"rounds": 1}, 10)
+model = build("digits_vit_base.random", 10, method.model_options(), Path("nowhere"))
+params = model.init(Draws(0), 0)
+phase = method.phases(1)[0]
+leaves = {name: params[name].requires_grad_() for name in model.names(phase.trains)}
+optimiser = make_optimiser(phase, leaves, {})
+optimiser.zero_grad()
+model(params | leaves, torch.rand(2, 3, 32, 32)).logits.square().mean().backward()
+optimiser.step()
+assert "torch._dynamo" not in sys.modules, "torch's compiler is imported before the first step ends"
+"""
+
+
+def run(program: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout or "null")
+
+
+def test_parts_are_what_a_plain_import_gives():
+    alone, few = run(SHARED + AFTERWARDS + REPORT)
+    plain, all_of_them = run("import timm, torchvision" + SHARED + REPORT)
+    assert alone == plain
+    assert (few, all_of_them) == ([], HEAVY)
+
+
+def test_the_first_step_of_a_prompted_transformer_imports_no_compiler():
+    run(STEP)

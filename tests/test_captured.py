@@ -1,0 +1,89 @@
+"""Recorded steps. Without a GPU a trace of the operations stands for the recording: it knows no Python either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from hetfl import captured
+from hetfl.captured import EAGER_CALLS, Captured
+from hetfl.draws import Draws
+from hetfl.federation.batched import Batched
+from hetfl.federation.rounds import play_round, start
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records on the CPU; the replays of each recording."""
+    replays: list[int] = []
+
+    def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
+        place = len(replays)
+        replays.append(0)
+        traced = make_fx(function)()  # which runs it as well
+
+        def replay() -> None:
+            if replays[place]:
+                with torch.no_grad():
+                    traced()
+            replays[place] += 1
+
+        return replay
+
+    monkeypatch.setattr(captured, "recordable", lambda given: True)
+    monkeypatch.setattr(captured, "record", record)
+    return replays
+
+
+def test_every_call_works_once_on_what_it_is_given(recordings):
+    total = torch.zeros(2)
+    add = Captured(lambda given: total.add_(given["x"]))
+    for value in range(6):
+        add({"x": torch.tensor([1.0, value])})
+        assert total.tolist() == [value + 1, value * (value + 1) / 2]
+    assert recordings == [6 - EAGER_CALLS]
+
+
+def test_without_cuda_nothing_is_recorded(monkeypatch):
+    monkeypatch.setattr(captured, "record", None)
+    calls = []
+    count = Captured(lambda given: calls.append(1))
+    for _ in range(5):
+        count({"x": torch.zeros(1)})
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "group", "settings"),
+    [
+        ("fedavg", "homogeneous", {}),
+        ("fedhpl", "two vits", {"local_epochs": 2}),
+        ("fedtgp", "two resnets", {"server_epochs": 5, "server_batch": 2}),  # running statistics, a recorded server
+        ("fedproto", "homogeneous", {"optimiser": "adam", "keep_optimiser": True}),  # a count of steps
+        ("fedgen", "homogeneous", {"batch_size": 4}),  # what is drawn for each batch
+        ("sgpt", "homogeneous", {"local_epochs": 6}),  # several phases, statistics of the training passes
+        ("pfedpg", "homogeneous", {}),
+    ],
+)
+def test_recorded_steps_train_like_called_ones(toy_engine, recordings, monkeypatch, method, group, settings):
+    """Over three rounds, in which the same recordings serve again."""
+
+    def run(recorded: bool) -> tuple:
+        monkeypatch.setattr(captured, "EAGER_CALLS", EAGER_CALLS if recorded else 10**9)
+        reference = toy_engine(method, group, torch.float64, **{"batch_size": 5, **settings})
+        engine = Batched(reference.method, reference.federation)
+        state, _ = start(engine, Draws(0))
+        for number in (1, 2, 3):
+            state, line = play_round(engine, state, Draws(0).at(number))
+        return state.tensors(), line["loss"]
+
+    (expected, losses), (found, again) = run(False), run(True)
+    assert recordings and sum(recordings) > len(recordings)
+    assert losses == pytest.approx(again)
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7, msg=lambda m, name=name: f"{name}: {m}")
