@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -123,14 +124,14 @@ def main() -> None:
     device, rounds = torch.device(arguments.device), 1 if arguments.quick else 2
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["hetfl.federation.engines", "hetfl.report.style", "timm"])
-    points = []
+    load, points = os.getloadavg()[0], []
     with ProcessPoolExecutor(1, processes, max_tasks_per_child=1) as pool:
         for name in arguments.only:
             curve = CURVES[name]
             for value in curve.values[: 2 if arguments.quick else None]:
                 found = pool.submit(measure, curve.work(value), arguments.engine, rounds, device).result()
                 points.append({"curve": name, "value": value, **found})
-    text = report(points, rounds, device)
+    text = report(points, rounds, device, load)
     print(text)
     if arguments.json:
         found = {"device": device_name(device), "versions": versions(), "points": points}
@@ -147,7 +148,7 @@ def place_of(point: dict[str, Any]) -> float:
     return point["parameters"] if point["curve"] == "model" else point["value"]
 
 
-def report(points: list[dict[str, Any]], rounds: int, device: torch.device) -> str:
+def report(points: list[dict[str, Any]], rounds: int, device: torch.device, load: float) -> str:
     """Table and ratios as Markdown."""
     rows, ratios = [], []
     for name, group in groupby(points, lambda point: point["curve"]):
@@ -170,9 +171,10 @@ def report(points: list[dict[str, Any]], rounds: int, device: torch.device) -> s
     return "\n\n".join(
         [
             "# How cost grows",
-            f"{device_name(device)}{threads}, torch {torch.__version__}; engine: {engines}. Every point is a process "
-            f"of its own. Seconds are medians of {rounds} rounds after the first, a test on {TESTS} images included, "
-            "and of what the participants do in them; memory is the most there was on top of the loaded libraries.",
+            f"{device_name(device)}{threads}, torch {torch.__version__}; engine: {engines}; load of the machine "
+            f"before: {load:.1f}. Every point is a process of its own. Seconds are medians of the {rounds} after the "
+            f"first round, with a test on {TESTS} images, and of what the participants do in them; memory is the most "
+            "there was on top of the loaded libraries.",
             tabulate(
                 rows,
                 headers=["", "", "", "round (s)", "participants (s)", "memory (MiB)"],
