@@ -221,9 +221,15 @@ def amounts(method: Method, rounds: Rounds, federation: Federation) -> Amounts:
 
 
 def measure(
-    work: Work, way: tuple[str, str], seconds: float, deadline: float, device: torch.device, all_rounds: bool
+    work: Work,
+    way: tuple[str, str],
+    seconds: float,
+    deadline: float,
+    device: torch.device,
+    all_rounds: bool,
+    share: float = 0.01,
 ) -> Iterator[dict[str, Any]]:
-    """Play rounds of one engine, with a hundredth of the samples first and with more as long as there is time.
+    """Play rounds of one engine, with a share of the samples first and with more as long as there is time.
 
     Args:
         work: what is computed.
@@ -232,6 +238,7 @@ def measure(
         deadline: seconds since the epoch; there are no rounds after it.
         device: where.
         all_rounds: whether a whole run is wanted in the end.
+        share: to begin with.
 
     Yields:
         Figures of a round with all samples, each time from more of them.
@@ -243,7 +250,7 @@ def measure(
     reset_peak_memory(device)
     method = work.create()
     federation = work.federation(method, device, precision)
-    share, end = 0.01, min(time.time() + seconds, deadline)
+    end = min(time.time() + seconds, deadline)
     while share <= 1:
         started = now(device)
         settings = dict(work.settings)
@@ -442,7 +449,8 @@ def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> 
         try:
             # The loop that is compared with launches every kernel, the server's as well.
             with patch("hetfl.captured.EAGER_CALLS", math.inf) if way[0] == "sequential" else nullcontext():
-                for row in measure(case.small if small else case.work, way, seconds, deadline, device, all_rounds):
+                work, share = (case.small, 1.0) if small else (case.work, 0.01)
+                for row in measure(work, way, seconds, deadline, device, all_rounds, share):
                     yield label | row
         except Exception as error:  # the other ways go on
             yield label | {"error": one_line(error)}

@@ -173,8 +173,8 @@ def report(points: list[dict[str, Any]], rounds: int, device: torch.device, load
             "# How cost grows",
             f"{device_name(device)}{threads}, torch {torch.__version__}; engine: {engines}; load of the machine "
             f"before: {load:.1f}. Every point is a process of its own. Seconds are medians of the {rounds} after the "
-            f"first round, with a test on {TESTS} images, and of what the participants do in them; memory is the most "
-            "there was on top of the loaded libraries.",
+            f"first round, with a test on {TESTS} images, and of what the participants do in them; memory is the "
+            "most there was on top of the loaded libraries.",
             tabulate(
                 rows,
                 headers=["", "", "", "round (s)", "participants (s)", "memory (MiB)"],
