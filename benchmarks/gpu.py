@@ -1,0 +1,601 @@
+"""The papers' work on a GPU: rounds of the batched engine against an eager loop, and how far both are from the floor.
+
+    python benchmarks/gpu.py [--quick] [--json FILE]
+
+takes less than nine minutes on an H200 and writes gpu-<device>.md beside itself. Weights are random and images are
+random bytes of the data sets' sizes: speed depends on neither. Every case is a process of its own with a limit of
+time, so that one that fails is a row with its error. An engine gets more and more of the samples until it has all of
+them or no time is left; seconds of a part are then scaled up and marked.
+
+With --quick, or where there is no GPU, much smaller work runs in place of the papers', which shows that the script
+works and nothing else. The floors are of the papers' work in any case, counted from shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from textwrap import shorten
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from floors import floor, server_steps, used
+from tabulate import tabulate
+from work import Rounds, Work, now, thinned
+
+from hetfl.data.inputs import InputSettings
+from hetfl.data.partitions import Iid, Pathological, Practical
+from hetfl.draws import Draws
+from hetfl.federation.engines import make_engine
+from hetfl.federation.federation import Federation
+from hetfl.federation.plan import cells, load_params
+from hetfl.federation.record import device_name, peak_memory, reset_peak_memory, versions
+from hetfl.federation.rounds import one_for_all
+from hetfl.files import write_text
+from hetfl.methods import Method
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 510
+"""For everything; with what the last case may take longer it is less than nine minutes."""
+GRACE = 20
+"""Seconds that a case may take longer than it was told before it is ended."""
+REFERENCE = 15
+"""Seconds for each way that others are compared with."""
+SMALL = 4
+"""Seconds for any way of small work."""
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["hetfl.federation.engines", "hetfl.federation.plan", "timm"])
+H200 = {"bf16": 989e12, "float32": 494e12, "bytes": 4.8e12}
+"""NVIDIA's data sheet, dense: where no GPU is there to be measured. float32 runs as TF32 in convolutions."""
+
+EAGER, EAGER_BF16 = ("sequential", "float32"), ("sequential", "bfloat16")
+BATCHED, BATCHED_BF16 = ("batched", "float32"), ("batched", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure is to be on an H200: at least or at most so much."""
+
+    figure: str
+    least: float | None = None
+    most: float | None = None
+
+    def judge(self, row: Mapping[str, Any]) -> str:
+        """Whether a row meets it, and by which factor."""
+        value = row.get(self.figure)
+        if value is None:
+            return f"{self.figure}: not measured"
+        if self.least is not None:
+            wanted, factor = f"at least {self.least:g}", value / self.least
+        else:
+            wanted, factor = f"at most {self.most:g}", (self.most or 0) / value
+        how = "" if row["share"] == 1 else f", from {row['share']:.0%} of the samples"
+        if self.figure == "cell" and not row["all rounds"]:
+            how += f", projected from {row['rounds']} rounds"
+        return f"{self.figure} {value:.3g}{how}; {wanted}: {'met' if factor >= 1 else 'missed'} ({factor:.3g} of it)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table.
+
+    Attributes:
+        work: the papers'.
+        small: the same kind of work for a CPU.
+        ways: engine and precision; the first is what the others are compared with, the last is the one with targets.
+        seconds: for its process; more is only given to the last case.
+    """
+
+    title: str
+    work: Work
+    small: Work
+    ways: tuple[tuple[str, str], ...]
+    seconds: float
+    targets: tuple[Target, ...] = ()
+
+
+def paper(experiment: str, row: str, split: str, scheme: type, classes: int) -> Work:
+    """The work of a cell in params.yaml; of its backbones the weights are random."""
+    params = load_params(ROOT / "params.yaml")
+    cell = next(cell for cell in cells(params, experiment) if (cell.row, cell.split) == (row, split))
+    models = [name.partition(".")[0] + (".random" if name.startswith("vit_") else "") for name in cell.models]
+    return Work(
+        cell.method, cell.settings, tuple(models), scheme(**cell.partition), classes=classes, input=cell.input
+    )
+
+
+def cases() -> dict[str, Case]:
+    """All of them by name, in the order in which they run; the last one has what time is left."""
+    few, plain = (200, 50), InputSettings()
+    fedhpl, mixed = (
+        paper(f"fedhpl-{kind}-cifar10", "fedhpl", "iid", Iid, 10) for kind in ("homogeneous", "heterogeneous")
+    )
+    fedproto, fedtgp = (
+        paper("fedtgp-htfe8-cifar100", row, "practical", Practical, 100) for row in ("fedproto", "fedtgp")
+    )
+    fgpt = paper("fgpt-cifar100-s10", "fgpt", "s10", Pathological, 100)
+    sgd = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 10}
+    fedavg = Work("fedavg", sgd | {"lr": 0.01}, ("cnn",), Iid(clients=100))
+    cohort = Work("fedavg", sgd | {"participation": 0.05}, ("pfl_cnn",), Iid(clients=1000))
+    tiny = {"models": ("digits_vit_base.random",), "samples": few}
+    tiny_tgp = {"models": ("cnn", "resnet4"), "samples": few, "classes": 10, "partition": Practical(clients=4)}
+    tiny_fgpt = {"models": ("mini_vit.random",), "samples": few, "classes": 10, "input": plain}
+    alternating = ("digits_vit_small.random", "digits_vit_base.random", "digits_vit_large.random")
+    return {
+        "fedproto": Case(
+            "FedProto, HtFE_8, 20 clients",
+            fedproto,
+            replace(fedproto, **tiny_tgp),
+            (EAGER, BATCHED),
+            60,
+            (Target("round", most=2.5), Target("times faster", least=8)),
+        ),
+        "fedtgp": Case(
+            "FedTGP, HtFE_8, 20 clients",
+            fedtgp,
+            replace(fedtgp, **tiny_tgp, settings=fedtgp.settings | {"server_epochs": 10}),
+            (EAGER, BATCHED),
+            75,
+            (Target("round", most=3.5), Target("server", most=1), Target("times faster", least=8)),
+        ),
+        "fedavg": Case(
+            "FedAvg, 4-layer CNN, 100 clients",
+            fedavg,
+            replace(fedavg, samples=few, partition=Iid(clients=10)),
+            (EAGER, BATCHED),
+            40,
+            (Target("times faster", least=20),),
+        ),
+        "cohort": Case(
+            "FedAvg, CNN of 1.63 M, 50 of 1,000 clients",
+            cohort,
+            replace(cohort, samples=few, partition=Iid(clients=40)),
+            (EAGER, BATCHED),
+            40,
+        ),
+        "fgpt": Case(
+            "FGPT, ViT-B/16, 5 of 100 clients",
+            fgpt,
+            replace(fgpt, **tiny_fgpt, partition=Pathological(clients=20, classes_per_client=2)),
+            (EAGER, BATCHED_BF16),
+            60,
+        ),
+        "mixed": Case(
+            "FedHPL, ViT-S/B/L/B/S, 5 clients",
+            mixed,
+            replace(mixed, models=(*alternating, *alternating[1::-1]), samples=few),
+            (EAGER_BF16, BATCHED_BF16),
+            70,
+        ),
+        "fedhpl": Case(
+            "FedHPL, ViT-B/16, 5 clients",
+            fedhpl,
+            replace(fedhpl, **tiny, settings=fedhpl.settings | {"rounds": 3}),
+            (EAGER, EAGER_BF16, BATCHED_BF16),
+            SECONDS,
+            (Target("share of peak", least=0.45), Target("cell", most=120)),
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What a round of some clients is made of.
+
+    Attributes:
+        train: samples trained on, over all epochs.
+        passed: samples that participants have.
+        evaluate: test samples looked at.
+        server: steps of the server's own training; 1 where it has none.
+    """
+
+    train: int
+    passed: int
+    evaluate: int
+    server: int
+
+
+def amounts(method: Method, rounds: Rounds, federation: Federation) -> Amounts:
+    """Those of the last round that was played, if these were the clients."""
+    settings, data = method.settings, federation.data
+    chosen = [data[client] for client in rounds.line["participants"]]
+    tests = {id(one.test): one.test for one in data}
+    together = one_for_all(rounds.engine, rounds.state)
+    return Amounts(
+        settings.local_epochs * sum(used(len(one.train), settings) for one in chosen),
+        sum(len(one.train) for one in chosen),
+        len(torch.cat([*tests.values()]).unique()) if together else sum(len(one.test) for one in data),
+        server_steps(settings, [len(one.train_images.labels[one.train].unique()) for one in chosen]),
+    )
+
+
+def measure(
+    work: Work,
+    way: tuple[str, str],
+    seconds: float,
+    deadline: float,
+    device: torch.device,
+    all_rounds: bool,
+    share: float = 0.01,
+) -> Iterator[dict[str, Any]]:
+    """Play rounds of one engine, with a share of the samples first and with more as long as there is time.
+
+    Args:
+        work: what is computed.
+        way: the engine's name and the precision of frozen blocks.
+        seconds: for the rounds; the last one may take more.
+        deadline: seconds since the epoch; there are no rounds after it.
+        device: where.
+        all_rounds: whether a whole run is wanted in the end.
+        share: to begin with.
+
+    Yields:
+        Figures of a round with all samples, each time from more of them.
+    """
+    engine_name, precision = way
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    reset_peak_memory(device)
+    method = work.create()
+    federation = work.federation(method, device, precision)
+    end = min(time.time() + seconds, deadline)
+    while share <= 1:
+        started = now(device)
+        settings = dict(work.settings)
+        if "server_epochs" in settings:
+            settings["server_epochs"] = max(1, round(share * settings["server_epochs"]))
+        reduced = replace(work, settings=settings).create()
+        part = thinned(federation, share, reduced.settings.batch_size)
+        rounds = Rounds(make_engine(reduced, part, engine_name), Draws(0))
+        first = rounds.play()["round"]  # captures graphs, fills caches
+        played = [rounds.play()]
+        yield {"share": share, **figures(rounds, first, played, method, federation)}
+        level, pair = now(device) - started, 2 * played[0]["round"]
+        if share == 1:
+            while len(played) < (method.settings.rounds - 1 if all_rounds else 3):
+                if time.time() + played[-1]["round"] > end:
+                    break
+                played.append(rounds.play())
+            yield {"share": share, **figures(rounds, first, played, method, federation)}
+            return
+        # What does not grow with the samples: capturing graphs, making parameters.
+        fixed = level - pair
+        growth = min(10.0, (0.9 * (end - time.time()) - fixed) / pair)
+        if growth < 2:
+            return
+        share = min(1.0, growth * share)
+
+
+def figures(
+    rounds: Rounds, first: float, played: Sequence[dict[str, float]], method: Method, federation: Federation
+) -> dict[str, Any]:
+    """What a round takes with all samples of a federation, from rounds with a part of them."""
+    engine, device = rounds.engine, rounds.device
+    spent = {name: median(one[name] for one in played) for name in played[0]}
+    sweeps = method.sweep(1) in ("own", "before", "stored")
+    spent["pass"] = min(rounds.passes(), spent["clients"]) if sweeps else 0.0
+    spent["train"] = spent["clients"] - spent["pass"]
+    whole, had = amounts(method, rounds, federation), amounts(engine.method, rounds, engine.federation)
+    kinds = {"train": "train", "pass": "passed", "server": "server", "evaluate": "evaluate"}
+    scaled = {name: spent[name] * getattr(whole, kind) / getattr(had, kind) for name, kind in kinds.items()}
+    total = sum(scaled.values())
+    passed = whole.evaluate + (whole.passed if sweeps else 0)
+    left = method.settings.rounds - 1 - len(played)
+    growth = total / spent["round"]
+    return {
+        **scaled,
+        "round": total,
+        "first": first,
+        "train rate": whole.train / scaled["train"],
+        "pass rate": passed / (scaled["pass"] + scaled["evaluate"]),
+        "cell": growth * (rounds.opening + first + sum(one["round"] for one in played)) + left * total,
+        "rounds": 1 + len(played),
+        "all rounds": left == 0 and engine.federation is federation,
+        "memory": peak_memory(device),
+        "predicted memory": getattr(engine, "predicted_memory", None),
+    }
+
+
+def typical(function: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """Seconds of one call among many: the median of five timings, after one that is not counted."""
+    timings = []
+    for _ in range(6):
+        began = now(device)
+        for _ in range(repeats):
+            function()
+        timings.append((now(device) - began) / repeats)
+    return median(timings[1:])
+
+
+def ceilings(device: torch.device) -> dict[str, float]:
+    """What the machine can do at most: matrix products, copies (read and written), seconds of a tiny launch."""
+    cuda = device.type == "cuda"
+    side, room = (8192, 2**30) if cuda else (512, 2**24)
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
+    found = {}
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
+    for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
+        x, y = a.to(dtype), b.to(dtype)
+        found[name] = 2 * side**3 / typical(lambda x=x, y=y: x @ y, device, 20)  # type: ignore[misc]
+    source = torch.empty(room, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    found["bytes"] = 2 * room / typical(lambda: target.copy_(source), device, 20)
+    tiny = torch.zeros(1, device=device)
+    found["eager launch"] = typical(lambda: tiny.add_(1), device, 1000)
+    if cuda:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(1000):
+                tiny.add_(1)
+        found["launch"] = typical(graph.replay, device, 1) / 1000
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small work in place of the papers'; writes no Markdown")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="some of the cases; writes no Markdown")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    small = arguments.quick or device.type != "cuda"
+    everything = cases()
+    chosen = {name: everything[name] for name in arguments.only or everything}
+    began = time.monotonic()
+    found = gathered(run_all(chosen, device, small), device)
+    text = report(found, chosen, small, time.monotonic() - began)
+    print(text)
+    if arguments.json:
+        write_text(arguments.json, json.dumps(found, indent=1) + "\n")
+    if not arguments.quick and not arguments.only:
+        place = "cpu" if device.type == "cpu" else "-".join(torch.cuda.get_device_name(device).lower().split())
+        write_text(Path(__file__).with_name(f"gpu-{place}.md"), text + "\n")
+
+
+class Part:
+    """Some of the work in a process of its own.
+
+    Args:
+        name: of the case, or what else it is.
+        deadline: seconds since the epoch.
+        function: gives what it finds one by one.
+        given: its arguments.
+    """
+
+    def __init__(self, name: str, deadline: float, function: Callable[..., Iterator[dict]], *given: Any) -> None:
+        self.name, self.deadline = name, deadline
+        self._folder = tempfile.TemporaryDirectory()
+        self._out = Path(self._folder.name) / "lines"
+        self._process = PROCESSES.Process(target=write_lines, args=(self._out, function, *given))
+        self._process.start()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it found, in the end what ended it too early."""
+        self._process.join(max(self.deadline - time.time(), 0) + GRACE)
+        error = None
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+            error = "ended, it took too long"
+        elif self._process.exitcode:
+            error = f"ended with {self._process.exitcode}"
+        written = self._out.read_text().splitlines() if self._out.exists() else []
+        lines = [{"part": self.name, **json.loads(line)} for line in written if line.endswith("}")]
+        self._folder.cleanup()
+        return [*lines, {"part": self.name, "error": error}] if error else lines
+
+
+def write_lines(out: Path, function: Callable[..., Iterator[dict]], *given: Any) -> None:
+    """Write what a function finds as lines of JSON, each as soon as it is there."""
+    with out.open("w") as file:
+        try:
+            for line in function(*given):
+                print(json.dumps(line), file=file, flush=True)
+        except Exception as error:
+            print(json.dumps({"error": one_line(error)}), file=file)
+
+
+def run_all(chosen: Mapping[str, Case], device: torch.device, small: bool) -> list[dict[str, Any]]:
+    """The findings of all parts; the floors, which need no device, are counted beside the others."""
+    end = time.time() + SECONDS
+    floors = Part("floors", end, run_floors, chosen, small)
+    lines = Part("machine", time.time() + 60, run_ceilings, device).lines()
+    for name, case in chosen.items():
+        deadline = min(time.time() + case.seconds, end)
+        lines += Part(name, deadline, run_case, case, deadline, device, small).lines()
+    return lines + floors.lines()
+
+
+def run_ceilings(device: torch.device) -> Iterator[dict[str, Any]]:
+    """What the machine can do."""
+    yield {"machine": ceilings(device)}
+
+
+def run_floors(chosen: Mapping[str, Case], small: bool) -> Iterator[dict[str, Any]]:
+    """The floors of all cases, and of their small work if that is what runs."""
+    torch.set_num_threads(1)
+    for name, case in chosen.items():
+        precision = case.ways[-1][1]
+        try:
+            # The share of the peak is made from the operations of what is measured.
+            ran = {"ran": floor(case.small, precision)} if small else {}
+            yield {"part": name, "floor": floor(case.work, precision), **ran}
+        except Exception as error:  # the other floors stand
+            yield {"error": f"{name}: {one_line(error)}"}
+
+
+def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
+    """Measure the ways of a case, one after another."""
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    for way in case.ways:
+        last = way == case.ways[-1]
+        seconds = SMALL if small else deadline - time.time() if last else REFERENCE
+        all_rounds = last and any(target.figure == "cell" for target in case.targets)
+        label = {"engine": way[0], "precision": way[1]}
+        try:
+            # The loop that is compared with launches every kernel, the server's as well.
+            with patch("hetfl.captured.EAGER_CALLS", math.inf) if way[0] == "sequential" else nullcontext():
+                work, share = (case.small, 1.0) if small else (case.work, 0.01)
+                for row in measure(work, way, seconds, deadline, device, all_rounds, share):
+                    yield label | row
+        except Exception as error:  # the other ways go on
+            yield label | {"error": one_line(error)}
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, for a cell of a table."""
+    return shorten(f"{type(error).__name__}: {error}".partition("\n")[0], 120)
+
+
+def gathered(lines: Sequence[dict[str, Any]], device: torch.device) -> dict[str, Any]:
+    """One dictionary of all findings: of every way its last figures, and what follows from several of them."""
+    machine: dict[str, float] = {}
+    floors: dict[str, Any] = {}
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        if "machine" in line:
+            machine = line["machine"]
+        elif "floor" in line:
+            floors[line["part"]] = line
+        else:
+            rows.setdefault((line["part"], line.get("engine"), line.get("precision")), {}).update(line)
+    references: dict[str, float] = {}
+    for row in rows.values():
+        if "round" not in row:
+            continue
+        row["times faster"] = references.setdefault(row["part"], row["round"]) / row["round"]
+        if machine and (line := floors.get(row["part"])):
+            counted = line.get("ran", line["floor"])
+            row["share of peak"] = row["train rate"] * counted["train"] / counted["trained"] / machine["bf16"]
+    return {
+        "device": device_name(device),
+        "versions": versions(),
+        "machine": machine,
+        "floors": {name: line["floor"] for name, line in floors.items()},
+        "rows": list(rows.values()),
+    }
+
+
+FIGURES = {
+    "round": ("round (s)", 1),
+    "train": ("training", 1),
+    "pass": ("upload pass", 1),
+    "server": ("server", 1),
+    "evaluate": ("test", 1),
+    "train rate": ("trained images/s", 1),
+    "pass rate": ("passed images/s", 1),
+    "share of peak": ("of bf16 peak", 1),
+    "memory": ("memory (MiB)", 2**20),
+    "predicted memory": ("predicted", 2**20),
+    "times faster": ("times faster", 1),
+    "first": ("first round (s)", 1),
+    "share": ("of samples", 1),
+    "error": ("", 1),
+}
+FLOORS = {
+    "trained": ("trained images", 1),
+    "steps": ("steps", 1),
+    "train": ("training (TFLOP)", 1e12),
+    "pass": ("upload pass", 1e12),
+    "evaluate": ("test", 1e12),
+    "server": ("server", 1e12),
+    "bytes": ("GB moved", 1e9),
+    "operations": ("operations a step", 1),
+    "launches": ("launches", 1),
+    "matrix": ("matrix (s)", 1),
+    "memory": ("memory (s)", 1),
+    "launching": ("launches (s)", 1),
+    "run": ("all rounds (PFLOP)", 1e15),
+}
+"""Columns: heading and unit."""
+
+
+def report(found: dict[str, Any], chosen: Mapping[str, Case], small: bool, seconds: float) -> str:
+    """Everything as Markdown."""
+    said, machine = found["versions"], found["machine"]
+    cuda = found["device"].startswith("cuda")
+    about = f"{found['device']}, torch {said['torch']}, timm {said['timm']}; {seconds:.0f} s in all."
+    if not cuda:
+        about += " **No GPU was there: GPU figures are missing**, and no target can be judged."
+    if small:
+        about += " The rows are of small work of the same kind, not of the papers'; they show that the script works."
+    rows, targets = [], []
+    for row in found["rows"]:
+        case = chosen.get(row["part"])
+        rows.append(
+            [case.title if case else row["part"], row.get("engine"), row.get("precision"), *shown(row, FIGURES)]
+        )
+        if case and not small and "round" in row and (row["engine"], row["precision"]) == case.ways[-1]:
+            targets += [f"- {case.title}: {target.judge(row)}" for target in case.targets]
+    rates = {**H200, **machine} if cuda else H200
+    floors = []
+    for name, counted in found["floors"].items():
+        case = chosen[name]
+        work = sum(counted[part] for part in ("train", "pass", "evaluate", "server"))
+        counted = counted | {
+            "matrix": work / rates["bf16" if case.ways[-1][1] == "bfloat16" else "float32"],
+            "memory": counted["bytes"] / rates["bytes"],
+            "launching": counted["launches"] * rates["launch"] if "launch" in rates else None,
+            "run": work * case.work.create().settings.rounds,
+        }
+        floors.append([case.title, *shown(counted, FLOORS)])
+    parts = [
+        "# The papers' work on a GPU",
+        about,
+        table(rows, ["", "engine", "precision", *(heading for heading, _ in FIGURES.values())]),
+        "A round and its parts are medians of the rounds after the first one. Where not all samples were used, they "
+        "are those of a whole round in proportion. The upload pass is what participants do after training; passed "
+        "images are those of this pass and of the test. An engine is so many times faster than the case's first row.",
+        *(["On an H200 the last row of each case is to reach:", "\n".join(targets)] if targets else []),
+        "## What a round of the papers' work cannot do without",
+        table(floors, ["", *(heading for heading, _ in FLOORS.values())]),
+        "Counted from shapes; a multiplication and an addition are two operations. Operations a step are those that "
+        "make a tensor, forward and backward without the optimiser, in one step of each architecture; launches are "
+        "as many in a round if clients of one architecture take their steps together, fewer where kernels are fused. "
+        "Bytes are those of activations that the backward pass needs, without attention scores, of parameters and "
+        f"of gradients. Seconds are these over {'the rates below' if cuda else 'an H200s rates by its data sheet'}.",
+    ]
+    if machine:
+        launches = f"a launch {1e6 * machine['eager launch']:.1f} µs"
+        if "launch" in machine:
+            launches += f", {1e6 * machine['launch']:.2f} µs in a graph"
+        parts.append(
+            f"Measured here: products of large matrices {machine['bf16'] / 1e12:.4g} TFLOP/s in bf16 and "
+            f"{machine['float32'] / 1e12:.4g} TFLOP/s in float32 (TF32 where there is such), copies "
+            f"{machine['bytes'] / 1e9:.4g} GB/s, {launches}."
+        )
+    return "\n\n".join(parts)
+
+
+def shown(figures: Mapping[str, Any], columns: Mapping[str, tuple[str, float]]) -> list[str]:
+    """The cells of some columns, numbers with three digits; empty where there is nothing."""
+
+    def text(value: Any, unit: float) -> str:
+        if not isinstance(value, int | float):
+            return value or ""
+        return f"{value / unit:,.0f}" if abs(value / unit) >= 100 else f"{value / unit:.3g}"
+
+    return [text(figures.get(name), unit) for name, (_, unit) in columns.items()]
+
+
+def table(rows: list[list[Any]], headers: list[str]) -> str:
+    """Markdown."""
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Work for the benchmarks: federations over random images, and rounds timed part by part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetfl.data.batches import DeviceImages
+from hetfl.data.inputs import InputSettings
+from hetfl.data.partitions import Scheme, make_partition
+from hetfl.data.store import Dataset, Split
+from hetfl.draws import Draws
+from hetfl.federation.federation import Federation, Precision, build_federation
+from hetfl.federation.rounds import play_round, start
+from hetfl.federation.sequential import Sequential
+from hetfl.methods import Method, create
+from hetfl.models import Model
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a federation computes.
+
+    Attributes:
+        method, settings: as :func:`hetfl.methods.create` takes them.
+        models: dealt to the clients in turn.
+        partition: the scheme.
+        classes: of the data set.
+        samples: of its training and of its test split.
+        input: what is done to images.
+        shape: of an image.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    models: tuple[str, ...]
+    partition: Scheme
+    classes: int = 10
+    samples: tuple[int, int] = (50_000, 10_000)
+    input: InputSettings = field(default_factory=InputSettings)
+    shape: tuple[int, int, int] = (32, 32, 3)
+
+    def create(self) -> Method:
+        """The method."""
+        return create(self.method, self.settings, self.classes)
+
+    def dataset(self) -> Dataset:
+        """Random bytes as images; all classes have as many of them."""
+        drawn = Draws(0).numpy("benchmark")
+
+        def split(samples: int) -> Split:
+            images = drawn.integers(0, 256, (samples, *self.shape), dtype=np.uint8)
+            return Split(images, np.arange(samples) % self.classes)
+
+        splits = dict(zip(("train", "test"), map(split, self.samples), strict=True))
+        return Dataset("random", "random bytes", tuple(map(str, range(self.classes))), splits, "random")
+
+    def federation(self, method: Method, device: torch.device, precision: Precision = "float32") -> Federation:
+        """The clients. The features that some methods sort samples by, which no round computes, are random too."""
+        dataset = self.dataset()
+        parts = make_partition(self.partition, dataset, Draws(0))
+        where = Path("weights")  # all weights are random or start from scratch
+        with patch("hetfl.federation.federation.queries_of", random_queries):
+            return build_federation(
+                method, self.models, dataset, parts, where, device, inputs=self.input, precision=precision
+            )
+
+
+def random_queries(images: DeviceImages, encoder: Model, *_: Any) -> Tensor:
+    """In place of an encoder's features of all images."""
+    drawn = torch.randn(len(images), encoder.width, generator=Draws(0).torch("benchmark"))
+    return drawn.to(images.device, images.dtype)
+
+
+def thinned(federation: Federation, share: float, least: int) -> Federation:
+    """The same clients with the first part of their samples: a share of them, but ``least`` if there are as many."""
+    if share >= 1:
+        return federation
+
+    def part(index: Tensor) -> Tensor:
+        return index[: max(int(share * len(index)), least)]
+
+    # Clients that share one tensor of test samples go on sharing it.
+    parts = {id(index): part(index) for data in federation.data for index in (data.train, data.test)}
+    data = [replace(data, train=parts[id(data.train)], test=parts[id(data.test)]) for data in federation.data]
+    return replace(federation, data=tuple(data))
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class Rounds:
+    """Plays an engine's rounds one by one and times them.
+
+    Attributes:
+        opening: seconds of what comes before the first round.
+    """
+
+    def __init__(self, engine: Sequential, draws: Draws) -> None:
+        self.engine, self.draws = engine, draws
+        self.device = engine.federation.device
+        self._spent: dict[str, float] = {}
+        began = now(self.device)
+        self.state, _ = start(engine, draws)
+        self.opening = now(self.device) - began
+        self._train = engine.train
+        engine.train = self._timed("clients", self._remembered)  # type: ignore[method-assign]
+        engine.method.aggregate = self._timed("server", engine.method.aggregate)  # type: ignore[method-assign]
+
+    def play(self) -> dict[str, float]:
+        """The next round: seconds of its ``clients``, its ``server``, of ``evaluate``, and of all (``round``)."""
+        began = now(self.device)
+        self.state, self.line = play_round(self.engine, self.state, self.draws.at(self.state.round + 1))
+        seconds = now(self.device) - began
+        return {**self._spent, "evaluate": seconds - sum(self._spent.values()), "round": seconds}
+
+    def passes(self) -> float:
+        """Seconds of what the last round's participants do besides training."""
+        with patch.object(self.engine.method, "phases", return_value=[]):
+            began = now(self.device)
+            list(self._train(*self._given))
+            return now(self.device) - began
+
+    def _remembered(self, *given: Any) -> Iterator[Any]:
+        self._given = given
+        # The updates are gone through here, since whoever asks for them stops no clock.
+        return iter(list(self._train(*given)))
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            began = now(self.device)
+            result = function(*given)
+            self._spent[part] = now(self.device) - began
+            return result
+
+        return call
