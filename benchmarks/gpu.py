@@ -380,10 +380,16 @@ class Part:
         self._folder = tempfile.TemporaryDirectory()
         self._out = Path(self._folder.name) / "lines"
         self._process = PROCESSES.Process(target=write_lines, args=(self._out, function, *given))
-        self._process.start()
+        self._refused: str | None = None
+        try:
+            self._process.start()
+        except (OSError, EOFError) as error:  # the others go on
+            self._refused = one_line(error)
 
     def lines(self) -> list[dict[str, Any]]:
         """What it found, in the end what ended it too early."""
+        if self._refused:
+            return [{"part": self.name, "error": self._refused}]
         self._process.join(max(self.deadline - time.time(), 0) + GRACE)
         error = None
         if self._process.is_alive():
