@@ -178,6 +178,7 @@ def test_a_point_of_the_scaling_curves(script, tmp_path):
         for place, value in enumerate(curve.values)
     ]
     assert scaling.slope([one for one in points if one["curve"] == "model"]) == pytest.approx(0.5)
-    assert "Clients per round (ViT, prompts trained), times 64: seconds times 8" in scaling.report(points, 1, CPU, 0.5)
+    told = scaling.report(points, 1, CPU, 0.5)
+    assert "Clients per round (ViT, prompts trained), times 64: seconds times 8" in told
     scaling.draw(points, tmp_path / "plot.svg")
     assert "Clients per round" in (tmp_path / "plot.svg").read_text()

@@ -81,15 +81,16 @@ class FGPT(PTFedAvg):
     def keys(self, params: Tensors, like: Tensor) -> Tensor:
         """b_g [G, d], as wide as the queries ``like`` [B, d]; drawn once, the same everywhere."""
         width = like.shape[1]
-        if width not in self._made:
+        place = width, like.device, like.dtype
+        if place not in self._made:
             s = self.settings
             generator = Draws(s.key_seed).torch("keys")
             drawn = torch.randn(s.groups, width, generator=generator, dtype=torch.float64)
-            self._made[width] = orthogonal(drawn) if s.keys == "orthogonal" else drawn
-        return self._made[width].to(like)
+            self._made[place] = (orthogonal(drawn) if s.keys == "orthogonal" else drawn).to(like.device, like.dtype)
+        return self._made[place]
 
     @cached_property
-    def _made(self) -> dict[int, Tensor]:
+    def _made(self) -> dict[tuple[int, torch.device, torch.dtype], Tensor]:
         return {}
 
     def sweep(self, round: int) -> Sweep:
