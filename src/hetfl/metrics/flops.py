@@ -50,11 +50,11 @@ def step_flops(method: Method, model: Model, params: Tensors, batch: Batch, rece
     leaves = {name: params[name].detach().clone().requires_grad_() for name in model.names(phase.trains)}
     size = len(batch.labels)
     training = model.train(model.masks(batch.seed, size))
-    drawn = replace(batch, drawn=method.drawn(received, size, batch.seed))
     losses: list[torch.Tensor] = []
 
     def forward() -> None:
-        losses.append(method.objective(training, {**params, **leaves}, drawn, received, phase))
+        given = replace(batch, drawn=method.drawn(received, size, batch.seed))
+        losses.append(method.objective(training, {**params, **leaves}, given, received, phase))
 
     return StepFlops(flops(forward), flops(lambda: losses[0].backward()))
 
