@@ -73,4 +73,6 @@ def test_gradients_may_lie_in_memory_as_they_like():
         leaf.grad = given
         SGD([leaf], 0.1, 0.9).step()
         ends.append(leaf.detach())
-    assert torch.equal(*ends) and torch.equal(ends[0], 1 - 0.1 * gradient)
+    assert torch.equal(*ends)
+    # Processors differ in whether they round between the product and the sum.
+    torch.testing.assert_close(ends[0], 1 - 0.1 * gradient)

@@ -10,12 +10,13 @@ import torch
 from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
 from hetfl.federation import batched
-from hetfl.federation.batched import Batched
+from hetfl.federation.batched import Batched, Program
 from hetfl.federation.engines import make_engine
 from hetfl.federation.memory import SHARE, client_bytes, saved_bytes
-from hetfl.federation.rounds import play_round, start
+from hetfl.federation.record import Record
+from hetfl.federation.rounds import play_round, run_rounds, start
 from hetfl.federation.sequential import Sequential, Stay, Visit
-from hetfl.federation.state import ClientState
+from hetfl.federation.state import ClientState, ResumePoints
 from hetfl.methods import METHODS, create
 from hetfl.methods.fedkd import restore
 
@@ -128,7 +129,7 @@ def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_en
         sizes.append(len(stays))
         if len(stays) > limit:
             raise torch.OutOfMemoryError
-        together(self, stays, *more)
+        yield from together(self, stays, *more)
 
     monkeypatch.setattr(Batched, "_train_together", limited)
     ends = []
@@ -166,6 +167,44 @@ def test_one_client_that_does_not_fit_is_an_error(toy_engine, monkeypatch):
     state, _ = start(engine, Draws(0))
     with pytest.raises(torch.OutOfMemoryError, match="1 GiB"):
         play_round(engine, state, Draws(0).at(1))
+
+
+def test_architectures_take_turns(toy_engine, monkeypatch):
+    """So that no architecture's steps keep another's out of the device's queues."""
+    reference = toy_engine("fedhpl", "two vits")
+    engine = Batched(reference.method, reference.federation)
+    steps: list[str] = []
+    real = Program.step
+    monkeypatch.setattr(Program, "step", lambda self, *given: (steps.append(self.model.name), real(self, *given)))
+    state, _ = start(engine, Draws(0))
+    play_round(engine, state, Draws(0).at(1))
+    # Clients with 15, 19 and 26 samples in batches of 8; two of them have the small network.
+    small, base = reference.federation.clients[0].model.name, reference.federation.clients[1].model.name
+    taken = [(steps[: 2 * turn].count(small), steps[: 2 * turn].count(base)) for turn in range(1, 4)]
+    assert taken == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monkeypatch):
+    """Also where what was recorded on CUDA, and optimisers, live from round to round."""
+
+    def play(name: str) -> bytes:
+        reference = toy_engine("fedproto", "two resnets", optimiser="adam", keep_optimiser=True)
+        record, resume = Record(tmp_path / name), ResumePoints(tmp_path / f"{name}-resume")
+        run_rounds(Batched(reference.method, reference.federation), Draws(0), record, resume, {"fingerprint": "f"})
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    whole, save = play("whole"), ResumePoints.save
+
+    def killed(self, state):
+        save(self, state)
+        if state.round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumePoints, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play("killed")
+    assert play("killed") == whole
 
 
 def arrived(engine: Sequential) -> Stay:

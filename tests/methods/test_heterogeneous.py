@@ -289,6 +289,18 @@ def head_message(weight, labels):
     return Message({"head.weight": weight, "head.bias": torch.zeros(3), "labels": torch.tensor(labels).int()})
 
 
+def test_fedgen_trains_on_a_batch_of_one_sample(toy_engine):
+    """Its generator's batch has statistics, and so more samples."""
+    engine = toy_engine("fedgen", "homogeneous", batch_size=14)  # the clients have 15, 19 and 26 samples
+    state, _ = start(engine, Draws(0))
+    for round in (1, 2):
+        state, line = play_round(engine, state, Draws(0).at(round))
+    assert None not in line["loss"]
+    drawn = engine.method.drawn(engine.method.downlink(state.server, 0), 1, 7)
+    assert [len(tensor) for tensor in drawn.values()] == [1, 1]
+    assert drawn["features"].abs().sum() > 0
+
+
 def test_fedgens_server_learns_features_its_clients_heads_recognise():
     method = create("fedgen", {"noise": 4, "server_steps": 200, "server_lr": 0.02}, 3)
     uplinks = {

@@ -224,6 +224,19 @@ def test_changed_setting_trains_its_row_only(project: Path) -> None:
     assert result(project, CELLS[1])[0] != was[0]
 
 
+def test_engine_and_precision_are_recorded_and_change_little(finished: Path, untrained: Path) -> None:
+    write_params(untrained, compute={"device": "cpu", "jobs": 1, "engine": "batched", "precision": "bfloat16"})
+    for stage in STAGES[3:6]:
+        assert run_stage(untrained, *stage) == (0, "")
+    # FedAvg trains the whole network: nothing is frozen that could be in bfloat16.
+    for cell, precision in zip(CELLS, ("bfloat16", "float32"), strict=True):
+        run = read_json(untrained / "runs" / cell / "run.json")
+        assert (run["engine"], run["precision"]) == ("batched", precision)
+        there, here = (np.array(lines(root, cell)[-1]["accuracy"]) for root in (finished, untrained))
+        assert np.abs(there - here).max() < 0.05
+    assert "bfloat16" in (untrained / "tables/tiny.md").read_text()
+
+
 def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
     for stage in ("train", "evaluate"):
         assert run_stage(untrained, stage, "tiny", "fedavg") == (0, "")

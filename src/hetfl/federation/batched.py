@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ log = logging.getLogger(__name__)
 
 DRAWN, MASK = "drawn/", "mask/"
 """Start the names of what a method and a model drew for a batch."""
+_NO_STEP = object()
 
 
 class Batched(Sequential):
@@ -69,10 +69,12 @@ class Batched(Sequential):
         stays = [self._arrive(visit, draws) for visit in visits]
         for number, phase in enumerate(phases):
             started = time.perf_counter()
+            trainings: dict[Model, Iterator[None]] = {}
             for alike, room in self._rooms(_alike(stays), phase, number, draws):
-                with self._stream(alike[0].client.model):
-                    self._train_alike(alike, room, phase, number, draws)
-            self._join()
+                model = alike[0].client.model
+                steps = self._train_alike(alike, room, phase, number, draws)
+                trainings[model] = chain(trainings.get(model, ()), steps)
+            self._take_turns(trainings)
             for stay in stays:
                 stay.seconds += (time.perf_counter() - started) / len(stays)
         for stay in stays:
@@ -82,23 +84,26 @@ class Batched(Sequential):
     def _resident(self) -> int:
         return resident_bytes(self.federation)
 
-    @contextmanager
-    def _stream(self, model: Model) -> Iterator[None]:
-        """A stream of its own for each architecture, on CUDA."""
-        device = self.federation.device
-        if device.type != "cuda":
-            yield
-            return
-        stream = self._streams.setdefault(model, torch.cuda.Stream(device))
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            yield
+    def _take_turns(self, trainings: Mapping[Model, Iterator[None]]) -> None:
+        """Go through the trainings of several architectures step by step, each on a CUDA stream of its own.
 
-    def _join(self) -> None:
-        for stream in self._streams.values():
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
-        if self._streams:
-            torch.cuda.synchronize(self.federation.device)
+        Their kernels can run beside each other only while all of them wait in the device's queues, which one
+        architecture's steps alone would fill.
+        """
+        device = self.federation.device
+        streams: dict[Model, torch.cuda.Stream] = {}
+        if device.type == "cuda":
+            for model in trainings:
+                streams[model] = self._streams.setdefault(model, torch.cuda.Stream(device))
+                streams[model].wait_stream(torch.cuda.current_stream(device))
+        going = dict(trainings)
+        while going:
+            for model, steps in tuple(going.items()):
+                with torch.cuda.stream(streams.get(model)):
+                    if next(steps, _NO_STEP) is _NO_STEP:
+                        del going[model]
+        if streams:
+            torch.cuda.synchronize(device)
 
     def _rooms(
         self, groups: Sequence[list[Stay]], phase: Phase, number: int, draws: Draws
@@ -123,8 +128,14 @@ class Batched(Sequential):
         self.predicted_memory = max(self.predicted_memory, self._resident + together)
         return list(zip(groups, rooms, strict=True))
 
-    def _train_alike(self, stays: Sequence[Stay], room: int, phase: Phase, number: int, draws: Draws) -> None:
-        """Train clients that fit into one program, at most ``room`` at once, and fewer if memory does not suffice."""
+    def _train_alike(
+        self, stays: Sequence[Stay], room: int, phase: Phase, number: int, draws: Draws
+    ) -> Iterator[None]:
+        """Train clients that fit into one program, at most ``room`` at once, and fewer if memory does not suffice.
+
+        Yields:
+            After every step.
+        """
         key = stays[0].client.model, number
         done = 0
         while done < len(stays):
@@ -132,7 +143,7 @@ class Batched(Sequential):
             # Chunks of about one size.
             size = -(-(len(stays) - done) // -(-(len(stays) - done) // size))
             try:
-                self._train_together(stays[done : done + size], phase, number, draws)
+                yield from self._train_together(stays[done : done + size], phase, number, draws)
                 done += size
                 continue
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -145,8 +156,8 @@ class Batched(Sequential):
                 torch.cuda.empty_cache()
             log.warning("out of memory with %d clients of %s at once; going on with %d", size, key[0].name, size // 2)
 
-    def _train_together(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> None:
-        """Train clients at once; they are changed only after all of it worked."""
+    def _train_together(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> Iterator[None]:
+        """Train clients at once, step by step; they are changed only after all of it worked."""
         lanes = [self._lane(stay, phase, number, draws) for stay in stays]
         lanes.sort(key=lambda lane: -lane.steps)
         ordered = [lane.stay for lane in lanes]
@@ -162,6 +173,7 @@ class Batched(Sequential):
         for step in range(lanes[0].steps):
             for first, last in feed.segments(step):
                 program.step(first, last, step, feed.given(step, first, last))
+            yield
         program.unload(lanes)
 
     def _lane(self, stay: Stay, phase: Phase, number: int, draws: Draws) -> Lane:

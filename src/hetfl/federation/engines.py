@@ -13,7 +13,7 @@ ENGINES: dict[str, type[Sequential]] = {engine.name: engine for engine in (Seque
 def make_engine(method: Method, federation: Federation, name: str = "auto") -> Sequential:
     """An engine by name; ``auto`` is batched on a GPU, sequential elsewhere.
 
-    On a CPU clients of small networks are faster one by one; see ``benchmarks/precision-cpu.md``.
+    On a CPU clients of small networks are faster one by one; see ``benchmarks/gpu-cpu.md``.
     """
     if name == "auto":
         name = "batched" if federation.device.type == "cuda" else "sequential"

@@ -171,10 +171,14 @@ def predictions(
             yield engine.predict(k, params, received, images, index, method), images.labels[index]
         return
     images = samples[0][0]
-    union = torch.cat([index for index in {id(index): index for _, index in samples}.values()]).unique()
+    shares = {id(index): index for _, index in samples}
+    union, places = torch.cat(list(shares.values())).unique(return_inverse=True)
     predicted = engine.predict(0, *tested_with(engine, state, draws, 0), images, union, method)
+    sizes = [len(index) for index in shares.values()]
+    of_clients = zip(predicted[places].split(sizes), images.labels[union[places]].split(sizes), strict=True)
+    found = dict(zip(shares, of_clients, strict=True))
     for _, index in samples:
-        yield predicted[torch.searchsorted(union, index)], images.labels[index]
+        yield found[id(index)]
 
 
 def one_for_all(engine: Sequential, state: State) -> bool:
@@ -203,14 +207,17 @@ def tested(
     engine: Sequential, state: State, draws: Draws, training: bool = False, method: Method | None = None
 ) -> dict[str, Any]:
     """``accuracy`` of each client, None of one without samples, and ``pooled``, of all samples together."""
-    counts = torch.tensor(
-        [
-            (int((predicted == true).sum()), len(true))
-            for predicted, true in predictions(engine, state, draws, training, method)
-        ]
-    )
-    correct, total = counts.sum(dim=0).tolist()
-    return {"accuracy": [right / all if all else None for right, all in counts.tolist()], "pooled": correct / total}
+    found = [
+        ((predicted == true).sum(), len(true))
+        for predicted, true in predictions(engine, state, draws, training, method)
+    ]
+    # Read back once, not client by client.
+    correct = torch.stack([right for right, _ in found]).tolist()
+    totals = [samples for _, samples in found]
+    return {
+        "accuracy": [right / samples if samples else None for right, samples in zip(correct, totals, strict=True)],
+        "pooled": sum(correct) / sum(totals),
+    }
 
 
 def _size(messages: Iterable[Message]) -> dict[str, int]:

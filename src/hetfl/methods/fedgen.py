@@ -160,6 +160,9 @@ class FedGen(Scratch):
 
     def _generate(self, net: Tensors, known: Tensors, size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Features [B, d] by the generator's parameters, of labels [B] drawn from ``labels`` or by ``counts``."""
+        if size == 1:  # of which there are no statistics
+            features, chosen = self._generate(net, known, 2, seed)
+            return features[:1], chosen[:1]
         generator = torch.Generator().manual_seed(seed)
         if "counts" in known:
             ends = known["counts"].long().cumsum(0)
