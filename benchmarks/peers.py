@@ -39,6 +39,8 @@ EVERY = 10
 """Rounds from one central evaluation to the next; there is one after the last round, too."""
 EVALUATION_BATCH = 512
 CLASSES = 10
+QUICK_TESTS = 1000
+"""Images of the central evaluation where it has to be quick; all 10,000 take longer than a round."""
 NETWORKS = {"linear": "linear, 30,730 parameters", "pfl_cnn": "CNN, 1,626,442 parameters"}
 AGREE = 0.02
 """Final accuracies may differ by so much: contenders add up in different orders, and training magnifies that."""
@@ -121,7 +123,8 @@ def read_task(folder: str, name: str) -> Task:
     images, tests = (torch.from_numpy(p).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous() for p in pixels)
     labels, answers = (torch.from_numpy(values).long() for values in classes)
     plans = plan["clients"], plan["participants"], plan["orders"]
-    return Task(name, images, labels, tests, answers, plan["start"][name], *plans)
+    few = slice(plan["tests"])
+    return Task(name, images, labels, tests[few], answers[few], plan["start"][name], *plans)
 
 
 @dataclass
@@ -205,7 +208,7 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     dataset = Dataset("yardstick", "yardstick", tuple(map(str, range(CLASSES))), splits, "")
     method = create("fedavg", SETTINGS | {"rounds": rounds}, CLASSES)
     # Every client is tested on a thousandth of the test images, all of them together on all.
-    tests = np.array_split(np.arange(len(splits["test"])), CLIENTS)
+    tests = np.array_split(np.arange(len(splits["test"]))[: plan["tests"]], CLIENTS)
     partition = Partition(tuple(plan["clients"].numpy()), tuple(tests))
     federation = build_federation(method, [name], dataset, partition, Path(), torch.device("cpu"))
     engine, draws = Sequential(method, federation), Draws(0)
@@ -407,8 +410,12 @@ def run(contender: str, name: str, folder: str, python: str) -> dict[str, Any]:
     return result
 
 
-def write_plan(folder: Path, rounds: int) -> str:
-    """Draw what all contenders have in common; returns what the images are."""
+def write_plan(folder: Path, rounds: int, tests: int | None = None) -> str:
+    """Draw what all contenders have in common; returns what the images are.
+
+    Args:
+        tests: images of the central evaluation; None: all.
+    """
     from hetfl.draws import Draws
     from hetfl.federation.sampling import participants
     from hetfl.methods import create
@@ -428,6 +435,9 @@ def write_plan(folder: Path, rounds: int) -> str:
         model = build(name, CLASSES, method.model_options())
         values = method.initial(model, draws, -1)
         start[name] = [values[key] for key in model.names(method.trains())]
+    # hetfl's linear model goes through pixels channel by channel last, the plain one first.
+    weight = start["linear"][0].view(CLASSES, 32, 32, 3)
+    start["linear"][0] = weight.permute(0, 3, 1, 2).flatten(1)
     cohorts = [participants(CLIENTS, SETTINGS["participation"], draws.at(round)) for round in range(1, rounds + 1)]
     orders = [
         torch.stack(
@@ -438,6 +448,7 @@ def write_plan(folder: Path, rounds: int) -> str:
     shares = torch.from_numpy(generator.permutation(CLIENTS * SAMPLES)).view(CLIENTS, SAMPLES)
     plan = {
         "data": str(data),
+        "tests": tests,
         "start": start,
         "clients": shares,
         "participants": cohorts,
@@ -451,7 +462,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="3 rounds, once")
+    parser.add_argument("--quick", action="store_true", help=f"3 rounds, once, {QUICK_TESTS} test images")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
     parser.add_argument(
@@ -465,7 +476,7 @@ def main() -> None:
     rounds, repeats = (3, 1) if arguments.quick else (arguments.rounds, arguments.repeats)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {key: [] for key in CONTENDERS} for name in NETWORKS}
     with tempfile.TemporaryDirectory() as folder:
-        images = write_plan(Path(folder), rounds)
+        images = write_plan(Path(folder), rounds, QUICK_TESTS if arguments.quick else None)
         for _ in range(repeats):
             for name, results in found.items():
                 for contender in results:

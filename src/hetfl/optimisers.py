@@ -55,7 +55,7 @@ def _in_step(gradient: Tensor, leaf: Tensor) -> Tensor:
 
 
 class SGD(Optimiser):
-    """Stochastic gradient descent in one kernel; momentum starts from zeros, in the slot ``momentum_buffer``."""
+    """Stochastic gradient descent; momentum starts from zeros, in the slot ``momentum_buffer``."""
 
     def __init__(self, leaves: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(leaves)
@@ -64,6 +64,9 @@ class SGD(Optimiser):
             self.state[leaf]["momentum_buffer"] = torch.zeros_like(leaf)
 
     def _move(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
+        if not self.momentum and not self.weight_decay:
+            torch._foreach_add_(leaves, gradients, alpha=-self.lr)
+            return
         sgd(
             leaves,
             gradients,

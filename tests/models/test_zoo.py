@@ -75,8 +75,9 @@ def test_models_of_pfl_researchs_benchmark(name: str, count: int, width: int):
     model = build(name, 10, OWN_WIDTH)
     assert (model.total_elements, model.width, model.spec.size) == (count, width, 32)
     params, batch = model.init(Draws(0), 0), images(model)
-    features = batch
+    features = batch.permute(0, 2, 3, 1)
     if name == "pfl_cnn":
+        features = batch
         for place, pool in ((0, 1), (2, 2)):
             weight, bias = (params[f"body.{place}.{kind}"] for kind in ("weight", "bias"))
             features = F.max_pool2d(F.conv2d(features, weight, bias).relu(), pool)

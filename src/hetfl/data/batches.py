@@ -72,6 +72,10 @@ class Batch:
             return values.mean()
         return (values * self.weight).sum() / self.weight.sum()
 
+    def of_step(self, seed: int, drawn: Mapping[str, Tensor], rows: Tensor | None) -> Batch:
+        """The same samples with what belongs to one step."""
+        return Batch(self.images, self.labels, self.weight, rows, seed, self.queries, drawn)
+
     def split(self, size: int) -> Iterator[Batch]:
         """Images, labels and queries in batches of ``size``; the last one may be smaller."""
         queries = repeat(None) if self.queries is None else self.queries.split(size)
@@ -150,6 +154,7 @@ class DeviceImages:
         self._normalised: Tensor | None = None
         if len(self) * self.bytes <= NORMALISED_CACHE_BYTES:
             self._normalised = self._read(torch.arange(len(self), device=device))
+            _memory.forget()
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -190,7 +195,9 @@ class DeviceImages:
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         if self._channels_last and transform is None:
-            return self._small(index).to(self.dtype)
+            images = _empty((len(index), *self._scale.shape), self._exact, self.device)
+            images.copy_(self._raw.index_select(0, index))
+            return torch.addcmul(self._shift, images, self._scale, out=images).to(self.dtype)
         chunk = CPU_CHUNK if self.device.type == "cpu" else max(len(index), 1)
         parts = (self._small(part, transform, generator) for part in index.split(chunk))
         if self._channels_last:
@@ -301,6 +308,10 @@ class _Memory:
         elif len(self._kept) < 2:
             self._kept.append(entry)
         return given
+
+    def forget(self) -> None:
+        """Leave what was given out to those who hold it: it stays with them."""
+        self._kept.clear()
 
 
 _memory = _Memory()

@@ -205,7 +205,7 @@ class Sequential:
             batches = images.batches(index[rows], phase.batch_size, data.augment, augment)
             for step, (batch, part) in enumerate(zip(batches, rows.split(phase.batch_size), strict=True), start=seed):
                 drawn = self.method.drawn(stay.received, len(part), step)
-                batch = replace(batch, rows=part if phase.data == "alignment" else None, seed=step, drawn=drawn)
+                batch = batch.of_step(step, drawn, part if phase.data == "alignment" else None)
                 model: Any = LastOutput(client.model.train(client.model.masks(step, len(part))))
                 loss = self.method.objective(model, params, batch, stay.received, phase)
                 if gathers:

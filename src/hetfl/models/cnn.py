@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from hetfl.models.dropout import KeyedDropout
 
@@ -27,6 +27,13 @@ def last_side(size: int, convs: Sequence[int], kernel: int = KERNEL, pool: Pool 
     return size
 
 
+class Pixels(nn.Module):
+    """Images [B, C, H, W] as features [B, H * W * C] in the order in which image files, and processors, hold them."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.permute(0, 2, 3, 1).flatten(1)
+
+
 def plain_cnn(
     channels: int,
     size: int,
@@ -40,7 +47,7 @@ def plain_cnn(
     Args:
         channels: of the image.
         size: pixels of its side, which the first fully connected layer is made for.
-        convs: channels after each convolution; none: the feature is made of the pixels themselves.
+        convs: channels after each convolution; none: see :class:`Pixels`.
         widths: of the fully connected layers; the last one's is the feature's.
         kernel: pixels of a convolution's side.
         pool: which convolutions are followed by a max-pool.
@@ -52,7 +59,7 @@ def plain_cnn(
         if pool == "every" or number == len(convs):
             layers.append(nn.MaxPool2d(2))
         inputs = outputs
-    layers.append(nn.Flatten())
+    layers.append(nn.Flatten() if convs else Pixels())
     inputs *= last_side(size, convs, kernel, pool) ** 2
     for outputs in widths:
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
