@@ -182,3 +182,15 @@ def test_a_point_of_the_scaling_curves(script, tmp_path):
     assert "Clients per round (ViT, prompts trained), times 64: seconds times 8" in told
     scaling.draw(points, tmp_path / "plot.svg")
     assert "Clients per round" in (tmp_path / "plot.svg").read_text()
+
+
+def test_costs_are_the_largest_ones_and_what_is_left_completes_the_round(script, fedhpl):
+    costs = script("costs")
+    found = costs.measure(fedhpl, "sequential", CPU)
+    spent = {name: one["seconds"] for name, one in found["operations"].items()}
+    assert "aten::addmm" in spent and found["operations"]["aten::addmm"]["calls"] > 1
+    assert 0 < sum(spent.values()) < found["profiled"]
+    lines = costs.report({"tiny": found}, CPU, top=2).splitlines()[-3:]
+    largest = sorted(spent, key=spent.__getitem__, reverse=True)
+    assert [name in line for name, line in zip([*largest[:2], "left:"], lines, strict=True)] == [True] * 3
+    assert sum(float(line.split("|")[-2].strip(" %")) for line in lines) < 100
