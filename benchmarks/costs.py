@@ -55,7 +55,7 @@ def works(device: torch.device, quick: bool) -> dict[str, Work]:
 
 
 def measure(work: Work, engine: str, device: torch.device) -> dict[str, Any]:
-    """Seconds of a round, of a profiled one, and of the operations in that by name, with how often they were called."""
+    """Seconds of a round, of a profiled one, and of the operations in that by name, with how often they ran."""
     method = work.create()
     made = make_engine(method, work.federation(method, device), engine)
     rounds = Rounds(made, Draws(0))
@@ -87,9 +87,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    found = {
-        title: measure(work, arguments.engine, device) for title, work in works(device, arguments.quick).items()
-    }
+    found = {title: measure(work, arguments.engine, device) for title, work in works(device, arguments.quick).items()}
     text = report(found, device, arguments.top)
     print(text)
     if arguments.json:

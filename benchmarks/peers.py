@@ -190,7 +190,7 @@ def bare(folder: str, name: str, clock: Clock) -> None:
 
 
 def hetfl(folder: str, name: str, clock: Clock) -> None:
-    """hetfl through its own round loop; of its evaluation after every round only every tenth counts."""
+    """hetfl through its own round loop."""
     from hetfl.data.partitions import Partition
     from hetfl.data.store import Dataset, Split
     from hetfl.draws import Draws
@@ -219,9 +219,9 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
         assert line["participants"] == plan["participants"][round]
         clock.lap(clock.rounds)
         clock.rounds[-1] -= line["seconds"]["evaluate"]
-        if (round + 1) % EVERY == 0 or round + 1 == rounds:
+        if "pooled" in line:
             clock.evaluations.append(line["seconds"]["evaluate"])
-        clock.accuracy = line["pooled"]
+            clock.accuracy = line["pooled"]
 
 
 def pfl(folder: str, name: str, clock: Clock) -> None:
@@ -372,6 +372,7 @@ PEERS = {"pfl": "pfl", "fedlab": "fedlab", "flower": "flwr"}
 SETTINGS = {
     "participation": COHORT / CLIENTS,
     "batch_size": BATCH,
+    "evaluate_every": EVERY,
     "lr": RATE,
     "momentum": 0.0,
     "weight_decay": 0.0,

@@ -183,6 +183,9 @@ def test_a_window_is_reported_where_the_method_has_one() -> None:
         ),
     ]
     assert of_window(lines, {}) == {}
+    # A round without a test between the other rule's two: its window of two has the last one only.
+    apart = [*lines[:2], {"round": 3}, lines[2] | {"round": 4}]
+    assert of_window(apart, {"window": 2})["also"]["top-2"]["window_rounds"] == 1
     found = of_window(lines, {"window": 2})
     assert (found["window_pooled"], found["window_variance"], found["window_rounds"]) == (0.2, 0.0, 2)
     assert found["also"]["top-2"]["window_pooled"] == pytest.approx(0.2)

@@ -150,10 +150,11 @@ def test_a_run_that_diverges_is_recorded_as_such(toy_engine, tmp_path):
 
 
 def test_patience_counts_the_rounds_since_the_best_one():
-    assert not rounds.stalls([], 1)
-    assert not rounds.stalls([0.1, 0.5, 0.2], 1)
-    assert rounds.stalls([0.1, 0.5, 0.2, 0.5], 1)  # as good is no better
-    assert not rounds.stalls([0.5] + [0.1] * 50, None)
+    assert not rounds.stalls({}, 1)
+    assert not rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2}, 1)
+    assert rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2, 4: 0.5}, 1)  # as good is no better
+    assert not rounds.stalls({1: 0.5, 50: 0.1}, None)
+    assert not rounds.stalls({10: 0.5, 20: 0.1}, 10) and rounds.stalls({10: 0.5, 20: 0.1}, 9)
 
 
 @pytest.mark.parametrize("kill_after", ["", "save:2"])
@@ -173,6 +174,33 @@ def test_a_run_without_progress_stops_early_and_still_closes(toy_engine, tmp_pat
     play(toy_engine("fedbabu", **settings), tmp_path)
     assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 10]
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "complete"
+
+
+@pytest.mark.parametrize("kill_after", ["", "append:3", "save:4"])
+def test_rounds_without_a_test_are_the_same_rounds(toy_engine, tmp_path, kill_after):
+    play(toy_engine("fedavg", rounds=5), tmp_path / "all")
+    settings = {"rounds": 5, "evaluate_every": 2, "train_accuracy": True}
+    if kill_after:
+        with pytest.raises(KilledError):
+            play(toy_engine("fedavg", **settings), tmp_path / "some", kill_after)
+    play(toy_engine("fedavg", **settings), tmp_path / "some")
+    tests = {"accuracy", "pooled"}
+    for whole, line in zip(numbers(tmp_path / "all"), numbers(tmp_path / "some"), strict=True):
+        tested = line["round"] in (2, 4, 5)  # the last one in any case
+        assert line.keys() & tests == (tests if tested else set())
+        assert ("train_accuracy" in line) == tested
+        assert line == {name: whole.get(name, line[name]) for name in line}
+    ends = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("all", "some")]
+    assert ends[0] == ends[1]
+
+
+def test_a_run_with_few_tests_stops_after_one_of_them(toy_engine, tmp_path, monkeypatch):
+    scores = {2: 0.6, 4: 0.5, 6: 0.6}
+    monkeypatch.setattr(
+        rounds, "tested", lambda engine, state, draws: {"accuracy": [0.5], "pooled": scores[draws.round]}
+    )
+    play(toy_engine("fedavg", rounds=9, patience=3, evaluate_every=2), tmp_path)
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data):

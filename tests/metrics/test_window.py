@@ -42,6 +42,13 @@ def test_one_round_varies_by_nothing():
     assert (found["window_pooled"], found["window_variance"], found["window_variance_sample"]) == (0.6, 0, None)
 
 
+def test_rounds_without_a_test_keep_their_place():
+    found = [{"round": line["round"]} if line["round"] == 3 else line for line in lines()]
+    assert window(found, 2)["window_pooled"] == 0.6 and window(found, 2)["window_rounds"] == 1
+    assert window(found, 3)["window_pooled"] == pytest.approx((0.5 + 0.6) / 2)
+    assert best_round(found[:-1]) == {"best_pooled": 0.6, "best_round": 4, "best_average": 0.5, "rounds": 4}
+
+
 def test_other_readings_have_neither_number_nor_closing():
     found = [{"pooled": p, "accuracy": a} for p, a in zip(POOLED, CLIENTS, strict=True)]
     assert window(found, 2)["window_pooled"] == pytest.approx(0.65)

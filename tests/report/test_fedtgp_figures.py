@@ -88,6 +88,24 @@ def test_training_error_weighs_clients_by_their_training_samples(tmp_path: Path,
     assert error.get_ylim() != accuracy.get_ylim()
 
 
+def test_curves_have_a_point_for_every_round_with_a_test(tmp_path: Path, drawn: list[Figure]) -> None:
+    entry = cell(seeds=[0, 1])
+
+    def untested(line: dict) -> dict:
+        tests = {"accuracy", "pooled", "train_accuracy"}
+        return {name: value for name, value in line.items() if line["round"] % 2 == 0 or name not in tests}
+
+    for seed in entry.seeds:
+        write_cell(tmp_path, entry, seed)
+        change_lines(tmp_path, entry, untested, seed=seed)
+    panels = tuple(RoundsPanel(shows, {"FedTGP": entry}, shows) for shows in ("training error", "test accuracy"))
+    result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
+    assert [list(axes.lines[0].get_xdata()) for axes in drawn[0].axes] == [[2, 4, 6]] * 2
+    record = results(tmp_path)(entry)[0]
+    assert [line["round"] for line in record.tested] == [2, 4, 6] and record.played == 6
+    assert record.until(3) is None and record.until(4) is not None
+
+
 def test_without_training_accuracies_one_line_says_what_to_set(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)

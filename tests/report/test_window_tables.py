@@ -159,6 +159,7 @@ def test_a_round_s_accuracy_leaves_out_clients_without_samples():
     assert [accuracy_of(name, "", line) for name in asked] == [0.25, 0, 0.5, 0.3, 0.3, 0]
     assert accuracy_of("window_lowest", "top-2", line) == 0.2
     assert accuracy_of("window_pooled", "top-5", line) is accuracy_of("parameters", "", line) is None
+    assert accuracy_of("average", "", {"round": 3}) is None
 
 
 def test_a_record_cut_at_a_round_leaves_them_out_too():

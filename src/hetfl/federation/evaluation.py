@@ -115,8 +115,9 @@ def of_window(lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -
     """Accuracies over the last rounds, where a method reports them so, also by its other inference rules."""
     if "window" not in settings:
         return {}
+    # Rounds without a test keep their place, so that windows are of the same rounds.
     also = {
-        name: [line["also"][name] for line in lines if name in line.get("also", {})]
+        name: [line.get("also", {}).get(name, {}) for line in lines if not line.get("closing")]
         for name in lines[-1].get("also", {})
     }
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -61,11 +61,7 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
     server = method.aggregate(state.server, uplinks, draws)
     aggregated = time.perf_counter()
     following = State(draws.round, server, clients)
-    found = tested(engine, following, draws)
-    if others := method.also(draws.round):
-        found["also"] = {name: tested(engine, following, draws, method=other) for name, other in others.items()}
-    if method.settings.train_accuracy:
-        found["train_accuracy"] = tested(engine, following, draws, training=True)["accuracy"]
+    found = _evaluation(engine, following, draws)
     evaluated = time.perf_counter()
     line = {
         "round": draws.round,
@@ -80,6 +76,19 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
         "clients": _observed(updates),
     }
     return following, line
+
+
+def _evaluation(engine: Sequential, state: State, draws: Draws) -> dict[str, Any]:
+    """What a round's line says about accuracy; nothing where there is no test after this round."""
+    method, settings = engine.method, engine.method.settings
+    if draws.round % settings.evaluate_every and draws.round < settings.rounds:
+        return {}
+    found = tested(engine, state, draws)
+    if others := method.also(draws.round):
+        found["also"] = {name: tested(engine, state, draws, method=other) for name, other in others.items()}
+    if settings.train_accuracy:
+        found["train_accuracy"] = tested(engine, state, draws, training=True)["accuracy"]
+    return found
 
 
 def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
@@ -128,10 +137,12 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     if fresh:
         record.append(fresh)
     settings = engine.method.settings
-    pooled = [line["pooled"] for line in record.lines() if 1 <= line["round"] <= settings.rounds]
+    played = [line for line in record.lines() if 1 <= line["round"] <= settings.rounds]
+    pooled = {line["round"]: line["pooled"] for line in played if "pooled" in line}
     while state.round < settings.rounds and not stalls(pooled, settings.patience):
         state, line = play_round(engine, state, draws.at(state.round + 1))
-        pooled.append(line["pooled"])
+        if "pooled" in line:
+            pooled[state.round] = line["pooled"]
         record.append(line)
         resume.save(state)
     if engine.method.closing() and state.round <= settings.rounds:
@@ -143,9 +154,9 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     return state
 
 
-def stalls(pooled: Sequence[float], patience: int | None) -> bool:
+def stalls(pooled: Mapping[int, float], patience: int | None) -> bool:
     """Whether the best of some rounds' accuracies is more than ``patience`` rounds old; never without one."""
-    return patience is not None and bool(pooled) and len(pooled) - 1 - pooled.index(max(pooled)) > patience
+    return patience is not None and bool(pooled) and max(pooled) - max(pooled, key=pooled.__getitem__) > patience
 
 
 def predictions(

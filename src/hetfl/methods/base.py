@@ -41,7 +41,12 @@ class MethodSettings(Settings):
     patience: int | None = Field(
         default=None, ge=1, description="stop once the best pooled accuracy is more rounds old than this"
     )
-    train_accuracy: bool = Field(default=False, description="test on the training samples as well after every round")
+    evaluate_every: int = Field(
+        default=1, ge=1, description="rounds from one test to the next; the last round always has one"
+    )
+    train_accuracy: bool = Field(
+        default=False, description="test on the training samples, too, whenever there is a test"
+    )
     held_out: int = Field(
         default=0, ge=0, description="the last so many clients never take part; they are tested like the others"
     )

@@ -50,11 +50,12 @@ def best_round(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``best_pooled`` over all samples and the ``best_round`` that has it first, ``best_average`` over clients, and
         the number of ``rounds``.
     """
-    pooled = [line["pooled"] for line in lines]
+    tested = [line for line in lines if "pooled" in line]
+    pooled = [line["pooled"] for line in tested]
     return {
         "best_pooled": max(pooled),
-        "best_round": lines[pooled.index(max(pooled))]["round"],
-        "best_average": max(float(np.mean(known(line["accuracy"]))) for line in lines),
+        "best_round": tested[pooled.index(max(pooled))]["round"],
+        "best_average": max(float(np.mean(known(line["accuracy"]))) for line in tested),
         "rounds": len(lines),
     }
 
@@ -67,11 +68,13 @@ def window(lines: Sequence[Mapping[str, Any]], window: int) -> dict[str, Any]:
         window: how many rounds; all where there are fewer.
 
     Returns:
-        Means over these ``window_rounds``: ``window_pooled`` over all samples, ``window_average`` over clients,
-        ``window_lowest`` of each round's lowest client. And of the pooled ones ``window_variance``, which divides by
-        their number, and ``window_variance_sample``, by one less (None of one round).
+        Means over those of these rounds that have a test, ``window_rounds`` of them: ``window_pooled`` over all
+        samples, ``window_average`` over clients, ``window_lowest`` of each round's lowest client. And of the pooled
+        ones ``window_variance``, which divides by their number, and ``window_variance_sample``, by one less (None of
+        one round).
     """
     last = [line for line in lines if not line.get("closing")][-window:]
+    last = [line for line in last if "pooled" in line]
     pooled = np.array([line["pooled"] for line in last])
     clients = [known(line["accuracy"]) for line in last]
     return {

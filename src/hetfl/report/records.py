@@ -43,13 +43,13 @@ class Record:
 
     @property
     def tested(self) -> list[dict[str, Any]]:
-        """What an accuracy curve shows: the rounds, and the closing as its last point."""
-        return [line for line in self.rounds if line["round"] >= 1]
+        """What an accuracy curve shows: the rounds that have a test, and the closing as its last point."""
+        return [line for line in self.rounds if line["round"] >= 1 and "accuracy" in line]
 
     def until(self, round: int) -> Record | None:
-        """The record as it was when a round was over, or None if there was no such round."""
+        """The record as it was when a round was over, or None if there was no such round, or no test after it."""
         lines = [line for line in self.rounds if line["round"] <= round]
-        if lines[-1]["round"] < round or lines[-1].get("closing"):
+        if lines[-1]["round"] < round or lines[-1].get("closing") or "accuracy" not in lines[-1]:
             return None
         shares = known(lines[-1]["accuracy"])
         metrics = {"accuracy": lines[-1]["accuracy"]}
@@ -60,10 +60,10 @@ class Record:
 def accuracy_of(statistic: str, reading: str, line: Mapping[str, Any]) -> float | None:
     """A round's accuracy as a fraction, of the kind that a cell reads by an inference rule.
 
-    None where the statistic is no accuracy, or the rule was not tested in this round.
+    None where the statistic is no accuracy, or there was no test, or none of the rule, after this round.
     """
     tested = line.get("also", {}).get(reading) if reading else line
-    if tested is None:
+    if tested is None or "accuracy" not in tested:
         return None
     if statistic in ("best_pooled", "window_pooled"):
         return float(tested["pooled"])

@@ -283,7 +283,8 @@ def sides(record: Record) -> tuple[dict[str, float], dict[str, float]]:
         )
     samples = np.array(record.run["class_counts"]["test"]).sum(axis=1)
     # A client without test samples has None, and no weight.
-    accuracy = np.array([line["accuracy"] for line in record.training[-settings["window"] :]], dtype=float)
+    last = record.training[-settings["window"] :]
+    accuracy = np.array([line["accuracy"] for line in last if "accuracy" in line], dtype=float)
     first = clients - settings["held_out"]
     here, there = (
         {
@@ -431,9 +432,10 @@ def _rounds(axes: Axes, panel: RoundsPanel, results: Results) -> Legend:
             continue
         look = _look(index)
         # Seeds that stop early end the mean.
-        length = min(record.played for record in records)
-        rounds = [line["round"] for line in records[0].training[:length]]
-        seeds = np.array([_shares(record, panel)[:length] for record in records])
+        curves = [_shares(record, panel) for record in records]
+        length = min(map(len, curves))
+        rounds = [*curves[0]][:length]
+        seeds = np.array([[*curve.values()][:length] for curve in curves])
         (legend[title],) = axes.plot(rounds, seeds.mean(0), **look, markevery=max(1, ceil(length / 10)))
         if len(seeds) > 1:
             axes.fill_between(rounds, seeds.min(0), seeds.max(0), color=look["color"], alpha=0.14, linewidth=0)
@@ -442,17 +444,18 @@ def _rounds(axes: Axes, panel: RoundsPanel, results: Results) -> Legend:
     return legend
 
 
-def _shares(record: Record, panel: RoundsPanel) -> list[float]:
-    """Percent of all clients' samples together after each round."""
+def _shares(record: Record, panel: RoundsPanel) -> dict[int, float]:
+    """Percent of all clients' samples together after each round that has a test."""
+    lines = [line for line in record.training if "accuracy" in line]
     if panel.shows == "test accuracy":
-        return [100 * line["pooled"] for line in record.training]
+        return {line["round"]: 100 * line["pooled"] for line in lines}
     samples = [sum(counts) for counts in record.run["class_counts"]["train"]]
-    if any("train_accuracy" not in line for line in record.training):
+    if any("train_accuracy" not in line for line in lines):
         raise HetflError(
             f"{record.path}/rounds.jsonl: has no train_accuracy; set it to true in the defaults of "
             f"experiments.{record.run['experiment']} and train again"
         )
-    return [100 * (1 - float(np.average(line["train_accuracy"], weights=samples))) for line in record.training]
+    return {line["round"]: 100 * (1 - float(np.average(line["train_accuracy"], weights=samples))) for line in lines}
 
 
 def _prototypes(axes: Axes, panel: MarginPanel | EmbeddingPanel, results: Results) -> Legend:
