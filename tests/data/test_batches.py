@@ -197,3 +197,11 @@ def test_a_transform_of_grey_images_sees_one_channel() -> None:
 def test_colours_are_not_given_to_a_backbone_for_grey_images() -> None:
     with pytest.raises(HetflError, match="images: have 3 channels, the model takes 1; choose a model for colour"):
         DeviceImages([split_of(4, 8, 8)], InputSpec(8, "bilinear", (0.5,), (0.5,)), CPU)
+
+
+@pytest.mark.parametrize(("size", "many"), [(8, 512), (32, 85), (224, 16)])
+def test_large_batches_on_a_cpu_have_a_megabyte_of_images(size: int, many: int):
+    images = images_of(split_of(2, 8, 8), size)
+    assert images.large_batch == many
+    images.device = torch.device("cuda")
+    assert images.large_batch == 512

@@ -25,6 +25,13 @@ CPU_CHUNK = 32
 READ_AHEAD_BYTES = 2**20
 """Small batches are read several at once, as many as are this large together."""
 
+LARGE_BATCH = 512
+"""Samples of a batch where nothing is trained, which a GPU likes large."""
+
+CPU_BATCH_BYTES, CPU_BATCH = 2**20, 16
+"""On a CPU such a batch has images of about so many bytes, but at least so many of them: maps between layers that
+outgrow its caches take longer than what large batches save."""
+
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 """Changes images [B, C, h, w] in [0, 1], as they are stored, before they are resized; draws from a CPU generator."""
 
@@ -163,6 +170,13 @@ class DeviceImages:
     def bytes(self) -> int:
         """Bytes of one normalised image."""
         return self.spec.channels * self.spec.size**2 * self.dtype.itemsize
+
+    @property
+    def large_batch(self) -> int:
+        """Samples of a batch where nothing is trained."""
+        if self.device.type != "cpu":
+            return LARGE_BATCH
+        return min(LARGE_BATCH, max(CPU_BATCH, CPU_BATCH_BYTES // self.bytes))
 
     def tensors(self) -> list[Tensor]:
         """What lies on the device for these images."""

@@ -18,7 +18,7 @@ from hetfl.federation.cell import set_up
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace
 from hetfl.federation.record import Record
 from hetfl.federation.rounds import predictions, tested_with
-from hetfl.federation.sequential import EVALUATION_BATCH, Sequential
+from hetfl.federation.sequential import Sequential
 from hetfl.federation.state import State
 from hetfl.files import read_json, write_json, write_text
 from hetfl.message import Tensors
@@ -142,7 +142,7 @@ def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {"group": [], "label": [], "client": []}
     points = []
     for k, data in enumerate(federation.data):
-        for batch in data.train_images.batches(data.train, EVALUATION_BATCH):
+        for batch in data.train_images.batches(data.train, data.train_images.large_batch):
             found["group"].append(method.choose(params, batch, received))
             found["label"].append(batch.labels)
             found["client"].append(torch.full_like(batch.labels, k))
@@ -204,7 +204,7 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
 
 def _features(model: Model, params: Tensors, images: DeviceImages, index: Tensor) -> tuple[Tensor, Tensor]:
     """Features [n, d] float32 and labels [n] of some images."""
-    parts = [model(params, batch.images).features for batch in images.batches(index, EVALUATION_BATCH)]
+    parts = [model(params, batch.images).features for batch in images.batches(index, images.large_batch)]
     # No sample leaves no batch.
     features = torch.cat([part.float() for part in parts] or [torch.empty(0, model.width, device=images.device)])
     return features, images.labels[index]

@@ -19,9 +19,6 @@ from hetfl.methods.base import Client, Method, Phase, Statistics, Work
 from hetfl.models.base import Model, Output
 from hetfl.optimisers import SGD, Adam, Optimiser
 
-EVALUATION_BATCH = 512
-"""Samples per forward pass where nothing is trained."""
-
 
 @dataclass(frozen=True)
 class Visit:
@@ -125,7 +122,7 @@ class Sequential:
         model = self.federation.clients[client].model
         parts = [
             method.predict(model, params, batch, received).argmax(dim=1)
-            for batch in images.batches(index, EVALUATION_BATCH)
+            for batch in images.batches(index, images.large_batch)
         ]
         return torch.cat(parts) if parts else index.new_empty(0)
 
@@ -229,13 +226,15 @@ class Sequential:
         if kind in ("own", "before", "stored"):
             params = stay.before if kind == "before" else stay.params
             source = self._stored(data.train_images) if kind == "stored" else data.train_images
-            batches = iter(source.batches(data.train, EVALUATION_BATCH))
+            batches = iter(source.batches(data.train, source.large_batch))
         elif kind == "alignment":
             params = stay.params
             index = self._alignment(data, draws.at(draws.round + 1))
-            rows = torch.arange(len(index), device=index.device).split(EVALUATION_BATCH)
-            images = data.public_images.batches(index, EVALUATION_BATCH)  # type: ignore[union-attr]
-            batches = (replace(batch, rows=part) for batch, part in zip(images, rows, strict=True))
+            images = data.public_images
+            assert images is not None
+            rows = torch.arange(len(index), device=index.device).split(images.large_batch)
+            parts = zip(images.batches(index, images.large_batch), rows, strict=True)
+            batches = (replace(batch, rows=part) for batch, part in parts)
         else:
             return Statistics()
         model = stay.client.model
