@@ -30,7 +30,7 @@ from hetfl.federation.record import device_name, versions
 from hetfl.files import write_text
 
 WARM = 3
-"""Rounds before those that are looked at; steps are recorded in their third call at the latest in the second one."""
+"""Rounds before those that are looked at, in which caches fill and steps are recorded."""
 SGD = {"lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 10}
 PROMPTED = {"communicate": False, "prompts": "deep", "prompt_length": 3, "local_epochs": 1, "batch_size": 16}
 

@@ -310,7 +310,9 @@ def flower(folder: str, name: str, clock: Clock) -> None:
 
     class Strategy(FedAvg):
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-            nodes = list(grid.get_node_ids())[:COHORT]
+            # The simulation's nodes come one by one, while the strategy has already begun.
+            while len(nodes := list(grid.get_node_ids())[:COHORT]) < COHORT:
+                time.sleep(0.05)
             orders = [
                 ConfigRecord({"round": server_round - 1, "place": place, "folder": folder, "task": name})
                 for place in range(COHORT)
