@@ -401,12 +401,14 @@ def case(contender: str, name: str, folder: str, started: float) -> dict[str, An
 
 
 def run(contender: str, name: str, folder: str, python: str) -> dict[str, Any]:
-    """One contender in a process of its own."""
+    """One contender in a process of its own; of a peer that fails, why."""
     command = [python if contender in PEERS else sys.executable, __file__, "--case", contender, name, folder]
     quiet = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     found = subprocess.run(
         [*command, str(time.time())], capture_output=True, text=True, env=os.environ | quiet, check=False
     )
+    if found.returncode and contender in PEERS:
+        return {"missing": found.stderr.splitlines()[-1]}
     if found.returncode:
         sys.exit(f"{contender}: {found.stderr}")
     result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
@@ -503,7 +505,8 @@ def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repea
 
     tables, checks = [], []
     for name, results in found.items():
-        there = {key: several for key, several in results.items() if "missing" not in several[0]}
+        missing = {key: one["missing"] for key, several in results.items() for one in several if "missing" in one}
+        there = {key: several for key, several in results.items() if key not in missing}
         plain = there["bare"]
         figures = {
             key: {
@@ -517,7 +520,7 @@ def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repea
             for key, several in there.items()
         }
         rows = [
-            [CONTENDERS[key][0], *(figures[key].values() if key in figures else ["not installed"])] for key in results
+            [CONTENDERS[key][0], *(figures[key].values() if key in figures else [missing[key]])] for key in results
         ]
         headers = ["", "s a round", "first round, s", "ms a client over bare", "ratio", "evaluation, s", "accuracy"]
         table = tabulate(rows, headers, tablefmt="github", floatfmt=("", ".4f", ".2f", ".3f", ".3f", ".3f", ".4f"))
