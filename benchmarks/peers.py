@@ -1,6 +1,6 @@
-"""hetfl's round loop against other frameworks' and a bare PyTorch loop: the same federated learning, on a CPU.
+"""hetfl's round loop against other frameworks' and a bare PyTorch loop: the same federated learning on one device.
 
-    python benchmarks/peers.py [--rounds 20] [--repeats 3] [--quick] [--python PATH] [--json FILE]
+    python benchmarks/peers.py [--rounds N] [--repeats 3] [--quick] [--only NAME ...] [--python PATH] [--json FILE]
 
 The yardstick is the CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurIPS 2024), IID: 1,000 clients with 50
 images each, 50 of them a round, one local epoch of SGD in batches of 10. Every contender gets the same initial
@@ -39,6 +39,7 @@ EVERY = 10
 """Rounds from one central evaluation to the next; there is one after the last round, too."""
 EVALUATION_BATCH = 512
 CLASSES = 10
+ROUNDS = {"cpu": 20, "cuda": 1500}
 QUICK_TESTS = 1000
 """Images of the central evaluation where it has to be quick; all 10,000 take longer than a round."""
 NETWORKS = {"linear": "linear, 30,730 parameters", "pfl_cnn": "CNN, 1,626,442 parameters"}
@@ -84,7 +85,7 @@ class Task:
 
     def network(self) -> nn.Module:
         """The network with its initial parameters."""
-        made = network(self.name)
+        made = network(self.name).to(self.images.device)
         with torch.no_grad():
             for parameter, value in zip(made.parameters(), self.start, strict=True):
                 parameter.copy_(value)
@@ -92,7 +93,7 @@ class Task:
 
     def epoch(self, round: int, place: int) -> tuple[Tensor, Tensor]:
         """Images and labels of a round's participant in the order in which it sees them; rounds start at 0."""
-        rows = self.clients[self.participants[round][place]][self.orders[round, place]]
+        rows = self.clients[self.participants[round][place]][self.orders[round, place]].to(self.images.device)
         return self.images[rows], self.labels[rows]
 
     def batches(self, round: int, place: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -124,7 +125,8 @@ def read_task(folder: str, name: str) -> Task:
     labels, answers = (torch.from_numpy(values).long() for values in classes)
     plans = plan["clients"], plan["participants"], plan["orders"]
     few = slice(plan["tests"])
-    return Task(name, images, labels, tests[few], answers[few], plan["start"][name], *plans)
+    tensors = [tensor.to(plan["device"]) for tensor in (images, labels, tests[few], answers[few])]
+    return Task(name, *tensors, [value.to(plan["device"]) for value in plan["start"][name]], *plans)
 
 
 @dataclass
@@ -143,6 +145,8 @@ class Clock:
 
     def lap(self, seconds: list[float]) -> None:
         """What passed since the last lap was one of these; of evaluations that did not happen, nothing."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         now = time.perf_counter()
         seconds.append(now - self._last)
         self._last = now
@@ -190,13 +194,13 @@ def bare(folder: str, name: str, clock: Clock) -> None:
 
 
 def hetfl(folder: str, name: str, clock: Clock) -> None:
-    """hetfl through its own round loop."""
+    """hetfl through its own round loop, with the engine that it chooses for the device."""
     from hetfl.data.partitions import Partition
     from hetfl.data.store import Dataset, Split
     from hetfl.draws import Draws
+    from hetfl.federation.engines import make_engine
     from hetfl.federation.federation import build_federation
     from hetfl.federation.rounds import play_round, start
-    from hetfl.federation.sequential import Sequential
     from hetfl.methods import create
 
     plan = torch.load(Path(folder) / "plan.pt")
@@ -210,8 +214,8 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     # Every client is tested on a thousandth of the test images, all of them together on all.
     tests = np.array_split(np.arange(len(splits["test"]))[: plan["tests"]], CLIENTS)
     partition = Partition(tuple(plan["clients"].numpy()), tuple(tests))
-    federation = build_federation(method, [name], dataset, partition, Path(), torch.device("cpu"))
-    engine, draws = Sequential(method, federation), Draws(0)
+    federation = build_federation(method, [name], dataset, partition, Path(), torch.device(plan["device"]))
+    engine, draws = make_engine(method, federation), Draws(0)
     state, _ = start(engine, draws)
     clock.skip()
     for round in range(rounds):
@@ -286,8 +290,9 @@ def fedlab(folder: str, name: str, clock: Clock) -> None:
             if task.tests(handler.round - 1):
                 clock.evaluated(task.accuracy(handler.model))
 
-    handler = Handler(task.network(), task.rounds, COHORT / CLIENTS)
-    trainer = SGDSerialClientTrainer(task.network(), CLIENTS)
+    where = (True, "cuda:0") if task.images.is_cuda else (False, None)
+    handler = Handler(task.network(), task.rounds, COHORT / CLIENTS, *where)
+    trainer = SGDSerialClientTrainer(task.network(), CLIENTS, *where)
     trainer.setup_dataset(Shares())
     trainer.setup_optim(1, BATCH, RATE)
     pipeline = Pipeline(handler, trainer)
@@ -340,7 +345,9 @@ def flower(folder: str, name: str, clock: Clock) -> None:
         strategy = Strategy(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         strategy.start(grid, ArrayRecord(module.state_dict()), task.rounds, evaluate_fn=evaluate)
 
-    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}}
+    # Both the server's process and the actor see the one GPU.
+    actor = {"num_cpus": 1, "num_gpus": int(task.images.is_cuda)}
+    resources = {"client_resources": actor, "init_args": {"num_cpus": 1}}
     run_simulation(server, client, CLIENTS, backend_config=resources)
 
 
@@ -351,7 +358,7 @@ def flower_client(message: Any, context: Any) -> Any:
     torch.set_num_threads(1)
     config = message.content["config"]
     task = read_task(config["folder"], config["task"])
-    module = network(task.name)
+    module = task.network()
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimiser = torch.optim.SGD(module.parameters(), RATE)
     for images, labels in task.batches(config["round"], config["place"]):
@@ -364,7 +371,7 @@ def flower_client(message: Any, context: Any) -> Any:
 
 CONTENDERS: dict[str, tuple[str, Callable[[str, str, Clock], None]]] = {
     "bare": ("bare PyTorch loop", bare),
-    "hetfl": ("hetfl, sequential", hetfl),
+    "hetfl": ("hetfl", hetfl),
     "pfl": ("pfl", pfl),
     "fedlab": ("FedLab", fedlab),
     "flower": ("Flower, 1 actor beside the server's process", flower),
@@ -415,10 +422,11 @@ def run(contender: str, name: str, folder: str, python: str) -> dict[str, Any]:
     return result
 
 
-def write_plan(folder: Path, rounds: int, tests: int | None = None) -> str:
+def write_plan(folder: Path, rounds: int, device: str, tests: int | None = None) -> str:
     """Draw what all contenders have in common; returns what the images are.
 
     Args:
+        device: where all of it is computed.
         tests: images of the central evaluation; None: all.
     """
     from hetfl.draws import Draws
@@ -453,6 +461,7 @@ def write_plan(folder: Path, rounds: int, tests: int | None = None) -> str:
     shares = torch.from_numpy(generator.permutation(CLIENTS * SAMPLES)).view(CLIENTS, SAMPLES)
     plan = {
         "data": str(data),
+        "device": device,
         "tests": tests,
         "start": start,
         "clients": shares,
@@ -465,7 +474,9 @@ def write_plan(folder: Path, rounds: int, tests: int | None = None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, help=", ".join(f"{n} on {device}" for device, n in ROUNDS.items()))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=ROUNDS)
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help=f"3 rounds, once, {QUICK_TESTS} test images")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the peers")
@@ -478,15 +489,17 @@ def main() -> None:
         contender, name, folder, started = arguments.case
         print(json.dumps(case(contender, name, folder, float(started))))
         return
-    rounds, repeats = (3, 1) if arguments.quick else (arguments.rounds, arguments.repeats)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {key: [] for key in CONTENDERS} for name in NETWORKS}
+    rounds, repeats = (3, 1) if arguments.quick else (arguments.rounds or ROUNDS[arguments.device], arguments.repeats)
+    # All others are compared with these two.
+    chosen = [key for key in CONTENDERS if key in ("bare", "hetfl", *arguments.only)]
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {key: [] for key in chosen} for name in NETWORKS}
     with tempfile.TemporaryDirectory() as folder:
-        images = write_plan(Path(folder), rounds, QUICK_TESTS if arguments.quick else None)
+        images = write_plan(Path(folder), rounds, arguments.device, QUICK_TESTS if arguments.quick else None)
         for _ in range(repeats):
             for name, results in found.items():
                 for contender in results:
                     results[contender].append(run(contender, name, folder, arguments.python))
-    report(found, rounds, repeats, images)
+    report(found, rounds, repeats, images, arguments.device)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -496,7 +509,9 @@ def later(result: dict[str, Any]) -> float:
     return median(result["rounds"][1:])
 
 
-def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repeats: int, images: str) -> None:
+def report(
+    found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repeats: int, images: str, device: str
+) -> None:
     """Print the tables and the targets, and write them."""
     from tabulate import tabulate
 
@@ -525,7 +540,7 @@ def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repea
         headers = ["", "s a round", "first round, s", "ms a client over bare", "ratio", "evaluation, s", "accuracy"]
         table = tabulate(rows, headers, tablefmt="github", floatfmt=("", ".4f", ".2f", ".3f", ".3f", ".3f", ".4f"))
         tables += [f"## {NETWORKS[name]}", table]
-        checks += targets(name, figures)
+        checks += targets(name, figures, device)
     versions = {
         package: number
         for results in found.values()
@@ -535,7 +550,7 @@ def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repea
     text = "\n\n".join(
         [
             "# hetfl, other frameworks and a bare PyTorch loop",
-            f"{device_name(torch.device('cpu'))}, 1 thread each, "
+            f"{device_name(torch.device(device))}, 1 thread each, "
             + ", ".join(f"{package} {number}" for package, number in versions.items())
             + f". {images}, 1,000 clients with 50 images each, 50 clients a round, 1 local epoch, batch 10, SGD with "
             f"rate 0.1, plain average; {rounds} rounds, central evaluation after every 10 and after the last. "
@@ -544,17 +559,17 @@ def report(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repea
             "interpreter, imports, data, set-up, hetfl's registration of clients, Ray's start for Flower, and a test "
             "of the participants on their own data for pfl, which insists on it in its first round. All have the "
             "same initial weights, participants and batches; FedLab and pfl are given tensors in memory rather than "
-            "a DataLoader.",
+            "a DataLoader. hetfl chooses its engine by device: one client after another on a CPU, batched on a GPU.",
             *tables,
             "## Targets",
             tabulate(checks, ["", "target", "seen", ""], tablefmt="github", disable_numparse=True),
         ]
     )
     print(text)
-    write_text(Path(__file__).with_name("peers-cpu.md"), text + "\n")
+    write_text(Path(__file__).with_name(f"peers-{device}.md"), text + "\n")
 
 
-def targets(name: str, figures: dict[str, dict[str, float]]) -> list[list[str]]:
+def targets(name: str, figures: dict[str, dict[str, float]], device: str) -> list[list[str]]:
     """What was aimed at, what came out, and whether that is enough."""
     title = NETWORKS[name].partition(",")[0]
     own, others = figures["hetfl"], {key: figures[key] for key in PEERS if key in figures}
@@ -563,14 +578,19 @@ def targets(name: str, figures: dict[str, dict[str, float]]) -> list[list[str]]:
     def check(what: str, target: str, seen: str, met: bool) -> None:
         rows.append([f"{title}: {what}", target, seen, "met" if met else "missed"])
 
-    if name == "linear":
+    if device == "cuda":
+        if "pfl" in others:
+            ratio = own["round"] / others["pfl"]["round"]
+            check("to pfl in one process", "at most 0.2", f"{ratio:.3f}", ratio <= 0.2)
+    elif name == "linear":
         check("over the bare loop", "at most 0.1 ms a client", f"{own['over']:.3f} ms", own["over"] <= 0.1)
     else:
         check("to the bare loop", "at most 1.02", f"{own['ratio']:.3f}", own["ratio"] <= 1.02)
     for key, peer in others.items():
         ratio = own["round"] / peer["round"]
         check(f"to {CONTENDERS[key][0].partition(',')[0]}", "below 1", f"{ratio:.3f}", ratio < 1)
-    check("first round", "below 5 s", f"{own['first']:.2f} s", own["first"] < 5)
+    if device == "cpu":
+        check("first round", "below 5 s", f"{own['first']:.2f} s", own["first"] < 5)
     spread = max(abs(one["accuracy"] - figures["bare"]["accuracy"]) for one in figures.values())
     check("accuracies, furthest from bare", f"at most {AGREE}", f"{spread:.4f}", spread <= AGREE)
     return rows
