@@ -185,7 +185,7 @@ def test_architectures_take_turns(toy_engine, monkeypatch):
 
 
 def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monkeypatch):
-    """Also where what was recorded on CUDA, and optimisers, live from round to round."""
+    """Stacked parameters and optimisers live on from round to round, but not from process to process."""
 
     def play(name: str) -> bytes:
         reference = toy_engine("fedproto", "two resnets", optimiser="adam", keep_optimiser=True)
