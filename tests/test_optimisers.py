@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetfl.optimisers import SGD, Adam
+from hetfl.optimisers import SGD, Adam, clip_gradients
 
 SHAPES = [(3,), (17, 9), (5, 3, 3, 3)]
 
@@ -76,3 +76,15 @@ def test_gradients_may_lie_in_memory_as_they_like():
     assert torch.equal(*ends)
     # Processors differ in whether they round between the product and the sum.
     torch.testing.assert_close(ends[0], 1 - 0.1 * gradient)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, float("inf"), float("nan")])
+def test_gradients_are_clipped_as_by_torch(scale: float):
+    leaves, expected = ([torch.zeros(shape, requires_grad=True) for shape in SHAPES] for _ in range(2))
+    for own, other in zip(leaves, expected, strict=True):
+        own.grad = scale * torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
+        other.grad = own.grad.clone()
+    clip_gradients(leaves, 10.0)
+    torch.nn.utils.clip_grad_norm_(expected, 10.0)
+    for own, other in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=0, atol=0, equal_nan=True)

@@ -7,7 +7,7 @@ bookkeeping takes longer than a step of a small model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ class Optimiser:
 def _in_step(gradient: Tensor, leaf: Tensor) -> Tensor:
     """The gradient, laid out as its leaf is: fused steps walk through memory, whatever the strides."""
     return gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
+
+
+def clip_gradients(leaves: Sequence[Tensor], largest: float) -> None:
+    """Scale the gradients of some tensors down to a norm of ``largest`` over all of them, as torch does it."""
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # Where nothing is to be done torch multiplies by one, which takes a pass over memory. Only a CPU knows without
+    # waiting that nothing is to be done.
+    if norm.device.type != "cpu" or not norm + 1e-6 <= largest:
+        torch.nn.utils.clip_grads_with_norm_(leaves, largest, norm)
 
 
 class SGD(Optimiser):

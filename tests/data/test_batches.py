@@ -199,9 +199,9 @@ def test_colours_are_not_given_to_a_backbone_for_grey_images() -> None:
         DeviceImages([split_of(4, 8, 8)], InputSpec(8, "bilinear", (0.5,), (0.5,)), CPU)
 
 
-@pytest.mark.parametrize(("size", "many"), [(8, 512), (32, 85), (224, 16)])
-def test_large_batches_on_a_cpu_have_a_megabyte_of_images(size: int, many: int):
-    images = images_of(split_of(2, 8, 8), size)
-    assert images.large_batch == many
+@pytest.mark.parametrize(("largest_map", "many"), [(0, 512), (24 * 24 * 32, 113), (197 * 1536, 16)])
+def test_the_largest_map_of_a_large_batch_on_a_cpu_has_eight_mebibytes(largest_map: int, many: int):
+    images = images_of(split_of(2, 8, 8), 28)
+    assert images.large_batch(largest_map) == many
     images.device = torch.device("cuda")
-    assert images.large_batch == 512
+    assert images.large_batch(largest_map) == 512

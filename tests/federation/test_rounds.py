@@ -38,7 +38,8 @@ def play(engine, folder: Path, kill_after: str = "") -> None:
 
     if what:
         hook({"append": record, "save": resume}[what], what)
-    rounds.run_rounds(engine, Draws(0), record, resume, RUN)
+    with resume:
+        rounds.run_rounds(engine, Draws(0), record, resume, RUN)
 
 
 def numbers(folder: Path) -> list[dict]:
@@ -116,9 +117,9 @@ def test_a_half_written_line_is_dropped(toy_engine, tmp_path):
 
 
 def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
-    points = ResumePoints(tmp_path / "points")
-    for number in range(1, 5):
-        points.save(State(number, {"x": torch.tensor([number])}, {3: ClientState({"w": torch.ones(2)})}))
+    with ResumePoints(tmp_path / "points") as points:
+        for number in range(1, 5):
+            points.save(State(number, {"x": torch.tensor([number])}, {3: ClientState({"w": torch.ones(2)})}))
     assert len(list(points.folder.iterdir())) == 2
     assert points.load(torch.device("cpu")).round == 4
     newest = max(points.folder.iterdir())
@@ -129,6 +130,26 @@ def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
     assert state.clients[3].params["w"].tolist() == [1, 1]
     points.clear()
     assert points.load(torch.device("cpu")) is None
+
+
+def test_a_resume_point_that_cannot_be_written_stops_the_run_at_the_next_one(tmp_path):
+    (tmp_path / "points").write_text("a file in place of the folder")
+    points = ResumePoints(tmp_path / "points")
+    points.save(State(1, {"x": torch.zeros(1)}))
+    with pytest.raises(OSError, match="points"):
+        points.save(State(2, {"x": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize("method", KILLED)
+def test_a_round_leaves_the_state_before_it_as_it_was(toy_engine, method):
+    """It is being written meanwhile."""
+    engine = toy_engine(method, **KILLED[method])
+    state, _ = rounds.start(engine, Draws(0))
+    for number in (1, 2):
+        before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+        following, _ = rounds.play_round(engine, state, Draws(0).at(number))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in state.tensors().items())
+        state = following
 
 
 def test_a_lost_record_starts_the_run_again(toy_engine, tmp_path):

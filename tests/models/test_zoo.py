@@ -350,3 +350,12 @@ def test_the_size_of_images_is_the_experiments():
     grey = build("htcnn2", 3, PAPER, inputs=InputSettings(size=32, mean=(0.1, 0.2, 0.3)))
     assert (grey.spec.size, grey.spec.mean, grey.spec.std) == (32, (0.1,), (0.5,))
     assert grey.init(Draws(0), 0)["body.7.weight"].shape == (512, 1600)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "elements"),
+    [("htcnn1", 28, 32 * 24 * 24), ("resnet18", 32, 64 * 16 * 16), ("cnn", 32, 32 * 28 * 28)],
+)
+def test_the_largest_map_of_a_model_is_found(name: str, size: int, elements: int):
+    images = InputSettings(size=size, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert build(name, 10, PAPER, inputs=images).largest_map == elements

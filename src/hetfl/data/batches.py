@@ -28,9 +28,9 @@ READ_AHEAD_BYTES = 2**20
 LARGE_BATCH = 512
 """Samples of a batch where nothing is trained, which a GPU likes large."""
 
-CPU_BATCH_BYTES, CPU_BATCH = 2**20, 16
-"""On a CPU such a batch has images of about so many bytes, but at least so many of them: maps between layers that
-outgrow its caches take longer than what large batches save."""
+CPU_BATCH_BYTES, CPU_BATCH = 8 * 2**20, 16
+"""On a CPU the largest feature map of such a batch has at most so many bytes, unless it has so few samples: feature
+maps that outgrow the caches cost more time than large batches save."""
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 """Changes images [B, C, h, w] in [0, 1], as they are stored, before they are resized; draws from a CPU generator."""
@@ -171,12 +171,16 @@ class DeviceImages:
         """Bytes of one normalised image."""
         return self.spec.channels * self.spec.size**2 * self.dtype.itemsize
 
-    @property
-    def large_batch(self) -> int:
-        """Samples of a batch where nothing is trained."""
+    def large_batch(self, largest_map: int = 0) -> int:
+        """Samples of a batch where nothing is trained.
+
+        Args:
+            largest_map: elements of the largest feature map that a model makes of one image.
+        """
         if self.device.type != "cpu":
             return LARGE_BATCH
-        return min(LARGE_BATCH, max(CPU_BATCH, CPU_BATCH_BYTES // self.bytes))
+        largest = max(self.bytes, largest_map * self.dtype.itemsize)
+        return min(LARGE_BATCH, max(CPU_BATCH, CPU_BATCH_BYTES // largest))
 
     def tensors(self) -> list[Tensor]:
         """What lies on the device for these images."""

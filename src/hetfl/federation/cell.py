@@ -95,7 +95,8 @@ def run_cell(
             if other.name != identity:
                 ResumePoints(other).clear()
         run = description(cell, workspace, setup, reads, identity)
-        run_rounds(setup.engine, setup.draws, record, ResumePoints(points / identity), run)
+        with ResumePoints(points / identity) as resume:
+            run_rounds(setup.engine, setup.draws, record, resume, run)
         points.rmdir()
 
 

@@ -142,7 +142,8 @@ def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {"group": [], "label": [], "client": []}
     points = []
     for k, data in enumerate(federation.data):
-        for batch in data.train_images.batches(data.train, data.train_images.large_batch):
+        size = data.train_images.large_batch(federation.clients[k].model.largest_map)
+        for batch in data.train_images.batches(data.train, size):
             found["group"].append(method.choose(params, batch, received))
             found["label"].append(batch.labels)
             found["client"].append(torch.full_like(batch.labels, k))
@@ -204,7 +205,8 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
 
 def _features(model: Model, params: Tensors, images: DeviceImages, index: Tensor) -> tuple[Tensor, Tensor]:
     """Features [n, d] float32 and labels [n] of some images."""
-    parts = [model(params, batch.images).features for batch in images.batches(index, images.large_batch)]
+    size = images.large_batch(model.largest_map)
+    parts = [model(params, batch.images).features for batch in images.batches(index, size)]
     # No sample leaves no batch.
     features = torch.cat([part.float() for part in parts] or [torch.empty(0, model.width, device=images.device)])
     return features, images.labels[index]

@@ -139,12 +139,17 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     settings = engine.method.settings
     played = [line for line in record.lines() if 1 <= line["round"] <= settings.rounds]
     pooled = {line["round"]: line["pooled"] for line in played if "pooled" in line}
+    waited = 0.0
     while state.round < settings.rounds and not stalls(pooled, settings.patience):
         state, line = play_round(engine, state, draws.at(state.round + 1))
         if "pooled" in line:
             pooled[state.round] = line["pooled"]
+        # What the resume point before this round took from the loop; its own is known only after its line is written.
+        line["seconds"]["resume"] = waited
         record.append(line)
+        began = time.perf_counter()
         resume.save(state)
+        waited = time.perf_counter() - began
     if engine.method.closing() and state.round <= settings.rounds:
         state, line = play_closing(engine, state, draws.at(settings.rounds + 1))
         record.append(line)

@@ -17,7 +17,7 @@ from hetfl.federation.state import ClientState
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Client, Method, Phase, Statistics, Work
 from hetfl.models.base import Model, Output
-from hetfl.optimisers import SGD, Adam, Optimiser
+from hetfl.optimisers import SGD, Adam, Optimiser, clip_gradients
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Sequential:
         model = self.federation.clients[client].model
         parts = [
             method.predict(model, params, batch, received).argmax(dim=1)
-            for batch in images.batches(index, images.large_batch)
+            for batch in images.batches(index, images.large_batch(model.largest_map))
         ]
         return torch.cat(parts) if parts else index.new_empty(0)
 
@@ -212,7 +212,7 @@ class Sequential:
                 loss.backward()
                 if phase.clip:
                     for values in clipped:
-                        torch.nn.utils.clip_grad_norm_(values, phase.clip)
+                        clip_gradients(values, phase.clip)
                 optimiser.step()
                 total.add_(loss.detach(), alpha=len(part))
         stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
@@ -222,22 +222,23 @@ class Sequential:
 
     @torch.no_grad()
     def _sweep(self, stay: Stay, draws: Draws) -> Statistics:
-        kind, data = self.method.sweep(draws.round), stay.data
+        kind, data, model = self.method.sweep(draws.round), stay.data, stay.client.model
         if kind in ("own", "before", "stored"):
             params = stay.before if kind == "before" else stay.params
             source = self._stored(data.train_images) if kind == "stored" else data.train_images
-            batches = iter(source.batches(data.train, source.large_batch))
+            size = source.large_batch(0 if kind == "stored" else model.largest_map)
+            batches = iter(source.batches(data.train, size))
         elif kind == "alignment":
             params = stay.params
             index = self._alignment(data, draws.at(draws.round + 1))
             images = data.public_images
             assert images is not None
-            rows = torch.arange(len(index), device=index.device).split(images.large_batch)
-            parts = zip(images.batches(index, images.large_batch), rows, strict=True)
+            size = images.large_batch(model.largest_map)
+            rows = torch.arange(len(index), device=index.device).split(size)
+            parts = zip(images.batches(index, size), rows, strict=True)
             batches = (replace(batch, rows=part) for batch, part in parts)
         else:
             return Statistics()
-        model = stay.client.model
         return merge([self.method.statistics(model, params, batch, stay.received) for batch in batches])
 
     def _data(self, data: ClientData, phase: Phase, draws: Draws) -> tuple[DeviceImages, Tensor]:

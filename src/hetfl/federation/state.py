@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -70,6 +72,8 @@ class State:
 class ResumePoints:
     """The last two states of a run on disk, outside DVC's outputs.
 
+    A thread writes them while the next round trains. Used as a context, which ends when the last one is on disk.
+
     Args:
         folder: named after the run's fingerprint, so that other settings never meet them.
     """
@@ -78,15 +82,41 @@ class ResumePoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._writer = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.shutdown(wait=True)
+        self._raise()
 
     def save(self, state: State) -> None:
-        """Write a state atomically, its checksum in the file's name, and drop the oldest."""
+        """Have a state written atomically, its checksum in the file's name, and the oldest dropped.
+
+        Returns once the state before it is on disk, so that never more than one waits in memory.
+
+        Raises:
+            OSError: that state could not be written.
+        """
+        tensors = {name: tensor.cpu() for name, tensor in state.tensors().items()}
+        self._raise()
+        self._pending = self._writer.submit(self._write, state.round, tensors)
+
+    def _write(self, round: int, tensors: Tensors) -> None:
         temporary = self.folder / "writing.safetensors"
-        write_tensors(temporary, state.tensors())
+        write_tensors(temporary, tensors)
         checksum = sha256_file(temporary)[:16]
-        temporary.replace(self.folder / f"round-{state.round:06d}-{checksum}.safetensors")
+        temporary.replace(self.folder / f"round-{round:06d}-{checksum}.safetensors")
         for old in self._files()[: -self.KEEP]:
             old.unlink()
+
+    def _raise(self) -> None:
+        """Wait for the state that is being written, and raise what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def load(self, device: torch.device) -> State | None:
         """The newest state whose content is what was written; None where there is none."""
@@ -101,7 +131,8 @@ class ResumePoints:
         return None
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove everything, once nothing is being written."""
+        self._raise()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -169,6 +170,23 @@ class Model:
         finally:
             for (tensors, name, _), value in zip(places, own, strict=True):
                 tensors[name] = value
+
+    @cached_property
+    def largest_map(self) -> int:
+        """Elements of the largest output of a layer for one image, found by a forward pass."""
+        sizes: list[int] = []
+
+        def note(module: nn.Module, given: Any, output: Any) -> None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            sizes.extend(value.numel() for value in outputs if isinstance(value, Tensor))
+
+        hooks = [layer.register_forward_hook(note) for layer in self._module.modules()]
+        reference = next(self._module.parameters())
+        with torch.no_grad():
+            self._module(reference.new_zeros(1, self.spec.channels, self.spec.size, self.spec.size))
+        for hook in hooks:
+            hook.remove()
+        return max(sizes)
 
     def masks(self, seed: int, size: int) -> dict[str, Tensor]:
         """What a training pass of ``size`` samples drops, by layer: what :meth:`train` takes."""

@@ -102,7 +102,7 @@ class Fitted(nn.Module):
         features = self.features(self.prompts(images) if isinstance(self.prompts, PixelPrompts) else images)
         if self.projection is not None:
             features = self.projection(features)
-        elif self.options.embedding is not None:
+        elif self.options.embedding not in (None, features.shape[-1]):
             features = F.adaptive_avg_pool1d(features, self.options.embedding)
         return Output(features, self.head(features))
 
