@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hetfl.data.batches import Batch
+from hetfl.data.batches import Batch, DeviceImages
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.federation.batched import Batched
 from hetfl.federation.rounds import play_round, start
 from hetfl.federation.sequential import Visit
 from hetfl.federation.state import ClientState
@@ -298,6 +299,28 @@ def test_fedmix_is_mixups_loss_to_first_order(toy_engine):
     own = data.train_images.stored().batch(data.train)
     assert torch.allclose(state.server["pool/images"][0].double(), own.images.mean(0), atol=1e-6)
     assert torch.allclose(state.server["pool/labels"][0], torch.bincount(own.labels, minlength=3) / len(own.labels))
+
+
+def test_fedmixs_chunks_do_not_depend_on_how_the_device_cuts_batches(toy_engine, monkeypatch):
+    """Averages of 4 images, in batches of 5, of 16 and of everything; a last one of what is left over."""
+    pools = []
+    for size in (5, 16, 1000):
+        monkeypatch.setattr(DeviceImages, "large_batch", size)
+        engine = toy_engine("fedmix", dtype=torch.float64, chunk=4, **SMALL)
+        pools.append([update.uplink for update in engine.introduce(Draws(0))])
+    for client, samples in enumerate((15, 19, 26)):
+        first, second, third = (messages[client]["pool/images"] for messages in pools)
+        assert len(first) == len(pools[0][client]["pool/labels"]) == -(-samples // 4)
+        assert torch.equal(first, second) and torch.equal(first, third)
+        # Every sample is in one average.
+        shares = torch.tensor([4] * (samples // 4) + [samples % 4] * (samples % 4 > 0))
+        data = engine.federation.data[client]
+        images = data.train_images.stored().batch(data.train).images
+        whole = (first * shares[:, None, None, None]).sum(dim=0) / samples
+        assert torch.allclose(whole, images.mean(dim=0))
+    # Which ones go together is drawn by the run's seed, for each client by itself.
+    (other, *_) = engine.introduce(Draws(1))
+    assert not torch.allclose(other.uplink["pool/images"], pools[0][0]["pool/images"])
 
 
 @pytest.mark.parametrize("method", FAMILY)

@@ -344,11 +344,11 @@ def exchange(
 def whole_network(method: Method, name: str) -> Exchange:
     """The same of FedAvg with a whole network, of which only the shapes travel."""
     client = Client(0, fitted(method, name), torch.ones(method.num_classes, dtype=torch.int64))
-    registered = method.register(Work(client, 0, {}, {}, {}, Statistics(), 0))
+    registered = method.register(Work(client, Draws(0), {}, {}, {}, Statistics(), 0))
     with torch.device("meta"):
         server = method.initial_server([client.model], {0: registered}, Draws(0))
     down = method.downlink(server, 0)
-    up = method.uplink(Work(client, 1, down, down, method.adopt({}, down), Statistics(), 1))
+    up = method.uplink(Work(client, Draws(0, round=1), down, down, method.adopt({}, down), Statistics(), 1))
     return Exchange([registered], down, up, down, {}, server)
 
 
@@ -468,7 +468,7 @@ def _work(method: Method, client: Client, round: int, received: Tensors, pixels:
     params = method.adopt({}, received)
     gathers = method.sweep(round) != "none"
     statistics = method.statistics(client.model, params, batch, received) if gathers else Statistics()
-    return Work(client, round, received, params, params, statistics, steps=1)
+    return Work(client, Draws(0, round), received, params, params, statistics, steps=1)
 
 
 def _filled(tensors: Tensors) -> dict[str, Tensor]:
