@@ -170,8 +170,8 @@ def table_2() -> Counted:
             "round.",
             "Numbers: values of 32 bits in a participant's messages after the first round. Integers, of 32 bits too, "
             "stand beside them: how many samples each group has, which never changes, with FGPT; how often a client "
-            "picked each group, and all clients so far, with SGPT; a mark that somebody has trained, with FedPR. "
-            "Every client sends its number of samples once, 4 B.",
+            "picked each group, and all clients so far, with SGPT; a seed for directions that are dropped besides "
+            "the prompts' own, with FedPR. Every client sends its number of samples once, 4 B.",
             f"The frozen backbone ({frozen:,} numbers, {rounded(4 * frozen / M, 1)} MB) is with the clients before "
             "and not counted.",
             f"Whole run: the values in all messages up and down; {made('fgpt').settings.rounds} rounds of "
