@@ -28,6 +28,8 @@ VARIANTS = {
     "fedprox without momentum": ("fedprox", {"momentum": 0.0}),
     "fedhe by sweep": ("fedhe", {"collect": "sweep"}),
     "fedhpl with frames": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
+    "fedhpl with dropout": ("fedhpl", {"prompt_dropout": 0.3}),
+    "fedhpl-shallow with dropout": ("fedhpl", {"prompts": "shallow", "prompt_dropout": 0.3}),
     "sgpt by vote": ("sgpt", {"vote": True}),
 }
 

@@ -7,6 +7,7 @@ import torch
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.federation.rounds import play_round, start
 from hetfl.message import Message, Size
 from hetfl.methods import create
@@ -265,6 +266,35 @@ def test_a_width_without_participants_keeps_its_mean(share):
     assert {n: t.item() for n, t in after.items() if n.startswith("shared.")} == {f"shared.8/{name}": 5}
     sent[1] = Message({**raw(1), name: torch.tensor([4.0])})
     assert method.aggregate(server, sent, Draws(0).at(1))[f"shared.8/{name}"].item() == 4
+
+
+def test_prompt_dropout_changes_training_and_nothing_else(toy_engine):
+    """Draws are keyed, so a run has them again; uploads are those of the whole prompts."""
+
+    def play(**settings):
+        engine = toy_engine("fedhpl", **settings)
+        state, _ = start(engine, Draws(0))
+        return engine, *play_round(engine, state, Draws(0).at(1))
+
+    (_, plain, _), (engine, dropping, line), (_, again, _) = (
+        play(),
+        play(prompt_dropout=0.5),
+        play(prompt_dropout=0.5),
+    )
+    for k in range(3):
+        assert torch.equal(dropping.clients[k].params["prompts"], again.clients[k].params["prompts"])
+        assert not torch.equal(dropping.clients[k].params["prompts"], plain.clients[k].params["prompts"])
+    right = 0
+    for client, data in zip(engine.federation.clients, engine.federation.data, strict=True):
+        batch = data.train_images.batch(data.train)
+        logits = client.model(dropping.clients[client.index].params, batch.images).logits
+        right += int((logits.argmax(1) == batch.labels).sum())
+    assert line["diagnostics"]["uploaded_logits"] == right
+
+
+def test_dropout_of_a_frame_is_refused():
+    with pytest.raises(HetflError, match="settings.prompt_dropout: 0.1 is of deep or shallow prompts"):
+        create("fedhpl", {"prompts": "frame", "prompt_dropout": 0.1}, 3)
 
 
 def test_frozen_weights_stay_bit_identical_and_the_rest_moves(toy_engine):

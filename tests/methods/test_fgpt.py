@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from hetfl.data.batches import Batch, DeviceImages
+from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.federation import cell
 from hetfl.federation.batched import Batched
+from hetfl.federation.plan import Cell, ComputeSettings, Workspace
 from hetfl.federation.rounds import play_round, start
 from hetfl.federation.sequential import Visit
 from hetfl.federation.state import ClientState
@@ -166,6 +169,47 @@ def test_keys_are_orthogonal_and_drawn_once():
     made = orthogonal(rows)
     assert torch.allclose(F.normalize(rows[0], dim=0), made[0], atol=1e-6)
     assert (made * rows).sum(1).min() > 0
+
+
+def test_keys_are_those_of_the_runs_seed_unless_one_is_set():
+    def keys(seed, **settings):
+        return create("fgpt", {"groups": 3, **settings}, 2, seed=seed).keys({}, torch.zeros(1, 8))
+
+    assert torch.equal(keys(1), keys(1)) and not torch.equal(keys(1), keys(2))
+    assert torch.equal(keys(1, key_seed=2), keys(2)) and torch.equal(keys(2, key_seed=0), keys(0))
+    drawn = [keys(seed, keys="random") for seed in (1, 2)]
+    assert not torch.equal(*drawn)
+    ensembles = create("fgpt", {"groups": 3, "ensembles": (2,)}, 2, seed=1).also(60)
+    assert torch.equal(ensembles["top-2"].keys({}, torch.zeros(1, 8)), keys(1))
+
+
+def test_a_cell_draws_its_keys_from_its_seed(monkeypatch, tmp_path, weights, toy_data, toy_partition):
+    workspace = Workspace(tmp_path)
+    workspace.weights = weights
+    monkeypatch.setattr(cell, "read_dataset", lambda _: toy_data)
+    monkeypatch.setattr(cell, "read_partition", lambda _: (toy_partition, {"dataset_checksum": toy_data.checksum}))
+    found = []
+    for seed in (0, 1):
+        settings = create("fgpt", GROUPED, 3).settings.model_dump()
+        named = {"experiment": "e", "row": "fgpt", "title": "FGPT", "paper": "fgpt", "split": "iid", "seed": seed}
+        run = {
+            "dataset": "toy",
+            "models": ["digits_vit_base"],
+            "partition": {},
+            "input": InputSettings(),
+            "public": None,
+        }
+        made = Cell(**named, **run, method="fgpt", settings=settings)
+        method = cell.set_up(made, workspace, torch.device("cpu"), ComputeSettings()).method
+        found.append(method.keys({}, torch.zeros(1, 48)))
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("method", ["sgpt", "fed-dualprompt"])
+@pytest.mark.parametrize("setting", [{"key_seed": 1}, {"keys": "random"}])
+def test_settings_of_fixed_keys_are_unknown_where_keys_are_learned(method, setting):
+    with pytest.raises(HetflError, match=f"unknown setting '{next(iter(setting))}'"):
+        create(method, setting, 2)
 
 
 def test_one_branch_is_fgpt_and_more_share_the_lower_blocks():

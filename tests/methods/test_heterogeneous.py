@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.federation import rounds
 from hetfl.federation.evaluation import confusions
 from hetfl.federation.rounds import play_round, start
+from hetfl.federation.state import State
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.methods.fedtgp import contrastive_loss, emit
@@ -30,10 +32,10 @@ def means(labels, rows):
     return Message({"means": torch.tensor(rows), "labels": torch.tensor(labels, dtype=torch.int32)})
 
 
-def run(engine, rounds: int = 2):
+def run(engine, last: int = 2):
     state, line = start(engine, Draws(0))
     lines = [line]
-    for round in range(1, rounds + 1):
+    for round in range(1, last + 1):
         state, line = play_round(engine, state, Draws(0).at(round))
         lines.append(line)
     return state, lines
@@ -128,6 +130,32 @@ def test_fedgh_clips_the_servers_gradient():
     server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
     after = method.aggregate(server, {0: means([0], [[100.0, 0.0]])}, Draws(0))
     assert torch.cat([t.flatten() for t in after.values()]).norm().item() == pytest.approx(0.1, rel=1e-4)
+    free = create("fedgh", {"server_lr": 1.0, "clip": None}, 2)
+    moved = free.aggregate(server, {0: means([0], [[100.0, 0.0]])}, Draws(0))["head.weight"]
+    assert torch.allclose(moved, torch.tensor([[50.0, 0.0], [-50.0, 0.0]]))
+
+
+def test_fedghs_server_shuffles_in_every_epoch_and_keeps_the_last_batch():
+    """Against torch's own optimiser on the orders that the run's key gives."""
+    settings = {"server_lr": 0.1, "server_batch": 2, "server_epochs": 3, "server_shuffle": True, "clip": None}
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    uplinks = {0: means([0, 1], rows[:2].tolist()), 1: means([0, 1, 2], rows[2:].tolist())}
+    server = {"fresh/head.weight": torch.zeros(3, 4), "fresh/head.bias": torch.zeros(3)}
+    draws, labels = Draws(0, round=2), torch.tensor([0, 1, 0, 1, 2])
+    after = create("fedgh", settings, 3).aggregate(server, uplinks, draws)
+    head = torch.nn.Linear(4, 3)
+    head.load_state_dict({name.removeprefix("fresh/head."): tensor for name, tensor in server.items()})
+    optimiser = torch.optim.SGD(head.parameters(), 0.1)
+    orders = [torch.randperm(5, generator=draws.torch("server batches", -1, epoch)) for epoch in range(3)]
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+    for batch in (part for order in orders for part in order.split(2)):
+        optimiser.zero_grad()
+        F.cross_entropy(head(rows[batch]), labels[batch]).backward()
+        optimiser.step()
+    assert torch.allclose(after["head.weight"], head.weight, atol=1e-6)
+    assert torch.allclose(after["head.bias"], head.bias, atol=1e-6)
+    other = create("fedgh", settings, 3).aggregate(server, uplinks, Draws(1, round=2))
+    assert not torch.allclose(other["head.weight"], after["head.weight"], atol=1e-4)
 
 
 def test_fedgh_clients_start_with_the_servers_head_and_are_tested_with_their_own(toy_engine):
@@ -141,6 +169,19 @@ def test_fedgh_clients_start_with_the_servers_head_and_are_tested_with_their_own
     assert lines[2]["up"]["elements"] == sum(present) * (16 + 1)
     assert lines[2]["down"]["elements"] == 3 * (3 * 16 + 3)
     assert lines[1]["down"]["elements"] == 0
+
+
+@pytest.mark.parametrize("tests", ["client", "global"])
+def test_fedgh_is_tested_with_the_clients_head_or_the_servers(toy_engine, tests):
+    """With a server whose head always says class 2."""
+    engine = toy_engine("fedgh", embedding=16, tests=tests)
+    state, _ = run(engine)
+    head = {"head.weight": torch.zeros(3, 16), "head.bias": torch.tensor([0.0, 0.0, 1.0])}
+    told = State(state.round, state.server | head, state.clients)
+    shares = rounds.tested(engine, told, Draws(0).at(2))["accuracy"]
+    own = rounds.tested(engine, state, Draws(0).at(2))["accuracy"]
+    constant = [float((data.test_images.labels[data.test] == 2).double().mean()) for data in engine.federation.data]
+    assert (shares == constant) == (tests == "global") and (shares == own) == (tests == "client")
 
 
 def test_fedtgps_margin_is_the_largest_distance_to_a_nearest_neighbour():

@@ -168,11 +168,15 @@ def test_fedreps_phases_freeze_what_they_say(toy_engine):
         assert not torch.equal(tuned["head.weight"], state.clients[k].params["head.weight"])
 
 
-def test_fedrep_without_head_epochs_in_one_phase_is_not_fedavg_but_shares_bodies(toy_engine):
-    engine = toy_engine("fedrep", head_epochs=0)
+@pytest.mark.parametrize(("settings", "first"), [({}, [-1, -1, -1]), ({"heads": "own"}, [0, 1, 2])])
+def test_fedreps_clients_begin_with_one_head_or_each_with_its_own(toy_engine, settings, first):
+    """Without epochs of the head, after a round that trained the body, it is the first one still."""
+    engine = toy_engine("fedrep", head_epochs=0, **settings)
     state, _ = run(engine, 1)
-    fresh = engine.federation.clients[1].model.init(Draws(0), 1)
-    assert all(torch.equal(state.clients[1].params[name], fresh[name]) for name in state.clients[1].params)
+    for k, drawn in enumerate(first):
+        fresh = engine.federation.clients[k].model.init(Draws(0), drawn)
+        assert state.clients[k].params.keys() == {"head.weight", "head.bias"}
+        assert all(torch.equal(tensor, fresh[name]) for name, tensor in state.clients[k].params.items())
 
 
 def test_pfedpt_keeps_its_border_and_is_tested_after_training(toy_engine):

@@ -113,6 +113,27 @@ def test_forward_is_the_papers_equations(prompted: Model):
     assert torch.allclose(prompted(params, images).logits, reference_logits(prompted, params, images), atol=1e-6)
 
 
+def test_training_drops_values_of_prompts_sample_by_sample(prompted: Model, weights: Path):
+    """A sample alone, with its own part of the mask multiplied into the prompts."""
+    options = prompted._module.options.model_copy(update={"prompt_dropout": 0.5})
+    dropping = build("digits_vit_large", 3, options, weights)
+    params = prompted.init(Draws(0), 0)
+    assert all(torch.equal(params[name], tensor) for name, tensor in dropping.init(Draws(0), 0).items())
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    masks = dropping.masks(7, 4)
+    (mask,) = masks.values()
+    assert mask.shape == (4, *params["prompts"].shape) and set(mask.unique().tolist()) == {0.0, 2.0}
+    logits = dropping.train(masks)(params, images).logits
+    for k in range(4):
+        own = {**params, "prompts": params["prompts"] * mask[k]}
+        assert torch.allclose(logits[k], prompted(own, images[k : k + 1]).logits[0], atol=1e-5)
+    assert torch.equal(dropping.masks(7, 4)["dropout0"], mask) and not torch.equal(
+        dropping.masks(8, 4)["dropout0"], mask
+    )
+    assert torch.equal(dropping(params, images).logits, prompted(params, images).logits)
+    assert prompted.masks(7, 4) == {}
+
+
 def test_prompts_start_uniform_with_vpts_bound(prompted: Model):
     prompts = prompted.init(Draws(0), 0)["prompts"]
     bound = math.sqrt(6 / (3 * 8**2 + 64))

@@ -48,7 +48,8 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
             f"run dvc repro partition@{cell.dataset}"
         )
     shared = None if cell.public is None else read_dataset(workspace.dataset(cell.public.dataset))
-    method = create(cell.method, cell.settings, dataset.num_classes, shared.num_classes if shared else 0)
+    public_classes = shared.num_classes if shared else 0
+    method = create(cell.method, cell.settings, dataset.num_classes, public_classes, seed=cell.seed)
     public = shared.split(cell.public.split) if shared and cell.public else None
     federation = build_federation(
         method,

@@ -180,6 +180,7 @@ class Method(ABC):
         personal: whether the server sends clients different parameters.
         linear_heads: whether all clients must have a linear head on features of one size.
         mapped: whether ``torch.vmap`` can map the objective over clients.
+        seed: the run's, for what all draw alike and nobody sends.
     """
 
     title: ClassVar[str]
@@ -193,9 +194,9 @@ class Method(ABC):
     mapped: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
-    def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0) -> None:
+    def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0, seed: int = 0) -> None:
         self.settings: Any = settings
-        self.num_classes, self.public_classes = num_classes, public_classes
+        self.num_classes, self.public_classes, self.seed = num_classes, public_classes, seed
 
     @abstractmethod
     def model_options(self) -> ModelOptions:
@@ -428,6 +429,7 @@ def create(
     num_classes: int,
     public_classes: int = 0,
     where: str = "",
+    seed: int = 0,
 ) -> Method:
     """Make a method from its name and raw or resolved settings.
 
@@ -437,6 +439,7 @@ def create(
         num_classes: C.
         public_classes: classes of the public data set, for methods that have one.
         where: names the settings' place in messages.
+        seed: of the run.
 
     Raises:
         HetflError: unknown name, or a setting is unknown or out of range.
@@ -444,4 +447,4 @@ def create(
     cls = method_class(name, where)
     if not isinstance(settings, MethodSettings):
         settings = validate(cls.Settings, dict(settings), where or f"{name}: settings")
-    return cls(settings, num_classes, public_classes)
+    return cls(settings, num_classes, public_classes, seed)

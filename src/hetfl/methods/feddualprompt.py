@@ -11,7 +11,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Phase, Work, cross_entropy, register_method
-from hetfl.methods.fgpt import FGPT
+from hetfl.methods.fgpt import FGPT, GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
 
@@ -27,7 +27,7 @@ class FedDualPrompt(FGPT):
     source = "Wang et al., ECCV 2022; FGPT, arXiv 2310.18285"
     travels = "prompts, keys and heads"
 
-    class Settings(FGPT.Settings):
+    class Settings(GroupSettings):
         """``pull``: weight lambda of the keys' loss; DualPrompt's."""
 
         pull: float = Field(default=1.0, ge=0)

@@ -60,8 +60,8 @@ class FedGen(Scratch):
         labels: Literal["list", "counts"] = "list"
         tests: Literal["client", "global"] = "client"
 
-    def __init__(self, settings: Settings, num_classes: int, public_classes: int = 0) -> None:
-        super().__init__(settings, num_classes, public_classes)
+    def __init__(self, settings: Settings, *more: int) -> None:
+        super().__init__(settings, *more)
         self.evaluates = settings.tests
 
     def register(self, work: Work) -> Message:

@@ -32,7 +32,11 @@ FRESH = "fresh/"
 
 @register_method("fedgh")
 class FedGH(Scratch):
-    """Yi et al., ACM MM 2023; the client's model is tested right after its local training."""
+    """Yi et al., ACM MM 2023; as a rule the client's model is tested right after its local training.
+
+    In HtFLlib, the library of FedTGP's authors, the server shuffles the pairs, takes batches of the clients' size for
+    some epochs and clips nothing; the server's newest head is tested.
+    """
 
     title = "FedGH"
     source = "Yi et al., ACM MM 2023"
@@ -46,7 +50,10 @@ class FedGH(Scratch):
             embedding: common size of the feature that enters the head.
             server_lr: learning rate of the server's head.
             server_batch: pairs of mean and class a step; 1 in the authors' code.
-            clip: largest norm of a server step's gradient.
+            server_epochs: passes over the pairs in a round.
+            server_shuffle: whether every pass has an order of its own; else it is that of the clients.
+            clip: largest norm of a server step's gradient; None: any.
+            tests: the client's own head, or the server's newest.
         """
 
         weight_decay: float = Field(default=1e-3, ge=0)
@@ -54,7 +61,14 @@ class FedGH(Scratch):
         stem: Literal["imagenet", "cifar"] = "cifar"
         server_lr: float = Field(default=0.01, gt=0)
         server_batch: int = Field(default=1, ge=1)
-        clip: float = Field(default=50.0, gt=0)
+        server_epochs: int = Field(default=1, ge=1)
+        server_shuffle: bool = False
+        clip: float | None = Field(default=50.0, gt=0)
+        tests: Literal["client", "global"] = "client"
+
+    def __init__(self, settings: Settings, *more: int) -> None:
+        super().__init__(settings, *more)
+        self.evaluates = settings.tests
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
@@ -83,16 +97,21 @@ class FedGH(Scratch):
         return class_means(work.statistics, next(iter(work.params.values())).dtype)
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        """One pass of SGD over the pairs of class mean and class, in the order of the clients."""
+        """SGD over the pairs of class mean and class."""
         head = {name.removeprefix(FRESH): tensor.clone().requires_grad_() for name, tensor in server.items()}
         weight, bias = head["head.weight"], head["head.bias"]
-        optimiser = SGD([weight, bias], self.settings.server_lr)
+        s = self.settings
+        optimiser = SGD([weight, bias], s.server_lr)
         means = torch.cat([uplinks[client]["means"] for client in sorted(uplinks)])
         labels = torch.cat([uplinks[client]["labels"] for client in sorted(uplinks)]).long()
-        size = self.settings.server_batch
-        for x, y in zip(means.split(size), labels.split(size), strict=True):
-            optimiser.zero_grad()
-            F.cross_entropy(F.linear(x, weight, bias), y).backward()
-            torch.nn.utils.clip_grad_norm_([weight, bias], self.settings.clip)
-            optimiser.step()
+        for epoch in range(s.server_epochs):
+            order = torch.arange(len(labels))
+            if s.server_shuffle:
+                order = torch.randperm(len(labels), generator=draws.torch("server batches", -1, epoch))
+            for batch in order.to(labels.device).split(s.server_batch):
+                optimiser.zero_grad()
+                F.cross_entropy(F.linear(means[batch], weight, bias), labels[batch]).backward()
+                if s.clip is not None:
+                    torch.nn.utils.clip_grad_norm_([weight, bias], s.clip)
+                optimiser.step()
         return {name: tensor.detach() for name, tensor in head.items()}

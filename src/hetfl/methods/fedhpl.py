@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from hetfl.data.batches import Batch, class_counts, class_sums
@@ -50,6 +50,8 @@ class FedHPL(Method):
         Attributes:
             prompts: VPT-deep (a set of prompts per block), VPT-shallow (one set), or for CNNs a frame of pixels.
             prompt_length: n, prompts per set, or the frame's width in pixels.
+            prompt_dropout: share of the prompts' values that training drops, anew for each sample. The paper has
+                none, VPT's authors 0, and 0.1 in their example of VPT-deep.
             head_init: rule for the fresh head.
             communicate: False is the paper's "Local".
             gamma: weight of the distillation loss (Eq. 2).
@@ -67,6 +69,7 @@ class FedHPL(Method):
         keep_optimiser: bool = True
         prompts: Literal["deep", "shallow", "frame"] = "deep"
         prompt_length: int = Field(default=3, ge=1)
+        prompt_dropout: float = Field(default=0.0, ge=0, lt=1)
         head_init: Literal["timm", "vpt"] = "timm"
         communicate: bool = True
         gamma: float = Field(default=1.0, ge=0)
@@ -80,9 +83,21 @@ class FedHPL(Method):
         theorem: bool = True
         prior_std: float = Field(default=0.1, gt=0)
 
+        @field_validator("prompt_dropout")
+        @classmethod
+        def _of_tokens(cls, share: float, info: ValidationInfo) -> float:
+            if share and info.data.get("prompts") == "frame":
+                raise ValueError("is of deep or shallow prompts; with prompts: frame it must be 0")
+            return share
+
     def model_options(self) -> ModelOptions:
         s = self.settings
-        return ModelOptions(prompts=s.prompts, prompt_length=s.prompt_length, init=s.head_init)
+        return ModelOptions(
+            prompts=s.prompts,
+            prompt_length=s.prompt_length,
+            prompt_dropout=s.prompt_dropout,
+            init=s.head_init,
+        )
 
     def trains(self) -> tuple[str, ...]:
         return ("prompts", "head")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
+from torch import Tensor
 
+from hetfl.draws import Draws
 from hetfl.methods.base import Phase, register_method
 from hetfl.methods.fedavg import FedAvg
+from hetfl.models.base import Model
 
 
 @register_method("fedrep")
@@ -25,17 +29,23 @@ class FedRep(FedAvg):
             local_epochs: passes that train the body.
             head_epochs: passes before them that train the head; 10 in the authors' CIFAR10 runs.
             finetune_epochs: passes after the last round that train the head only.
+            heads: what clients begin with: one ``common`` head, as in the authors' code, or each its ``own``.
         """
 
         momentum: float = Field(default=0.5, ge=0, lt=1)
         head_epochs: int = Field(default=1, ge=0)
         finetune_epochs: int = Field(default=10, ge=0)
+        heads: Literal["common", "own"] = "common"
 
     def keeps(self) -> tuple[str, ...]:
         return ("head",)
 
     def shares(self) -> tuple[str, ...]:
         return ("body",)
+
+    def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
+        """A common head is drawn from the shared seed, as FedBABU's, so it never travels."""
+        return model.init(draws, -1 if self.settings.heads == "common" else client)
 
     def phases(self, round: int) -> Sequence[Phase]:
         if not round:

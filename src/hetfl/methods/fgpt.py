@@ -21,6 +21,30 @@ from hetfl.models.base import Model, ModelOptions
 from hetfl.models.grouped import orthogonal
 
 
+class GroupSettings(PTFedAvg.Settings):
+    """How samples find their groups, whatever the keys; defaults are FGPT's.
+
+    Attributes:
+        groups: G.
+        encoder: whose features are the queries; None: the backbone's own (else FGPT-ResNet's).
+        branches: groups that a sample is predicted with, their logits averaged (FGPT-U has 5).
+        ensembles: numbers of branches that the same run is tested with as well, in the rounds of the window.
+    """
+
+    groups: int = Field(default=20, ge=1)
+    encoder: str | None = None
+    branches: int = Field(default=1, ge=1)
+    ensembles: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+    @field_validator("branches", "ensembles")
+    @classmethod
+    def _no_more_than_groups(cls, value: Any, info: ValidationInfo) -> Any:
+        groups = info.data.get("groups", 1)
+        if max(value if isinstance(value, tuple) else (value,), default=1) > groups:
+            raise ValueError(f"asks for more groups than there are ({groups})")
+        return value
+
+
 @register_method("fgpt")
 class FGPT(PTFedAvg):
     """arXiv 2310.18285 (first version): group-aware prompt tuning; PT-FedAvg with more than one group.
@@ -32,32 +56,16 @@ class FGPT(PTFedAvg):
     source = "arXiv 2310.18285, Eq. 2-8"
     travels = "prompts, heads, and counts of the groups"
 
-    class Settings(PTFedAvg.Settings):
-        """Defaults are FGPT's.
+    class Settings(GroupSettings):
+        """Its keys are fixed.
 
         Attributes:
-            groups: G.
             keys: orthogonal rows, or independent random ones (Table 4).
-            key_seed: that they are drawn from; nobody sends them.
-            encoder: whose features are the queries; None: the backbone's own (else FGPT-ResNet's).
-            branches: groups that a sample is predicted with, their logits averaged (FGPT-U has 5).
-            ensembles: numbers of branches that the same run is tested with as well, in the rounds of the window.
+            key_seed: that they are drawn from; None: the run's seed, so that runs differ in their keys, too.
         """
 
-        groups: int = Field(default=20, ge=1)
         keys: Literal["orthogonal", "random"] = "orthogonal"
-        key_seed: int = 0
-        encoder: str | None = None
-        branches: int = Field(default=1, ge=1)
-        ensembles: tuple[Annotated[int, Field(ge=1)], ...] = ()
-
-        @field_validator("branches", "ensembles")
-        @classmethod
-        def _no_more_than_groups(cls, value: Any, info: ValidationInfo) -> Any:
-            groups = info.data.get("groups", 1)
-            if max(value if isinstance(value, tuple) else (value,), default=1) > groups:
-                raise ValueError(f"asks for more groups than there are ({groups})")
-            return value
+        key_seed: int | None = None
 
     def model_options(self) -> ModelOptions:
         return super().model_options().model_copy(update={"groups": self.settings.groups})
@@ -79,12 +87,12 @@ class FGPT(PTFedAvg):
         return points @ F.normalize(self.keys(params, points), dim=1).T
 
     def keys(self, params: Tensors, like: Tensor) -> Tensor:
-        """b_g [G, d], as wide as the queries ``like`` [B, d]; drawn once, the same everywhere."""
+        """b_g [G, d], as wide as the queries ``like`` [B, d]; drawn once, the same everywhere, and never sent."""
         width = like.shape[1]
         place = width, like.device, like.dtype
         if place not in self._made:
             s = self.settings
-            generator = Draws(s.key_seed).torch("keys")
+            generator = Draws(self.seed if s.key_seed is None else s.key_seed).torch("keys")
             drawn = torch.randn(s.groups, width, generator=generator, dtype=torch.float64)
             self._made[place] = (orthogonal(drawn) if s.keys == "orthogonal" else drawn).to(like.device, like.dtype)
         return self._made[place]
@@ -131,9 +139,8 @@ class FGPT(PTFedAvg):
         if round <= s.rounds - s.window:
             return {}
         others = {f"top-{many}": s.model_copy(update={"branches": many}) for many in s.ensembles}
-        return {
-            name: type(self)(settings, self.num_classes, self.public_classes) for name, settings in others.items()
-        }
+        known = self.num_classes, self.public_classes, self.seed
+        return {name: type(self)(settings, *known) for name, settings in others.items()}
 
     def observe(self, work: Work) -> dict[str, Any]:
         """How many of a participant's samples each group has."""

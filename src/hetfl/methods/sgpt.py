@@ -14,7 +14,7 @@ from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Phase, Query, Statistics, Sweep, cross_entropy, register_method
-from hetfl.methods.fgpt import FGPT
+from hetfl.methods.fgpt import FGPT, GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
 PICKS = "picks"
@@ -38,7 +38,7 @@ class SGPT(FGPT):
     source = "CVPR 2024"
     travels = "prompts, keys, heads and counts of the groups"
 
-    class Settings(FGPT.Settings):
+    class Settings(GroupSettings):
         """Defaults are those of CIFAR-100 with ten classes a client.
 
         Attributes:

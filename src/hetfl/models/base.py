@@ -35,6 +35,7 @@ class ModelOptions(Settings):
             a ``frame`` of pixels around the image (CNN, VPT's "pad"); or a ``border`` that is added to the image's
             own outer pixels (any model, pFedPT).
         prompt_length: prompts of a layer, or pixels of a frame's or border's width.
+        prompt_dropout: share of the values of ``shallow`` or ``deep`` tokens that training drops, sample by sample.
         shared_blocks: blocks, counted from 1, before which ``inserted`` prompts enter that all samples share.
         shared_init: whether these start uniform, as prompts do, or at zero.
         group_blocks: blocks before which one prompt of the sample's group enters.
@@ -58,6 +59,7 @@ class ModelOptions(Settings):
 
     prompts: Literal["none", "shallow", "deep", "inserted", "frame", "border"] = "none"
     prompt_length: int = 3
+    prompt_dropout: float = 0.0
     shared_blocks: tuple[int, ...] = ()
     shared_init: Literal["uniform", "zero"] = "uniform"
     group_blocks: tuple[int, ...] = ()
@@ -87,7 +89,8 @@ class Model:
 
     Args:
         module: the network; has the second one, if there is one, as its ``auxiliary``.
-        trained: the backbones that train, whose batch normalisation and dropout know a training mode.
+        trained: the parts whose batch normalisation and dropout know a training mode: backbones that train, and the
+            dropout of prompts.
         fresh: gives the initial parameters.
 
     Attributes:
@@ -199,7 +202,7 @@ class Model:
         }
 
     def train(self, masks: Tensors = {}) -> Model:  # noqa: B006 - never mutated
-        """A view that trains: trained bodies normalise batches by their own statistics and drop by ``masks``.
+        """A view that trains: trained bodies normalise batches by their own statistics, dropout is by ``masks``.
 
         Its forward pass moves the network's ``buffers`` among the parameters it is given, in place; stochastic depth
         stays off. A model without such layers is its own view.

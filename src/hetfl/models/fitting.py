@@ -17,6 +17,7 @@ from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError
 from hetfl.models.base import AUXILIARY, Model, ModelOptions, Output
+from hetfl.models.dropout import KeyedDropout
 from hetfl.models.parts import part
 from hetfl.models.pixels import PixelPrompts, pixel_prompts
 
@@ -63,6 +64,9 @@ class Fitted(nn.Module):
         super().__init__()
         self.body, self.options, self.outputs = body, options, outputs
         self.prompts = self.make_prompts(options, spec)
+        self.prompt_dropout: KeyedDropout | None = None
+        if options.prompt_dropout and isinstance(self.prompts, nn.Parameter):
+            self.prompt_dropout = KeyedDropout(options.prompt_dropout, *self.prompts.shape)
         width = self.feature_width(options)
         self.width = options.embedding or width
         linear = options.embedding is not None and options.reduce == "linear"
@@ -185,8 +189,10 @@ def fit(
             params |= _drawn("transform", square, module.width, module.width, draws.key("init:transform", client))
         return params
 
-    bodies = [*([module.body] if trained else []), *([second.body] if second else [])]
-    return Model(backbone.name, module, module.width, num_classes, groups, spec, bodies, fresh)
+    changing: list[nn.Module] = [*([module.body] if trained else []), *([second.body] if second else [])]
+    if module.prompt_dropout is not None:
+        changing.append(module.prompt_dropout)
+    return Model(backbone.name, module, module.width, num_classes, groups, spec, changing, fresh)
 
 
 def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) -> nn.Module:

@@ -6,6 +6,7 @@ Sources: FedHPL Eq. 3-5; Jia et al., "Visual Prompt Tuning", ECCV 2022; Dosovits
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,15 @@ class PromptedViT(Fitted):
         bound = math.sqrt(6 / (3 * self.body.patch_embed.patch_size[0] ** 2 + self.body.embed_dim))
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
+    def inserted(self, samples: int) -> Sequence[Tensor]:
+        """The tokens [B, n, d] that enter each of the first layers, of B ``samples``."""
+        if self.prompts is None or isinstance(self.prompts, PixelPrompts):
+            return ()
+        layers = [layer.expand(samples, -1, -1) for layer in self.prompts.unbind()]
+        if self.prompt_dropout is None:
+            return layers
+        return self.prompt_dropout(torch.stack(layers, dim=1)).unbind(dim=1)
+
     def lower(self) -> bool:
         """Have the frozen blocks' linear layers and attention in bfloat16, all else, the tokens too, as it is."""
         for layer in self.body.blocks.modules():
@@ -65,12 +75,11 @@ class PromptedViT(Fitted):
     def features(self, images: Tensor) -> Tensor:
         """The normalised class token [B, d] of ``images`` [B, 3, H, W]."""
         body = self.body
-        prompts = None if isinstance(self.prompts, PixelPrompts) else self.prompts
+        prompts = self.inserted(len(images))
         tokens = self.embed(images)
         for layer, block in enumerate(body.blocks):
-            if prompts is not None and layer < len(prompts):
-                rest = tokens[:, 1 + (prompts.shape[1] if layer else 0) :]
-                inserted = prompts[layer].expand(len(tokens), -1, -1)
-                tokens = torch.cat([tokens[:, :1], inserted, rest], dim=1)
+            if layer < len(prompts):
+                rest = tokens[:, 1 + (prompts[layer].shape[1] if layer else 0) :]
+                tokens = torch.cat([tokens[:, :1], prompts[layer], rest], dim=1)
             tokens = self.run(block, tokens)
         return body.forward_head(body.norm(tokens), pre_logits=True)

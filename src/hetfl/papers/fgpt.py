@@ -148,7 +148,7 @@ def table_4(params: Params) -> TableSpec:
         head="Variant",
         footnotes=[
             "Random vectors of 768 elements are almost orthogonal, their cosines about 0.03: the printed difference "
-            "of 0.53 points is no more than runs of other seeds may differ by.",
+            "of 0.53 points is no more than runs of other seeds may differ by. Each of our seeds draws its own keys.",
             "The text gives 1.5 points, approximately, for FGPT-U; in the table they are 1.36.",
             _OPTIMISER,
             _PT,
