@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hetfl.config import read_yaml
 from hetfl.errors import HetflError
 from hetfl.federation.plan import cells, check_fit, check_models, load_params
 from hetfl.federation.record import CORE
@@ -97,7 +98,15 @@ MISTAKES = [
     (f"{EXPERIMENT}/seeds", [], f"{HOMOGENEOUS}.seeds: [] should have at least 1 item"),
     ("partitions/digits", None, ".dataset: 'digits' has no entry in partitions; add one"),
     (f"{EXPERIMENT}/seeds", [0, 7], f"{HOMOGENEOUS}.seeds: 7 is not among partitions.digits.seeds [0, 1, 2]; add it"),
-    (f"{EXPERIMENT}/seeds", [0, 0], f"{HOMOGENEOUS}.seeds: [0, 0] names a seed twice"),
+    (f"{EXPERIMENT}/seeds", [0, 0], f"{HOMOGENEOUS}.seeds: [0, 0] names 0 twice; remove one (line "),
+    (f"{EXPERIMENT}/rows/fedhpl/seeds", [0, 1, 0], "rows.fedhpl.seeds: [0, 1, 0] names 0 twice; remove one (line "),
+    (f"{EXPERIMENT}/rows/fedhpl/splits", ["iid", "iid"], "rows.fedhpl.splits: ['iid', 'iid'] names 'iid' twice"),
+    ("partitions/digits/seeds", [0, 0, 1, 2], "partitions.digits.seeds: [0, 0, 1, 2] names 0 twice"),
+    (
+        "pretrain/digits/models",
+        ["digits_vit_base"] * 2,
+        "digits.models: ['digits_vit_base', 'digits_vit_base'] names",
+    ),
     (
         f"{EXPERIMENT}/dataset",
         "digit",
@@ -154,6 +163,54 @@ def test_files_that_are_not_settings(tmp_path: Path):
         (tmp_path / "params.yaml").write_text(content)
         with pytest.raises(HetflError, match=expected):
             load_params(tmp_path / "params.yaml")
+
+
+DUPLICATES = {
+    "a setting": ("a:\n  lr: 1\n  mu: 2\n  lr: 3\n", "line 4); key 'lr' is given twice, first in line 2"),
+    "a row": (
+        "rows:\n  x: {lr: 1}\n  y: {lr: 1}\n  x: {lr: 2}\n",
+        "line 4); key 'x' is given twice, first in line 2",
+    ),
+    "a section": ("compute: {}\ndata: {}\ncompute: {}\n", "line 3); key 'compute' is given twice, first in line 1"),
+    "in quotes": ("a: {lr: 1, 'lr': 2}\n", "line 1); key 'lr' is given twice, first in line 1"),
+    "beside a merge": (
+        "x-a: &a {lr: 1}\nb:\n  <<: *a\n  lr: 2\n  lr: 3\n",
+        "line 5); key 'lr' is given twice, first in line 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), DUPLICATES.values(), ids=DUPLICATES)
+def test_a_key_that_is_given_twice_is_refused_with_its_line(tmp_path, content, expected):
+    file = tmp_path / "params.yaml"
+    file.write_text(content)
+    with pytest.raises(HetflError) as caught:
+        load_params(file)
+    assert str(caught.value) == f"{file}: is not valid YAML ({expected}; remove one"
+
+
+def test_what_is_merged_may_be_overridden(tmp_path):
+    file = tmp_path / "settings.yaml"
+    # The chained merge is resolved before the mapping that it reads is.
+    file.write_text("a: &a {x: 1, y: 2}\nb: &b\n  <<: *a\n  x: 3\nc:\n  <<: *b\n  y: 4\nd: {<<: [*b, *a], x: 5}\n")
+    assert read_yaml(file) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 3, "y": 2},
+        "c": {"x": 3, "y": 4},
+        "d": {"x": 5, "y": 2},
+    }
+
+
+def test_a_mistake_names_its_line(tmp_path):
+    row = "      fedhpl: {method: fedhpl, title: FedHPL}\n"
+    before, found, after = PARAMS.read_text().partition(row)
+    assert found
+    (tmp_path / "params.yaml").write_text(before + row.replace("}", ", seeds: [1, 1]}") + after)
+    line = before.count("\n") + 1
+    with pytest.raises(HetflError) as caught:
+        load_params(tmp_path / "params.yaml")
+    assert "rows.fedhpl.seeds: [1, 1] names 1 twice; remove one" in str(caught.value)
+    assert str(caught.value).endswith(f"(line {line})")
 
 
 def test_the_committed_settings_are_sound():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from hetfl.errors import HetflError, unknown
 
@@ -20,20 +20,60 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=BaseModel)
+T = TypeVar("T")
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The C library's where PyYAML was built with it, which is ten times faster."""
+def _different(values: list[T]) -> list[T]:
+    if again := [value for place, value in enumerate(values) if value in values[:place]]:
+        raise ValueError(f"names {again[0]!r} twice; remove one")
+    return values
+
+
+Different = Annotated[list[T], Field(min_length=1), AfterValidator(_different)]
+"""One or more values, none of them twice."""
+
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_BASE):
+    """A loader that refuses a key given twice, where YAML's own keeps the last; what ``<<`` merges may be overridden.
+
+    The C library's where PyYAML was built with it, which is ten times faster.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[Any] = set()
+
+    def flatten_mapping(self, node: Any) -> None:
+        # Called for every mapping, and for one that is merged elsewhere several times; its keys are as written once.
+        if node not in self._checked:
+            self._checked.add(node)
+            self._check(node)
+        super().flatten_mapping(node)
+
+    def _check(self, node: Any) -> None:
+        lines: dict[Hashable, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # which the loader refuses itself
+            if key in lines:
+                problem = f"key {key!r} is given twice, first in line {lines[key]}; remove one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            lines[key] = key_node.start_mark.line + 1
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping.
 
     Raises:
-        HetflError: the file is missing, is not YAML, or is not a mapping.
+        HetflError: the file is missing, is not YAML, gives a key twice, or is not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(), Loader=_LOADER)
+        content = yaml.load(path.read_text(), Loader=_Loader)
     except FileNotFoundError as error:
         raise HetflError(f"{path}: does not exist; run from the repository's root") from error
     except yaml.YAMLError as error:
@@ -45,13 +85,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def validate(kind: type[S], raw: Any, where: str) -> S:
+def validate(kind: type[S], raw: Any, where: str, source: Path | None = None) -> S:
     """Turn raw values into settings.
 
     Args:
         kind: the settings class.
         raw: what the YAML file held.
         where: the place to name in an error, e.g. ``"params.yaml: experiments.x"``.
+        source: the YAML file, if the values are all of it; an error then names the line, too.
 
     Raises:
         HetflError: a key is unknown, missing or out of range; the first one is named, the others counted.
@@ -60,7 +101,24 @@ def validate(kind: type[S], raw: Any, where: str) -> S:
         return kind.model_validate(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        raise HetflError(_one_line(kind, raw, problems[0], where, len(problems) - 1)) from error
+        line = f" (line {_line(source, problems[0]['loc'])})" if source else ""
+        raise HetflError(_one_line(kind, raw, problems[0], where, len(problems) - 1) + line) from error
+
+
+def _line(path: Path, location: tuple[str | int, ...]) -> int:
+    """The line of a place in a YAML file, or of what it stands in where it is missing or merged from elsewhere."""
+    node: Any = yaml.compose(path.read_text(), Loader=_BASE)
+    line: int = node.start_mark.line + 1
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(part):
+                    line, node = key.start_mark.line + 1, value
+                    break
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return line
 
 
 def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others: int) -> str:

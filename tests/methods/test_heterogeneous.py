@@ -322,7 +322,7 @@ def test_fedmd_counts_public_predictions_as_mistakes(toy_engine):
     for own in state.clients.values():
         own.params |= params
     matrices = confusions(engine, state, Draws(0).at(0))
-    assert matrices.shape == (3, 3, 5)
+    assert matrices.shape == (3, 3, 6)  # the last one for scores that are not finite
     assert matrices[0].sum() == matrices[0, :, 4].sum() == 30
 
 

@@ -34,3 +34,9 @@ def test_largest_margin_is_over_the_clients_that_own_the_class_and_another():
     clients = np.stack([2 * POINTS, POINTS, 9 * POINTS])
     np.testing.assert_allclose(largest_margins(clients, owned), [10, 10, 12], rtol=1e-12)
     np.testing.assert_allclose(largest_margins(clients[[0, 2]], owned[[0, 2]]), [10, 10, NAN], rtol=1e-12)
+
+
+def test_prototypes_of_a_diverged_model_have_no_margin():
+    prototypes = np.array([[0.0, 0.0], [3.0, 4.0], [NAN, 0.0], [np.inf, 0.0]])
+    found = margins(prototypes, np.ones(4, dtype=bool))
+    assert found[:2].tolist() == [5, 5] and np.isnan(found[2:]).all()

@@ -142,6 +142,24 @@ def test_points_have_the_colours_of_their_classes_and_one_legend(tmp_path: Path,
     assert [text.get_text() for text in legend.get_texts()] == [*NAMES, "client", "global"]
 
 
+def test_what_a_diverged_model_made_is_not_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry, names=NAMES)
+    arrays, _ = read_tensors(stored(tmp_path, entry))
+    panels = (EmbeddingPanel("FedTGP", entry, "features"), MarginPanel("FedTGP", entry, "<"))
+    for lost in (slice(1), slice(None)):
+        for name in ("features", "clients", "global"):
+            arrays[name][lost] = torch.nan
+        write_tensors(stored(tmp_path, entry), arrays)
+        result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
+    (some, _), (features, margins) = (figure.axes for figure in drawn)
+    assert sum(len(line.get_xdata()) for line in some.lines) == len(arrays["features"]) - 1
+    assert [text.get_text() for axes in (features, margins) for text in axes.texts] == [
+        "no finite features",
+        "no finite prototypes",
+    ]
+
+
 def test_embedding_keeps_groups_together_and_is_the_same_every_time() -> None:
     groups = np.arange(60) % 3
     points = np.eye(8, dtype=np.float32)[groups] * 9 + np.random.default_rng(0).normal(0, 0.3, (60, 8))

@@ -409,6 +409,25 @@ def test_random_backbone_weights_are_marked_everywhere(experiment: Path, tmp_pat
     assert texts[2].count("True") == 1 + texts[2].count("fedhpl,")
 
 
+def test_a_diverged_run_is_marked_everywhere(experiment: Path, tmp_path: Path) -> None:
+    assert "§" not in render_text(make(experiment))
+    for seed, first in ((0, 4), (2, 2)):
+        path = experiment / f"runs/digits-homogeneous/local/local/iid-s{seed}/rounds.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [line | ({"diverged": [1]} if line["round"] >= first else {}) for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = make(experiment)
+    assert [run.get("diverged") for run in cell_of(table, "local", "iid")["provenance"]] == [4, None, 2]
+    files = write_table(table, tmp_path / "tables")
+    texts = [path.read_text() for path in files] + [render_text(table)]
+    texts.append(build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text())
+    for text in texts[1:2] + texts[4:]:
+        assert text.count("§") == 2
+        assert "Local, IID: seed 0 in round 4, seed 2 in round 2." in re.sub(r"\s+", " ", text)
+    assert texts[2].count('"seed 0 in round 4, seed 2 in round 2"') == 1
+    assert texts[3].count(r"\S{}") == 2
+
+
 def test_blocks_and_footnotes(finished: Path, tmp_path: Path) -> None:
     left = Block(title="Left & first", rows=["fedhpl"], columns=["iid", "dirichlet"])
     right = Block(title="Right", rows=["fedavg", "local"], columns=["pathological"])

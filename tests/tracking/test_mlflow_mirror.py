@@ -193,6 +193,16 @@ def test_a_complete_cell(root, client, request):
     assert run.info.artifact_uri.startswith((root / "mlruns" / "artifacts").as_uri())
 
 
+def test_a_diverged_cell_has_a_tag(root, client, request):
+    folder = write_cell(root, make_run(request.node.name, status="running"))
+    mirror = MlflowMirror(root)
+    mirror.mirror(folder)
+    write_cell(root, make_run(request.node.name, diverged=2))
+    mirror.mirror(folder)
+    (run,) = runs_of(client, request.node.name)
+    assert run.data.tags["diverged"] == "2"
+
+
 def test_again_changes_nothing(root, client, request):
     name = request.node.name
     folder = write_cell(root, make_run(name))

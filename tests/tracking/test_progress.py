@@ -42,6 +42,16 @@ def test_plain_line_per_finished_cell():
     assert last.startswith("1 of 99 cells complete after 0:00:0")
 
 
+def test_a_diverged_cell_says_when():
+    out, progress = plain(1, 5)
+    progress.started(FOLDER, run())
+    for number in range(4):
+        progress.round(FOLDER, run(), line(number, (0.0, 0.0)) | ({"diverged": [1]} if number > 1 else {}))
+    assert progress._cells[FOLDER].score() == "0.0 (0.0-0.0), diverged in round 2"
+    progress.finished(FOLDER, run("complete"))
+    assert "accuracy 0.0 (0.0-0.0), diverged in round 2, up" in out.getvalue()
+
+
 def test_plain_heartbeat(monkeypatch):
     monkeypatch.setattr(module, "HEARTBEAT", 0.0)
     out, progress = plain(1, 10)

@@ -100,12 +100,12 @@ def evaluate_cell(
 def confusions(engine: Sequential, state: State, draws: Draws) -> np.ndarray:
     """What each client's test samples are taken for: [K, C, C'] int64, rows are true classes.
 
-    Columns from C on are predictions that are none of the data set's classes.
+    Columns from C on are predictions that are none of the data set's classes; the last one is :data:`NONE`.
     """
     classes = engine.federation.num_classes
-    columns = classes + (engine.method.public_classes if engine.method.public else 0)
+    columns = classes + (engine.method.public_classes if engine.method.public else 0) + 1
     counts = [
-        torch.bincount(true * columns + predicted, minlength=classes * columns)
+        torch.bincount(true * columns + predicted % columns, minlength=classes * columns)
         for predicted, true in predictions(engine, state, draws)
     ]
     return torch.stack(counts).reshape(-1, classes, columns).cpu().numpy()

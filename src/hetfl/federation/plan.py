@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
-from hetfl.config import Settings, read_yaml, validate
+from hetfl.config import Different, Settings, read_yaml, validate
 from hetfl.data import catalogue
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import PartitionSettings
@@ -46,8 +46,8 @@ class RowSettings(Settings):
     settings: dict[str, Any] = {}
     models: str | None = None
     input: InputSettings | None = None
-    splits: list[Name] | None = Field(default=None, min_length=1)
-    seeds: list[int] | None = Field(default=None, min_length=1)
+    splits: Different[Name] | None = None
+    seeds: Different[int] | None = None
 
 
 class ExperimentSettings(Settings):
@@ -66,7 +66,7 @@ class ExperimentSettings(Settings):
     dataset: str
     models: str
     splits: dict[Name, str] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
+    seeds: Different[int]
     input: InputSettings = InputSettings()
     public: PublicSettings | None = None
     features: int = Field(default=0, ge=0)
@@ -74,18 +74,11 @@ class ExperimentSettings(Settings):
     rows: dict[Name, RowSettings] = Field(min_length=1)
     note: str = ""
 
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_are_different(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("names a seed twice")
-        return seeds
-
 
 class PartitionsSettings(Settings):
     """How a data set is shared among clients: once per split and seed, for every experiment alike."""
 
-    seeds: list[int] = Field(min_length=1)
+    seeds: Different[int]
     splits: dict[Name, PartitionSettings] = Field(min_length=1)
 
 
@@ -94,7 +87,7 @@ class PretrainSettings(Settings):
 
     dataset: str
     split: str = "public"
-    models: list[str] = Field(min_length=1)
+    models: Different[str]
     input: InputSettings = InputSettings()
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
@@ -225,7 +218,7 @@ def load_params(path: Path) -> Params:
     where = path.name
     # Keys that start with x- hold values for YAML's anchors.
     raw = {key: value for key, value in read_yaml(path).items() if not str(key).startswith("x-")}
-    params = validate(Params, raw, where)
+    params = validate(Params, raw, where, source=path)
     for name, raw in params.data.sets.items():
         validate(catalogue.entry(name, f"{where}: data").settings, raw, f"{where}: data.{name}")
     for dataset in params.partitions:

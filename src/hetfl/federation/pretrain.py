@@ -13,6 +13,7 @@ from hetfl.data.batches import DeviceImages
 from hetfl.data.store import Dataset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.federation.plan import PretrainSettings
+from hetfl.methods.base import predicted_classes
 from hetfl.models import input_spec
 from hetfl.models.registry import creator, weights_path
 from hetfl.tensors import write_tensors
@@ -50,6 +51,6 @@ def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Pa
             F.cross_entropy(logits, batch.labels).backward()
             optimiser.step()
             schedule.step()
-            correct += int((logits.argmax(dim=1) == batch.labels).sum())
+            correct += int((predicted_classes(logits) == batch.labels).sum())
     write_tensors(weights_path(name, folder), body.state_dict(), {"model": name})
     return correct / len(images)

@@ -91,14 +91,19 @@ class Record:
         ]
 
     def finish(self, state: State) -> None:
-        """Write the final state of server and clients, then mark the run complete."""
+        """Write the final state of server and clients, then mark the run complete.
+
+        A run in which a client's loss or scores were not finite has the first such round as ``diverged``.
+        """
         tensors = {
             name: tensor
             for name, tensor in state.tensors().items()
             if "/optimiser/" not in name and "/memory/" not in name
         }
         write_tensors(self.folder / "model.safetensors", tensors, {"round": str(state.round)})
-        write_json(self.folder / "run.json", {**self.run, "status": "complete", "finished": _now()})
+        first = next((line["round"] for line in self.lines() if "diverged" in line), None)
+        diverged = {} if first is None else {"diverged": first}
+        write_json(self.folder / "run.json", {**self.run, **diverged, "status": "complete", "finished": _now()})
 
 
 @cache

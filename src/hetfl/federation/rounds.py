@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.federation.record import Record, peak_memory
 from hetfl.federation.sampling import participants
 from hetfl.federation.sequential import Sequential, Update, Visit
 from hetfl.federation.state import ClientState, ResumePoints, State
 from hetfl.message import Message, Size, Tensors
-from hetfl.methods.base import Method
+from hetfl.methods.base import NONE, Method
 
 
 def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
@@ -39,8 +41,8 @@ def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
     state = State(0, server, {update.client: update.state for update in updates} if method.phases(0) else {})
     if method.phases(0) or method.sweep(0) != "none":
         line["seconds"] = {**_seconds(updates), **line["seconds"]}
-        line |= {**tested(engine, state, draws), "clients": _observed(updates)}
-    return state, line
+        line |= {**tested(engine, state, draws), "clients": _finite(_observed(updates))}
+    return state, _with_diverged(line)
 
 
 def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
@@ -67,15 +69,15 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
         "round": draws.round,
         "participants": chosen,
         **found,
-        "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
+        "loss": _finite(torch.stack([update.loss for update in updates]).tolist()),
         "up": _size(update.uplink for update in updates),
         "down": _size(visit.downlink for visit in visits),
         "seconds": {**_seconds(updates), "server": aggregated - began, "evaluate": evaluated - aggregated},
         "peak_memory": peak_memory(federation.device),
-        "diagnostics": method.diagnostics(server, uplinks),
-        "clients": _observed(updates),
+        "diagnostics": _finite(method.diagnostics(server, uplinks)),
+        "clients": _finite(_observed(updates)),
     }
-    return following, line
+    return following, _with_diverged(line)
 
 
 def _evaluation(engine: Sequential, state: State, draws: Draws) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State,
         "closing": True,
         "participants": [update.client for update in updates],
         **found,
-        "loss": [_finite(loss) for loss in torch.stack([update.loss for update in updates]).tolist()],
+        "loss": _finite(torch.stack([update.loss for update in updates]).tolist()),
         "up": asdict(Size()),
         "down": _size(visit.downlink for visit in visits),
         "seconds": {**_seconds(updates), "server": 0.0, "evaluate": time.perf_counter() - began},
@@ -117,7 +119,7 @@ def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State,
         "diagnostics": {},
         "clients": {},
     }
-    return final, line
+    return final, _with_diverged(line)
 
 
 def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]) -> State:
@@ -125,12 +127,16 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
 
     A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
     with the same numbers.
+
+    Raises:
+        HetflError: a method cannot go on; the line names the record's folder and the round.
     """
     state = resume.load(engine.federation.device)
     done = {line["round"] for line in record.lines()}
     fresh = None
     if state is None or not set(range(state.round + 1)) <= done:
-        state, fresh = start(engine, draws)
+        with _named(record, 0):
+            state, fresh = start(engine, draws)
     learned = sum(tensor.numel() for tensor in engine.method.learned(state.server).values())
     run = {**run, "parameters": {**run.get("parameters", {}), "server": learned}}
     record.begin(run, completed=state.round)
@@ -141,7 +147,8 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     pooled = {line["round"]: line["pooled"] for line in played if "pooled" in line}
     waited = 0.0
     while state.round < settings.rounds and not stalls(pooled, settings.patience):
-        state, line = play_round(engine, state, draws.at(state.round + 1))
+        with _named(record, state.round + 1):
+            state, line = play_round(engine, state, draws.at(state.round + 1))
         if "pooled" in line:
             pooled[state.round] = line["pooled"]
         # What the resume point before this round took from the loop; its own is known only after its line is written.
@@ -151,12 +158,22 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
         resume.save(state)
         waited = time.perf_counter() - began
     if engine.method.closing() and state.round <= settings.rounds:
-        state, line = play_closing(engine, state, draws.at(settings.rounds + 1))
+        with _named(record, settings.rounds + 1):
+            state, line = play_closing(engine, state, draws.at(settings.rounds + 1))
         record.append(line)
         resume.save(state)
     record.finish(state)
     resume.clear()
     return state
+
+
+@contextmanager
+def _named(record: Record, round: int) -> Iterator[None]:
+    """Say in which cell and round something failed."""
+    try:
+        yield
+    except HetflError as error:
+        raise HetflError(f"{record.folder}: round {round}: {error}") from error
 
 
 def stalls(pooled: Mapping[int, float], patience: int | None) -> bool:
@@ -222,18 +239,33 @@ def tested_with(engine: Sequential, state: State, draws: Draws, client: int) -> 
 def tested(
     engine: Sequential, state: State, draws: Draws, training: bool = False, method: Method | None = None
 ) -> dict[str, Any]:
-    """``accuracy`` of each client, None of one without samples, and ``pooled``, of all samples together."""
+    """``accuracy`` of each client, None of one without samples, and ``pooled``, of all samples together.
+
+    A sample whose scores are not finite counts as wrong, and its client stands in ``unscored``, which is there only
+    if there are such clients.
+    """
     found = [
-        ((predicted == true).sum(), len(true))
+        (torch.stack([predicted == true, predicted == NONE]).sum(dim=1), len(true))
         for predicted, true in predictions(engine, state, draws, training, method)
     ]
     # Read back once, not client by client.
-    correct = torch.stack([right for right, _ in found]).tolist()
+    correct, missing = torch.stack([counts for counts, _ in found], dim=1).tolist()
     totals = [samples for _, samples in found]
+    unscored = [client for client, samples in enumerate(missing) if samples]
     return {
         "accuracy": [right / samples if samples else None for right, samples in zip(correct, totals, strict=True)],
         "pooled": sum(correct) / sum(totals),
+        **({"unscored": unscored} if unscored else {}),
     }
+
+
+def _with_diverged(line: dict[str, Any]) -> dict[str, Any]:
+    """A line with the clients whose loss or scores are not finite as ``diverged``, if there are any."""
+    losses = zip(line["participants"], line.get("loss", ()), strict=False)
+    clients = {client for client, loss in losses if loss is None}
+    tests = (line, *line.get("also", {}).values())
+    clients |= {client for test in tests for client in test.pop("unscored", ())}
+    return line | {"diverged": sorted(clients)} if clients else line
 
 
 def _size(messages: Iterable[Message]) -> dict[str, int]:
@@ -250,5 +282,10 @@ def _observed(updates: Sequence[Update]) -> dict[str, list[Any]]:
     return {name: [update.observed.get(name) for update in updates] for name in names}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    """A figure, or lists and mappings of figures, with None for what is not finite and so is no JSON."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

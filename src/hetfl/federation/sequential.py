@@ -15,7 +15,7 @@ from hetfl.draws import Draws
 from hetfl.federation.federation import ClientData, Federation
 from hetfl.federation.state import ClientState
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Client, Method, Phase, Statistics, Work
+from hetfl.methods.base import Client, Method, Phase, Statistics, Work, predicted_classes
 from hetfl.models.base import Model, Output
 from hetfl.optimisers import SGD, Adam, Optimiser, clip_gradients
 
@@ -117,11 +117,12 @@ class Sequential:
     ) -> Tensor:
         """The classes [n] int64 that a client predicts by a method's inference rule, for the images at ``index`` [n].
 
-        Those from the data set's number of classes on are none of them.
+        Those from the data set's number of classes on are none of them, nor is :data:`NONE`, which stands for scores
+        that are not finite.
         """
         model = self.federation.clients[client].model
         parts = [
-            method.predict(model, params, batch, received).argmax(dim=1)
+            predicted_classes(method.predict(model, params, batch, received))
             for batch in images.batches(index, images.large_batch(model.largest_map))
         ]
         return torch.cat(parts) if parts else index.new_empty(0)

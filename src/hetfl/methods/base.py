@@ -324,7 +324,10 @@ class Method(ABC):
         return None
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        """The method's own inference rule: a score per class [B, C], the largest wins; labels are not looked at."""
+        """The method's own inference rule: a score per class [B, C]; labels are not looked at.
+
+        :func:`predicted_classes` reads them: the largest wins, minus infinity rules a class out.
+        """
         return model(params, batch.images).logits
 
     def also(self, round: int) -> Mapping[str, Method]:
@@ -338,6 +341,19 @@ class Method(ABC):
     def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
         """Figures about the server's new state and the messages it comes from, worth keeping with each round."""
         return {}
+
+
+NONE = -1
+"""Predicted where no class can be."""
+
+
+def predicted_classes(scores: Tensor) -> Tensor:
+    """The class [B] int64 with the largest of the scores [B, C]; :data:`NONE` where that score is not finite.
+
+    So a sample whose scores a diverged model has turned into NaN is of no class, where ``argmax`` says 0.
+    """
+    best, predicted = scores.max(dim=1)
+    return predicted.where(best.isfinite(), NONE)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

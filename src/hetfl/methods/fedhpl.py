@@ -26,6 +26,7 @@ from hetfl.methods.base import (
     Sweep,
     Work,
     cross_entropy,
+    predicted_classes,
     register_method,
     weighted_mean,
 )
@@ -148,7 +149,7 @@ class FedHPL(Method):
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
         logits = model(params, batch.images).logits
         real = torch.ones_like(batch.labels, dtype=torch.bool) if batch.weight is None else batch.weight > 0
-        keep = real & (logits.argmax(dim=1) == batch.labels) if self.settings.selection == "correct" else real
+        keep = real & (predicted_classes(logits) == batch.labels) if self.settings.selection == "correct" else real
         rows = {"logits": logits, "labels": batch.labels, "keep": keep}
         sums = {}
         if self.settings.upload == "average":

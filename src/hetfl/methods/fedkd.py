@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.fml import FML
@@ -99,12 +100,17 @@ def truncate(tensors: Tensors, energy: float) -> dict[str, Tensor]:
         tensors: parameters by name.
         energy: the kept squares must be more than this share of all. Where only the full rank has them, as in a
             convolution of 1x1, it is kept; the authors' code sends zeros there.
+
+    Raises:
+        HetflError: a value is not finite, so that there are no singular values.
     """
     sent: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() < 2 or len(tensor) == 1:
             sent[name] = tensor
             continue
+        if not tensor.isfinite().all():
+            raise HetflError(f"{name} is not finite and has no singular values: training diverged; lower lr")
         u, s, v = torch.linalg.svd(tensor, full_matrices=False)
         squares = s.double().square().reshape(-1, s.shape[-1]).sum(dim=0)
         rank = int((squares.cumsum(0) <= energy * squares.sum()).sum()) + 1

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetfl.message import Tensors
+from hetfl.methods.base import predicted_classes
 
 
 def fit(logits: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]:
@@ -30,7 +31,7 @@ def fit(logits: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]
         Lemma 7 sets above the risk.
     """
     confidence = _of_label(torch.softmax(logits / temperature, dim=1), labels).mean()
-    wrong = (logits.argmax(dim=1) != labels).to(logits.dtype).mean()
+    wrong = (predicted_classes(logits) != labels).to(logits.dtype).mean()
     return {"err01": wrong, "local_conf": confidence, "logit_bound": 2 - 2 * confidence}
 
 
@@ -71,7 +72,7 @@ def guidance(logits: Tensor, labels: Tensor, teacher: Tensor, temperature: float
 
 def teacher_accuracy(teacher: Tensor, valid: Tensor) -> Tensor:
     """The share of classes c with ``valid`` [C] whose global logits G[c], of [C, C], are largest at c."""
-    right = teacher.argmax(dim=1) == torch.arange(len(teacher), device=teacher.device)
+    right = predicted_classes(teacher) == torch.arange(len(teacher), device=teacher.device)
     return right[valid].double().mean()
 
 

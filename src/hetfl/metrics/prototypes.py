@@ -16,10 +16,10 @@ def margins(prototypes: np.ndarray, valid: np.ndarray) -> np.ndarray:
         valid: [C], the classes that have one.
 
     Returns:
-        [C] float64; NaN where the class has no prototype, or no other class has.
+        [C] float64; NaN where the class has no finite prototype, or no other class has.
     """
     margin = np.full(len(prototypes), np.nan)
-    there = np.flatnonzero(valid)
+    there = np.flatnonzero(valid & np.isfinite(prototypes).all(axis=1))
     if len(there) > 1:
         points = prototypes[there].astype(np.float64)
         distances = cdist(points, points)

@@ -17,6 +17,8 @@ WIDTH = 150
 WAYS = ("up", "down")
 RANDOM = "‡"
 """Marks a number of random backbone weights."""
+DIVERGED = "§"
+"""Marks a number of runs of which some diverged."""
 
 
 class Block(NamedTuple):
@@ -46,6 +48,7 @@ _LATEX = {
     "·": r"$\cdot$",
     "†": r"$\dagger$",
     "‡": r"$\ddagger$",
+    "§": r"\S{}",
     "²": r"$^2$",
     "α": r"$\alpha$",
     "β": r"$\beta$",
@@ -141,7 +144,14 @@ def show_digits(table: Table, cell: Cell) -> int:
 def show_marks(table: Table, cell: Cell) -> str:
     """The marks of a cell's footnotes, such as ``‡ [1]``."""
     number = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
-    return "".join(f" {mark}" for mark in (RANDOM if cell["random"] else "", number) if mark)
+    marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) else "", number)
+    return "".join(f" {mark}" for mark in marks if mark)
+
+
+def show_diverged(cell: Cell) -> str:
+    """When which of a cell's runs diverged, ``seed 0 in round 3, seed 2 in round 1``; empty where none did."""
+    runs = [run for run in cell["provenance"] if "diverged" in run]
+    return ", ".join(f"seed {run['seed']} in round {run['diverged']}" for run in runs)
 
 
 def numbered(table: Table) -> dict[str, int]:
@@ -248,6 +258,16 @@ def footnotes(table: Table) -> list[str]:
     notes = [f"[{number}] {text}" for text, number in own.items()]
     if any(cell["random"] for cell in table["cells"]):
         notes.append(f"{RANDOM} Random backbone weights where the experiment has pre-trained ones.")
+    diverged = [
+        f"{table['rows'][cell['row']]}, {table['columns'][cell['column']]}: {shown}"
+        for cell in table["cells"]
+        if (shown := show_diverged(cell))
+    ]
+    if diverged:
+        notes.append(
+            f"{DIVERGED} Diverged: from some round on a client's loss or scores were not finite; samples without "
+            f"finite scores count as wrong. {'; '.join(diverged)}."
+        )
     notes += [text for text in table["footnotes"] if text not in own]
     if any(cell["unit"] == "%" for cell in table["cells"]):
         notes += _on_accuracies(table)
@@ -410,7 +430,7 @@ def render_csv(table: Table) -> str:
         line |= {key: cell[key] for key in ("printed", "printed_std", "difference", "unit")}
         line |= {key: cell[key] for key in ("statistic", "reading", "variance", "printed_variance", "window")}
         line |= {"value_text": cell["value_text"], "printed_text": cell["printed_text"], "random": cell["random"]}
-        line["seeds"] = " ".join(map(str, cell["seeds"]))
+        line |= {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_diverged(cell)}
         line["parameters_mean"] = (cell["parameters"] or {}).get("mean")
         for way in WAYS:
             traffic = cell[way] or {}

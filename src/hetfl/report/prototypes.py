@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from hetfl.metrics.prototypes import largest_margins, margins
 from hetfl.papers.panels import EmbeddingPanel, MarginPanel
-from hetfl.report.style import CLASSES, GRID, INK, PAPER, SERIES
+from hetfl.report.style import CLASSES, GRID, INK, PAPER, SERIES, not_run
 
 # Clients that reached the global prototype lie on top of it.
 _CLIENT: dict[str, Any] = {"marker": "o", "markersize": 4.5, "zorder": 3}
@@ -34,6 +34,9 @@ def draw_margins(axes: Axes, panel: MarginPanel, stored: Mapping[str, np.ndarray
         "Maximum of the clients": largest_margins(stored["clients"], stored["owned"]),
         "Global": margins(stored["global"], stored["global_valid"]),
     }
+    if np.isnan([*bars.values()]).all():
+        not_run(axes, "no finite prototypes")
+        return {}
     top = np.nanmax([*bars.values()])
     legend: dict[str, Any] = {}
     for index, (title, values) in enumerate(bars.items()):
@@ -81,7 +84,13 @@ def draw_embedding(
         ]
         hollow = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": INK}
         legend |= {"client": Line2D([], [], **_CLIENT | hollow), "global": Line2D([], [], **_GLOBAL | hollow)}
-    plane = embed(np.concatenate([points for points, _, _ in groups]))
+    finite = [np.isfinite(points).all(axis=1) for points, _, _ in groups]
+    groups = [(points[kept], labels[kept], look) for (points, labels, look), kept in zip(groups, finite, strict=True)]
+    together = np.concatenate([points for points, _, _ in groups])
+    if len(together) < 4:  # t-SNE needs three neighbours
+        not_run(axes, "no finite features")
+        return {}
+    plane = embed(together)
     for points, labels, look in groups:
         here, plane = plane[: len(points)], plane[len(points) :]
         for label in np.unique(labels):

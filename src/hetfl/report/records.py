@@ -46,6 +46,11 @@ class Record:
         """What an accuracy curve shows: the rounds that have a test, and the closing as its last point."""
         return [line for line in self.rounds if line["round"] >= 1 and "accuracy" in line]
 
+    @property
+    def diverged(self) -> int | None:
+        """The first round in which a client's loss or scores were not finite; None: all were."""
+        return next((line["round"] for line in self.rounds if "diverged" in line), None)
+
     def until(self, round: int) -> Record | None:
         """The record as it was when a round was over, or None if there was no such round, or no test after it."""
         lines = [line for line in self.rounds if line["round"] <= round]

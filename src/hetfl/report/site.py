@@ -17,6 +17,7 @@ from hetfl.files import read_json, write_text
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES
 from hetfl.report import style
 from hetfl.report.formats import (
+    DIVERGED,
     RANDOM,
     WAYS,
     Block,
@@ -126,7 +127,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
 
 
 def _own_notes(table: Mapping[str, Any]) -> list[str]:
-    return [line for line in footnotes(table) if line[0] in f"[{RANDOM}" or line in table["footnotes"]]
+    return [line for line in footnotes(table) if line[0] in f"[{RANDOM}{DIVERGED}" or line in table["footnotes"]]
 
 
 def _block_view(table: Mapping[str, Any], block: Block, best: set[tuple[str, str]], scale: float) -> dict[str, Any]:

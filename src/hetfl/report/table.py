@@ -71,8 +71,8 @@ def build_table(
     ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``other setting`` (without a
     difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
     finished; ``arithmetic`` is for numbers that are computed and not learned. A run that stopped early has the
-    ``rounds`` that it played in its provenance. ``seeds`` names the seeds a cell was built from, ``wanted`` those
-    it asks for.
+    ``rounds`` that it played in its provenance, one that ``diverged`` the first round in which it did. ``seeds``
+    names the seeds a cell was built from, ``wanted`` those it asks for.
 
     Args:
         spec: what to print.
@@ -167,6 +167,7 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
                 "fingerprint": record.run["fingerprint"],
                 "value": _tidy(number),
                 **({"rounds": record.played} if record.played < record.run["rounds"] else {}),
+                **({} if record.diverged is None else {"diverged": record.diverged}),
             }
             for record, number in zip(records, values, strict=True)
         ],
@@ -202,10 +203,11 @@ def _value(entry: Entry, record: Record) -> float:
             return float((sum(clients) + (parameters.get("server", 0) if entry.server else 0)) / M)
         case "cosine_shared" | "cosine_group_global" | "cosine_group_local":
             last = record.training[-record.run["settings"]["window"] :]
-            found = [line["diagnostics"][entry.statistic] for line in last if entry.statistic in line["diagnostics"]]
-            if not found:
-                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; train with more clients")
-            return mean(found)
+            found = [line["diagnostics"].get(entry.statistic) for line in last]
+            if not (known := [cosine for cosine in found if cosine is not None]):
+                remedy = "train with more clients" if record.diverged is None else "it diverged; lower lr"
+                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; {remedy}")
+            return mean(known)
         case _:
             return 100 * float(_measured(entry, record)[entry.statistic])
 

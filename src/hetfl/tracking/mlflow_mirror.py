@@ -363,7 +363,7 @@ def _tags(folder: Path, run: Record) -> dict[str, str]:
     )
     keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine", "precision")
     return {
-        **{key: str(run[key]) for key in (*keys, "fingerprint") if run.get(key) is not None},
+        **{key: str(run[key]) for key in (*keys, "fingerprint", "diverged") if run.get(key) is not None},
         "models": models,
         "mlflow.source.name": "hetfl",
         "mlflow.note.content": note,

@@ -31,6 +31,7 @@ class _Cell:
     up: int = 0
     down: int = 0
     seconds: float = 0.0
+    diverged: int | None = None
     done: bool = False
 
     @property
@@ -41,16 +42,18 @@ class _Cell:
         if not line.get("closing"):  # what comes after the last round is none of them
             self.rounds = max(self.rounds, line["round"])
         self.accuracy = line.get("accuracy") or self.accuracy
+        if "diverged" in line and self.diverged is None:
+            self.diverged = line["round"]
         self.up += line["up"]["bytes"]
         self.down += line["down"]["bytes"]
         self.seconds += sum(line.get("seconds", {}).values())
 
     def score(self) -> str:
-        """Mean (lowest-highest) accuracy in percent."""
-        if not self.accuracy:
-            return "-"
-        percent = [100 * value for value in self.accuracy if value is not None]
-        return f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
+        """Mean (lowest-highest) accuracy in percent, and since when a loss or scores are not finite."""
+        shown = "-"
+        if percent := [100 * value for value in self.accuracy if value is not None]:
+            shown = f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
+        return shown if self.diverged is None else f"{shown}, diverged in round {self.diverged}"
 
     def traffic(self) -> str:
         return f"up {size(self.up)}, down {size(self.down)}"
