@@ -257,8 +257,7 @@ class Sequential:
     def _alignment(self, data: ClientData, draws: Draws) -> Tensor:
         """The public samples of a round, the same for every client."""
         assert data.public_images is not None
-        order = torch.randperm(len(data.public_images), generator=draws.torch("alignment"))
-        return order[: self.method.alignment()].to(self.federation.device)
+        return self.method.alignment(data.public_images.labels.cpu(), draws).to(self.federation.device)
 
 
 class LastOutput:

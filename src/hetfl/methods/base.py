@@ -237,9 +237,14 @@ class Method(ABC):
         )
         return replace(usual, **changes)
 
-    def alignment(self) -> int:
-        """Public samples that the server draws for each round; 0 where none are used."""
-        return 0
+    def alignment(self, labels: Tensor, draws: Draws) -> Tensor:
+        """The public samples that the server draws for a round: places [n] int64; none where none are used.
+
+        Args:
+            labels: of all public samples [N], on the CPU.
+            draws: keyed randomness of the round.
+        """
+        return labels.new_empty(0)
 
     def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
         """A client's first parameters, of every group; ``draws`` are those of round 0."""
