@@ -41,7 +41,7 @@ class MethodSettings(Settings):
     drop_last: bool = Field(default=False, description="leave an epoch's last batch out where it is smaller")
     shuffle: bool = Field(default=True, description="draw a new order of the samples for every epoch")
     patience: int | None = Field(
-        default=None, ge=1, description="stop once the best pooled accuracy is more rounds old than this"
+        default=None, ge=1, description="stop once the best pooled accuracy is so many rounds old"
     )
     evaluate_every: int = Field(
         default=1, ge=1, description="rounds from one test to the next; the last round always has one"
@@ -161,8 +161,8 @@ class Work:
 
 Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]
 """Where a client's statistics come from: one pass over its own data, after training, in the size in which they are
-stored, or with the parameters from before training; the training passes themselves (sums only, before each step); or
-one pass over the next round's alignment set."""
+stored, or with the parameters from before training; the training passes themselves (sums only, before each step; of a
+client that takes no step those of no samples); or one pass over the next round's alignment set."""
 
 
 class Method(ABC):
@@ -366,7 +366,7 @@ def class_means(statistics: Statistics, dtype: torch.dtype) -> Message:
     """The mean vector of each class that a client has samples of, from ``sums`` [C, D] and ``counts`` [C].
 
     Returns:
-        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes.
+        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes, which can be 0.
     """
     counts = statistics.sums["counts"]
     labels = counts.nonzero().squeeze(1)
