@@ -401,7 +401,7 @@ class Program:
             name: int(taken[slot]) if (slot := self._slot(name, "step")) in taken else 0 for name in self._leaves
         }
         for segment in self._segments.values():
-            segment.at = -1
+            segment.at = -1  # its count of Adam's steps is another client's
 
     def step(self, first: int, last: int, step: int, given: Tensors) -> None:
         """One step of the clients [first, last)."""
