@@ -25,7 +25,9 @@ from hetfl.federation.sequential import (
     Update,
     Visit,
     make_optimiser,
+    next_slots,
     order_of,
+    pass_over,
     used_samples,
 )
 from hetfl.message import Tensors
@@ -70,7 +72,7 @@ class Batched(Sequential):
         for number, phase in enumerate(phases):
             started = time.perf_counter()
             trainings: dict[Model, Iterator[None]] = {}
-            for alike, room in self._rooms(_alike(stays), phase, number, draws):
+            for alike, room in self._rooms(_alike(stays, phase), phase, number, draws):
                 model = alike[0].client.model
                 steps = self._train_alike(alike, room, phase, number, draws)
                 trainings[model] = chain(trainings.get(model, ()), steps)
@@ -159,7 +161,12 @@ class Batched(Sequential):
     def _train_together(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> Iterator[None]:
         """Train clients at once, step by step; they are changed only after all of it worked."""
         lanes = [self._lane(stay, phase, number, draws) for stay in stays]
-        lanes.sort(key=lambda lane: -lane.steps)
+        for lane in lanes:
+            if not lane.steps:
+                pass_over(lane.stay, phase)
+        lanes = sorted((lane for lane in lanes if lane.steps), key=lambda lane: -lane.steps)
+        if not lanes:
+            return
         ordered = [lane.stay for lane in lanes]
         images, _ = self._data(ordered[0].data, phase, draws)
         gathers = phase.gathers and self.method.sweep(draws.round) == "training"
@@ -182,7 +189,7 @@ class Batched(Sequential):
         steps = -(-used // phase.batch_size)
         orders = (
             order_of(len(index), phase, draws, stay.client.index, number, epoch)[:used]
-            for epoch in range(phase.epochs if used else 0)
+            for epoch in range(phase.epochs)
         )
         padding = steps * phase.batch_size - used
         rows = [torch.nn.functional.pad(order, (0, padding)).view(steps, phase.batch_size) for order in orders]
@@ -227,8 +234,7 @@ class Feed:
         self._rows = rows.to(images.device)
         self._index = torch.zeros_like(self._rows)
         for place, lane in enumerate(lanes):
-            if lane.steps:
-                self._index[:, place] = lane.index[self._rows[:, place]]
+            self._index[:, place] = lane.index[self._rows[:, place]]
         self._epoch = [-(-lane.used // size) for lane in lanes]
         # Samples of a client's batch; after its last step none.
         self._counts = [[self._count(place, step) for place in range(len(lanes))] for step in range(lanes[0].steps)]
@@ -347,7 +353,9 @@ class Program:
         self._received = {name: room(tensor, self._shared(name, True)) for name, tensor in first.received.items()}
         momentum = ("momentum_buffer",) if phase.momentum else ()
         self._kept = ("exp_avg", "exp_avg_sq") if phase.optimiser == "adam" else momentum
-        self._slots = {f"{name}/{slot}": room(first.params[name]) for name in self._leaves for slot in self._kept}
+        self._slots = {
+            self._slot(name, slot): room(first.params[name]) for name in self._leaves for slot in self._kept
+        }
         self._total = images.labels.new_zeros(many, dtype=images.dtype)
         self._sums: dict[str, Tensor] = {}
         self._segments: dict[tuple[Any, ...], Segment] = {}
@@ -355,6 +363,9 @@ class Program:
 
     def _shared(self, name: str, received: bool = False) -> bool:
         return self._kinds[received, name][-1]
+
+    def _slot(self, name: str, kind: str) -> str:
+        return f"{self.phase.name}/{name}/{kind}"
 
     def takes(self, stays: Sequence[Stay], phase: Phase, images: DeviceImages, gathers: bool) -> bool:
         """Whether this program can train some clients as it is."""
@@ -385,7 +396,12 @@ class Program:
         for total in self._sums.values():
             total.zero_()
         # All clients have taken the same number of Adam's steps, see _alike.
-        self._began = {name: _adam_steps(stays[0], name) for name in self._leaves}
+        taken = stays[0].slots
+        self._began = {
+            name: int(taken[slot]) if (slot := self._slot(name, "step")) in taken else 0 for name in self._leaves
+        }
+        for segment in self._segments.values():
+            segment.at = -1  # its count of Adam's steps is another client's
 
     def step(self, first: int, last: int, step: int, given: Tensors) -> None:
         """One step of the clients [first, last)."""
@@ -405,7 +421,7 @@ class Program:
         for name, leaf in leaves.items():
             state = optimiser.state[leaf]
             for slot in self._kept:
-                state[slot] = self._slots[f"{name}/{slot}"][first:last]
+                state[slot] = self._slots[self._slot(name, slot)][first:last]
             if self.phase.optimiser == "adam":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=leaf.device)
         segment = Segment(first, last, leaves, optimiser)
@@ -476,16 +492,18 @@ class Program:
         for place, lane in enumerate(lanes):
             stay = lane.stay
             stay.params = {**stay.params, **{name: copy(self._params[name][place]) for name in self._own}}
-            stay.slots = {}
+            own: dict[str, Tensor] = {}
             for name in self._leaves if self.phase.keep_optimiser else ():
                 if self.phase.optimiser == "adam":
                     steps = self._began[name] + lane.steps
-                    stay.slots[f"{name}/step"] = self._total.new_tensor(steps, dtype=torch.float32)
-                for slot in self._kept:
-                    stay.slots[f"{name}/{slot}"] = copy(self._slots[f"{name}/{slot}"][place])
-            stay.loss = self._total[place] / max(lane.used, 1)
+                    own[self._slot(name, "step")] = self._total.new_tensor(steps, dtype=torch.float32)
+                for kind in self._kept:
+                    slot = self._slot(name, kind)
+                    own[slot] = copy(self._slots[slot][place])
+            stay.slots = next_slots(stay.slots, self.phase, own)
+            stay.loss = self._total[place] / lane.used
             stay.steps += lane.steps
-            if self._sums and lane.steps:
+            if self._sums:
                 stay.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
         torch._foreach_copy_(into, source)
 
@@ -512,12 +530,13 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _alike(stays: Sequence[Stay]) -> list[list[Stay]]:
+def _alike(stays: Sequence[Stay], phase: Phase) -> list[list[Stay]]:
     """Clients that one program can train: with one architecture, and with the same kinds of things at hand."""
     groups: dict[tuple[Any, ...], list[Stay]] = {}
     for stay in stays:
         received = tuple((name, tensor.shape, tensor.dtype) for name, tensor in stay.received.items())
-        steps = tuple((slot, float(t)) for slot, t in stay.slots.items() if slot.endswith("/step"))
+        own = sorted(slot for slot in stay.slots if slot.startswith(f"{phase.name}/") and slot.endswith("/step"))
+        steps = tuple((slot, float(stay.slots[slot])) for slot in own)
         groups.setdefault((stay.client.model, received, steps), []).append(stay)
     return list(groups.values())
 
@@ -530,10 +549,6 @@ def _kinds(stays: Sequence[Stay], own: Sequence[str]) -> dict[tuple[bool, str], 
             shared = len({of(stay)[name].data_ptr() for stay in stays}) == 1
             kinds[received, name] = tensor.shape, tensor.dtype, shared and (received or name not in own)
     return kinds
-
-
-def _adam_steps(stay: Stay, name: str) -> int:
-    return int(stay.slots[f"{name}/step"]) if f"{name}/step" in stay.slots else 0
 
 
 def _padded(values: Tensor, size: int) -> Tensor:

@@ -35,11 +35,13 @@ class MethodSettings(Settings):
     lr: float = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=1e-4, ge=0)
-    keep_optimiser: bool = Field(default=False, description="clients keep the optimiser's state between rounds")
+    keep_optimiser: bool = Field(
+        default=False, description="a client's optimisers live as long as the client; else each round has new ones"
+    )
     drop_last: bool = Field(default=False, description="leave an epoch's last batch out where it is smaller")
     shuffle: bool = Field(default=True, description="draw a new order of the samples for every epoch")
     patience: int | None = Field(
-        default=None, ge=1, description="stop once the best pooled accuracy is more rounds old than this"
+        default=None, ge=1, description="stop once the best pooled accuracy is so many rounds old"
     )
     evaluate_every: int = Field(
         default=1, ge=1, description="rounds from one test to the next; the last round always has one"
@@ -61,13 +63,15 @@ class Phase:
         epochs: passes over the client's data.
         batch_size: samples a step; the last batch of an epoch may be smaller.
         optimiser: ``sgd`` or ``adam`` and its settings.
-        keep_optimiser: whether the optimiser's state outlives the round.
+        keep_optimiser: whether the optimiser outlives the round.
         drop_last: whether an epoch's last batch is left out where it is smaller.
         shuffle: whether every epoch has an order of its own; else it is that of the partition.
         clip: largest norm of a gradient, of each of the ``clipped`` sets of parameter groups by itself; None: any.
         gathers: whether statistics of the training passes are taken here.
         data: what it trains on: the client's ``own`` samples, all ``public`` ones, or this round's ``alignment`` set,
             which the server draws from the public ones.
+        name: of the optimiser. Phases of one name share it: a later phase of the round goes on with its momentum, and
+            one of a later round if it is kept, whatever the server made of the parameters in between.
     """
 
     trains: tuple[str, ...]
@@ -84,6 +88,7 @@ class Phase:
     clipped: tuple[tuple[str, ...], ...] = ()
     gathers: bool = True
     data: Literal["own", "public", "alignment"] = "own"
+    name: str = "local"
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,8 @@ class Work:
 
 Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]
 """Where a client's statistics come from: one pass over its own data, after training, in the size in which they are
-stored, or with the parameters from before training; the training passes themselves (sums only, before each step); or
-one pass over the next round's alignment set."""
+stored, or with the parameters from before training; the training passes themselves (sums only, before each step; of a
+client that takes no step those of no samples); or one pass over the next round's alignment set."""
 
 
 class Method(ABC):
@@ -179,6 +184,8 @@ class Method(ABC):
         public: whether clients and server share a public data set.
         personal: whether the server sends clients different parameters.
         linear_heads: whether all clients must have a linear head on features of one size.
+        resets_momentum: whether a parameter that a client takes over from the server leaves behind what a kept
+            optimiser gathered for it; else the optimiser goes on as a persistent one of torch's.
         mapped: whether ``torch.vmap`` can map the objective over clients.
         seed: the run's, for what all draw alike and nobody sends.
     """
@@ -191,6 +198,7 @@ class Method(ABC):
     public: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     linear_heads: ClassVar[bool] = False
+    resets_momentum: ClassVar[bool] = False
     mapped: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
@@ -235,9 +243,14 @@ class Method(ABC):
         )
         return replace(usual, **changes)
 
-    def alignment(self) -> int:
-        """Public samples that the server draws for each round; 0 where none are used."""
-        return 0
+    def alignment(self, labels: Tensor, draws: Draws) -> Tensor:
+        """The public samples that the server draws for a round: places [n] int64; none where none are used.
+
+        Args:
+            labels: of all public samples [N], on the CPU.
+            draws: keyed randomness of the round.
+        """
+        return labels.new_empty(0)
 
     def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
         """A client's first parameters, of every group; ``draws`` are those of round 0."""
@@ -265,6 +278,14 @@ class Method(ABC):
     def downlink(self, server: Tensors, client: int) -> Message:
         """What the server sends to one participant at the start of a round."""
         return Message()
+
+    def in_turn(self) -> bool:
+        """Whether a round's participants work one after another, in ascending order, instead of all at once."""
+        return False
+
+    def after_turn(self, server: Tensors, uplink: Message) -> dict[str, Tensor]:
+        """The server's state that the next participant's downlink is made of, where they work one after another."""
+        return dict(server)
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
         """What the other functions read in a round: a downlink, and what the client remembered of earlier rounds.
@@ -367,7 +388,7 @@ def class_means(statistics: Statistics, dtype: torch.dtype) -> Message:
     """The mean vector of each class that a client has samples of, from ``sums`` [C, D] and ``counts`` [C].
 
     Returns:
-        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes.
+        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes, which can be 0.
     """
     counts = statistics.sums["counts"]
     labels = counts.nonzero().squeeze(1)
