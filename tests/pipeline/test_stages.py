@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
-from hetfl.cli import run
+from hetfl.cli import app, run
 from hetfl.data.partitions import make_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
@@ -414,7 +415,9 @@ def test_broken_weights_keep_no_other_cell_from_its_training(untrained: Path, ki
     assert [path.parent for path in untrained.glob("runs/*/*/*/*/run.json")] == [untrained / "runs" / CELLS[1]]
 
 
-def test_damaged_record_keeps_no_other_cell_from_its_training(finished: Path, project: Path) -> None:
+def test_damaged_record_keeps_no_other_cell_from_its_training(
+    finished: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "runs" / CELLS[0] / "run.json").write_text("{")
     shutil.rmtree(project / "runs" / CELLS[1])
     status, stderr = run_stage(project, "train", "tiny")
@@ -425,6 +428,9 @@ def test_damaged_record_keeps_no_other_cell_from_its_training(finished: Path, pr
     shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny.json")["cells"]}
     assert (shown["fedhpl"]["status"], shown["fedavg"]["status"]) == ("broken", "ours")
     assert f"runs/{CELLS[0]}/run.json: is not JSON" in shown["fedhpl"]["footnote"]
+    monkeypatch.chdir(project)
+    listed = CliRunner().invoke(app, ["cells", "tiny"]).output.splitlines()
+    assert [line.split()[-1] for line in listed[2:]] == ["broken", "complete"]
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
