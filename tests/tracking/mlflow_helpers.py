@@ -83,7 +83,9 @@ def write_cell(root: Path, run, rounds=6, **kind) -> Path:
 
 
 def sync_in_a_process(root: Path, folder: Path) -> subprocess.Popen:
-    code = "import sys, pathlib, hetfl.tracking as t; print(t.sync([pathlib.Path(sys.argv[1])], pathlib.Path()))"
+    # A background job inherits that Ctrl-C is ignored.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "import sys, pathlib, hetfl.tracking as t; print(t.sync([pathlib.Path(sys.argv[1])], pathlib.Path()))"
     return subprocess.Popen(
         [sys.executable, "-c", code, folder],
         cwd=root,
