@@ -14,7 +14,8 @@ unexport PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 # The report shows, and so needs, all of the embedded default; DVC reads its files anew for every target it is given.
 repro: $(VENV)/.ready
-	dvc repro --quiet report
+	@echo "dvc repro --quiet report"
+	@dvc repro --quiet report || { echo "make: where nothing above says why, 'dvc repro report' does" >&2; exit 1; }
 	@echo
 	@hetfl show digits-homogeneous digits-heterogeneous digits-fedtgp digits-fgpt
 	@echo "tables:  tables/*.{md,csv,tex,json}    figures: figures/"
@@ -55,6 +56,8 @@ else
 endif
 	@{ $(PIP) $(UV) && uv pip install $(LOCKED) --python $(VENV)/bin/python; } || $(PIP) $(LOCKED)
 	@$(PIP) --no-deps --no-build-isolation --no-index -e .
+# In an exported tree, DVC refuses to work unless it is told that git is not missing by mistake.
+	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
 .PHONY: repro test slow ui lint lock

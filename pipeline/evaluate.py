@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from hetfl.cli import run
+from hetfl.errors import FailedCellsError
 from hetfl.federation.plan import Workspace, cells, load_params
 from hetfl.federation.schedule import evaluate_cells
-from hetfl.tracking.mlflow_mirror import sync
+from hetfl.tracking.mlflow_mirror import try_sync
 from hetfl.tracking.train import pick
 
 
@@ -16,8 +17,11 @@ def main(experiment: str, method: Annotated[str | None, typer.Argument()] = None
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
     chosen = pick(cells(params, experiment), method=method)
-    evaluate_cells(chosen, workspace, params.compute)
-    sync([workspace.runs / cell.path for cell in chosen], workspace.root)
+    failures = evaluate_cells(chosen, workspace, params.compute)
+    folders = [workspace.runs / cell.path for cell in chosen]
+    try_sync([folder for folder in folders if folder not in failures], workspace.root)
+    if failures:
+        raise FailedCellsError(failures)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ Experiment = Annotated[str, typer.Argument(help="An experiment of params.yaml.")
 
 
 def run(command: Callable[..., Any]) -> None:
-    """Run a typer command or app; a mistake in the input is one line and exit status 2."""
+    """Run a typer command or app; each mistake in the input is one line; exit status 2."""
     try:
         typer.run(command) if not isinstance(command, typer.Typer) else command()
     except HetflError as error:
-        print(f"error: {str(error).replace(f'{Path.cwd()}/', '')}", file=sys.stderr)
+        for line in str(error).replace(f"{Path.cwd()}/", "").splitlines():
+            print(f"error: {line}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
         # typer turns Ctrl-C into this status.
@@ -104,7 +105,10 @@ def list_cells(experiment: Experiment) -> None:
     rows = []
     for cell in cells(load_params(workspace.params), experiment):
         path = workspace.runs / cell.path / "run.json"
-        status = read_json(path)["status"] if path.exists() else "not run"
+        try:
+            status = read_json(path)["status"] if path.exists() else "not run"
+        except HetflError:
+            status = "broken"
         rows.append((cell.method, cell.row, cell.split, cell.seed, status))
     print(tabulate(rows, headers=["method", "row", "split", "seed", "status"]))
 
@@ -129,11 +133,10 @@ def train(
 @app.command("sync")
 def sync() -> None:
     """Mirror every run record into MLflow again; what is there already is not doubled."""
+    from hetfl.tracking.mlflow_mirror import records
     from hetfl.tracking.mlflow_mirror import sync as mirror
 
-    folders = sorted(path.parent for path in Path("runs").rglob("run.json"))
-    mirror(folders, Path.cwd())
-    print(f"{len(folders)} run records mirrored")
+    print(f"{mirror(records(Path.cwd()), Path.cwd())} run records mirrored")
 
 
 @app.command("show")

@@ -1,13 +1,45 @@
-"""The one exception that a user is meant to see."""
+"""The exceptions that a user is meant to see."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+NAMED = 5
+"""Cells that are named where many fail for one reason."""
 
 
 class HetflError(Exception):
     """A mistake in the input, told in one line: what (key or file), its value, what would be right."""
+
+
+class FailedCellsError(HetflError):
+    """Some of many cells failed, the others are done: a line for each mistake, which names its cells.
+
+    Args:
+        failures: what went wrong in one line, by the folder of the cell's record.
+    """
+
+    def __init__(self, failures: Mapping[Path, str]) -> None:
+        self.failures = dict(failures)
+        cells: dict[str, list[str]] = {}
+        for folder, reason in self.failures.items():
+            cells.setdefault(reason, []).append(str(folder))
+        super().__init__("\n".join(_name_cells(reason, names) for reason, names in cells.items()))
+
+
+def _name_cells(reason: str, names: list[str]) -> str:
+    if names[0] in reason:
+        return reason
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}: {reason}"
+
+
+def one_line(error: BaseException) -> str:
+    """An error's first line; with its type where it is none that a user is meant to see."""
+    text = (str(error).splitlines() or [""])[0]
+    return text if isinstance(error, HetflError) else f"{type(error).__name__}: {text[:200]}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> HetflError:

@@ -90,7 +90,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # neither JSON nor text
         raise HetflError(f"{path}: is not JSON ({error}); delete it and run dvc repro again") from error
 
 

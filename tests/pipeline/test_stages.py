@@ -21,14 +21,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
-from hetfl.cli import run
+from hetfl.cli import app, run
 from hetfl.data.partitions import make_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
 from hetfl.federation import rounds
 from hetfl.federation.cell import run_cell
-from hetfl.federation.plan import Workspace, cells, load_params
+from hetfl.federation.plan import ComputeSettings, Workspace, cells, load_params
+from hetfl.federation.schedule import run_cells
 from hetfl.federation.state import ResumePoints
 from hetfl.files import read_json
 from hetfl.models.registry import creator
@@ -80,13 +82,15 @@ ROWS = list(PARAMS["experiments"]["tiny"]["rows"])
 CELLS = [Path("tiny") / row / row / "iid-s0" for row in ROWS]
 
 
-def run_stage(root: Path, name: str, *arguments: str) -> tuple[int, str]:
+def run_stage(root: Path, name: str, *arguments: str, tracking: str | None = None) -> tuple[int, str]:
     """A stage as its command line runs it, without the seconds a new interpreter takes: exit status and stderr."""
     stderr = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(stderr), redirect_stdout(io.StringIO()):
         patch.chdir(root)
         patch.setattr(sys, "argv", [f"{name}.py", *arguments])
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        if tracking:
+            patch.setenv("MLFLOW_TRACKING_URI", tracking)
         with pytest.raises(SystemExit) as end:
             run(runpy.run_path(str(PIPELINE / f"{name}.py"))["main"])
     return int(end.value.code or 0), stderr.getvalue()
@@ -336,18 +340,6 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         forget("weights/digits_vit_small.safetensors"),
         ["weights/digits_vit_small.safetensors", "missing", "dvc repro pretrain"],
     ),
-    "weights truncated": (
-        "train",
-        "tiny",
-        truncate("weights/digits_vit_small.safetensors"),
-        ["weights/digits_vit_small.safetensors", "not a valid safetensors", "make it again"],
-    ),
-    "weights of another model": (
-        "train",
-        "tiny",
-        other_weights,
-        ["weights/digits_vit_small.safetensors", "does not fit digits_vit_small"],
-    ),
     "more clients than samples": (
         "partition",
         "digits",
@@ -383,11 +375,91 @@ def test_mistake_is_one_line_and_leaves_nothing_behind(untrained: Path, mistake:
     before = times(untrained)
     status, stderr = run_stage(untrained, stage, *argument.split())
     assert status == 2
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1, stderr
+    said = stderr.splitlines()
+    assert all(line.startswith("error: ") for line in said)
+    # What is wrong with all cells is said once.
+    assert len(said) == (len(CELLS) if mistake == "evaluation before training" else 1), stderr
     assert [part for part in expected if part not in stderr] == [], stderr
     # A lock is empty and nobody's result.
     assert {path: time for path, time in times(untrained).items() if not path.startswith(".hetfl/locks/")} == before
+
+
+def test_broken_checkpoint_keeps_no_other_cell_from_its_evaluation(project: Path) -> None:
+    shutil.rmtree(project / "evaluations")  # as DVC does before the stage
+    truncate(f"runs/{CELLS[0]}/model.safetensors")(project)
+    status, stderr = run_stage(project, "evaluate", "tiny")
+    (line,) = stderr.splitlines()
+    assert status == 2 and line.startswith("error: ") and f"runs/{CELLS[0]}/model.safetensors" in line
+    assert (project / "evaluations" / CELLS[1] / "metrics.json").exists()
+    assert run_stage(project, "table", "tiny") == (0, "")
+    shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny.json")["cells"]}
+    assert (shown["fedhpl"]["status"], shown["fedavg"]["status"]) == ("not evaluated", "ours")
+    assert "not evaluated" in (project / "tables/tiny.md").read_text()
+
+
+WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (truncate("weights/digits_vit_small.safetensors"), "not a valid safetensors"),
+    "of another model": (other_weights, "does not fit digits_vit_small"),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_broken_weights_keep_no_other_cell_from_its_training(untrained: Path, kind: str) -> None:
+    harm, reason = WEIGHTS[kind]
+    harm(untrained)
+    status, stderr = run_stage(untrained, "train", "tiny")
+    (line,) = stderr.splitlines()
+    assert status == 2 and line.startswith("error: ")
+    assert "weights/digits_vit_small.safetensors" in line and reason in line
+    # FedAvg starts from random weights.
+    assert [path.parent for path in untrained.glob("runs/*/*/*/*/run.json")] == [untrained / "runs" / CELLS[1]]
+
+
+def test_damaged_record_keeps_no_other_cell_from_its_training(
+    finished: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "runs" / CELLS[0] / "run.json").write_text("{")
+    shutil.rmtree(project / "runs" / CELLS[1])
+    status, stderr = run_stage(project, "train", "tiny")
+    (line,) = stderr.splitlines()
+    assert status == 2 and f"error: runs/{CELLS[0]}/run.json: is not JSON" in line
+    assert result(project, CELLS[1]) == result(finished, CELLS[1])
+    assert run_stage(project, "table", "tiny") == (0, "")
+    shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny.json")["cells"]}
+    assert (shown["fedhpl"]["status"], shown["fedavg"]["status"]) == ("broken", "ours")
+    assert f"runs/{CELLS[0]}/run.json: is not JSON" in shown["fedhpl"]["footnote"]
+    monkeypatch.chdir(project)
+    listed = CliRunner().invoke(app, ["cells", "tiny"]).output.splitlines()
+    assert [line.split()[-1] for line in listed[2:]] == ["broken", "complete"]
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_unforeseen_error_keeps_no_other_cell_from_its_training(
+    finished: Path, untrained: Path, jobs: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workspace = Workspace(untrained)
+    chosen = cells(load_params(workspace.params), "tiny")
+    # A setting that validation would have refused stands for a mistake in the code.
+    chosen[0] = chosen[0].model_copy(update={"models": []})
+    compute = ComputeSettings(device="cpu", jobs=jobs)
+    failures = run_cells(chosen, workspace, compute)
+    assert list(failures) == [untrained / "runs" / CELLS[0]]
+    (reason,) = failures.values()
+    assert "Error: " in reason and "\n" not in reason
+    assert "Traceback" in capfd.readouterr().err
+    assert result(untrained, CELLS[1]) == result(finished, CELLS[1])
+
+
+def test_without_mlflow_everything_else_works(finished: Path, untrained: Path) -> None:
+    away = "http://127.0.0.1:9"
+    for stage in ("train", "evaluate"):
+        status, stderr = run_stage(untrained, stage, "tiny", tracking=away)
+        (line,) = stderr.splitlines()
+        assert status == 0 and line.startswith("hetfl: ")
+        assert "MLflow could not be reached" in line and "`hetfl sync`" in line
+    assert run_stage(untrained, "table", "tiny", tracking=away) == (0, "")
+    there, here = (read_json(root / "tables/tiny.json")["cells"] for root in (finished, untrained))
+    assert [cell["value"] for cell in here] == [cell["value"] for cell in there]
 
 
 def test_command_line_says_the_same(untrained: Path) -> None:

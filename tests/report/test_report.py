@@ -478,10 +478,11 @@ def test_unfinished_cells(experiment: Path) -> None:
         [],
         80,
     )
-    assert set(missing) == set(partial)
+    assert {*missing, "footnote"} == set(partial)
+    assert "Seed 0 is not evaluated" in partial["footnote"]
     markdown = "".join(path.read_text() for path in write_table(table, experiment / "tables"))
     assert "not run<br>printed 80" in markdown
-    assert "81.0 (79.0–83.0)<br>1/3 seeds" in markdown
+    assert "81.0 [1] (79.0–83.0)<br>1/3 seeds" in markdown
 
 
 def test_nothing_run(tmp_path: Path) -> None:
@@ -494,11 +495,56 @@ def test_nothing_run(tmp_path: Path) -> None:
     build_site(tmp_path / "tables", tmp_path / "figures", tmp_path / "partitions", tmp_path / "report")
 
 
-def test_evaluation_of_another_run(experiment: Path) -> None:
-    path = experiment / "evaluations/digits-homogeneous/local/local/iid-s0/metrics.json"
+def other_evaluation(root: Path, cell: str) -> None:
+    path = root / "evaluations" / cell / "metrics.json"
     write_json(path, read_json(path) | {"fingerprint": "0" * 64})
-    with pytest.raises(HetflError, match="run the evaluate stage of digits-homogeneous again"):
-        make(experiment)
+
+
+DAMAGES = {
+    "evaluation of another run": (other_evaluation, "broken", "run the evaluate stage of digits-homogeneous again"),
+    "damaged rounds": (
+        lambda root, cell: write_text(root / "runs" / cell / "rounds.jsonl", '{"round": 1'),
+        "broken",
+        "rounds.jsonl: the record of a finished run is damaged",
+    ),
+    "damaged run.json": (
+        lambda root, cell: (root / "runs" / cell / "run.json").write_bytes(b"\xff{"),
+        "broken",
+        "run.json: is not JSON",
+    ),
+    "evaluation lost": (
+        lambda root, cell: shutil.rmtree(root / "evaluations" / cell),
+        "not evaluated",
+        "run the evaluate stage of digits-homogeneous",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_broken_record_is_told_in_its_cell_and_takes_no_other_along(experiment: Path, damage: str) -> None:
+    harm, status, reason = DAMAGES[damage]
+    before = {(cell["row"], cell["column"]): cell for cell in make(experiment)["cells"]}
+    seeds = before["local", "iid"]["seeds"]
+    harm(experiment, f"digits-homogeneous/local/local/iid-s{seeds[0]}")
+    table = make(experiment)
+    after = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
+    cell = after.pop(("local", "iid"))
+    assert all(cell == before[place] for place, cell in after.items())
+    # The other seeds are still shown.
+    assert cell["seeds"] == seeds[1:] and cell["value"] is not None
+    assert f"Seed {seeds[0]} is {status}" in cell["footnote"] and reason in cell["footnote"]
+    assert str(experiment) not in cell["footnote"]
+
+    for seed in seeds[1:]:
+        harm(experiment, f"digits-homogeneous/local/local/iid-s{seed}")
+    table = make(experiment)
+    cell = next(cell for cell in table["cells"] if (cell["row"], cell["column"]) == ("local", "iid"))
+    assert (cell["status"], cell["value"]) == (status, None)
+    write_table(table, experiment / "tables")
+    build_site(*(experiment / name for name in ("tables", "figures", "partitions", "report")))
+    pages = [experiment / "tables" / f"digits-homogeneous.{kind}" for kind in ("md", "tex", "csv")]
+    for text in (render_text(table), *(page.read_text() for page in (*pages, experiment / "report/index.html"))):
+        assert status in text
 
 
 @pytest.mark.parametrize(
@@ -514,12 +560,6 @@ def test_cells_from_different_inputs(experiment: Path, change: dict[str, Any], k
     run = read_json(path)
     write_json(path, run | {"inputs": run["inputs"] | change})
     with pytest.raises(HetflError, match=kind):
-        make(experiment)
-
-
-def test_damaged_rounds(experiment: Path) -> None:
-    write_text(experiment / "runs/digits-homogeneous/local/local/iid-s0/rounds.jsonl", '{"round": 1')
-    with pytest.raises(HetflError, match="rounds.jsonl"):
         make(experiment)
 
 

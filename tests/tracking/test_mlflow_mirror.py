@@ -4,101 +4,17 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from mlflow_helpers import make_run, sync_in_a_process, write_cell
 
-from hetfl.errors import HetflError
-from hetfl.files import write_text
+from hetfl.errors import FailedCellsError, HetflError
 from hetfl.tracking import MlflowMirror, Watcher, sync
-
-
-def make_run(experiment, row="fedhpl", split="iid", seed=0, status="complete", **changes):
-    run = {
-        "status": status,
-        "fingerprint": f"{row}-{split}-{seed}",
-        "experiment": experiment,
-        "row": row,
-        "title": "FedHPL",
-        "paper": "fedhpl",
-        "table": experiment,
-        "method": "fedhpl",
-        "dataset": "digits",
-        "split": split,
-        "seed": seed,
-        "models": ["digits_vit_base"] * 5,
-        "settings": {
-            "optimizer": {"lr": 0.05, "name": "sgd"},
-            "prompts": [1, 2],
-            "long": "x" * 7000,
-            "no": None,
-        },
-        "rounds": 5,
-        "clients": 5,
-        "inputs": {"dataset": "d1", "partition": "p1", "weights": {"digits_vit_base": "w1"}},
-        "parameters": {"trainable": [1634] * 5, "total": [20000] * 5},
-        "versions": {"hetfl": "0.1.0", "python": "3.11.7"},
-        "device": "cpu: test",
-        "engine": "sequential",
-        "precision": "float32",
-        "commit": "abc123",
-        "started": "2026-05-01T10:00:00Z",
-        **changes,
-    }
-    if status == "complete":
-        run["finished"] = "2026-05-01T10:01:00Z"
-    return run
-
-
-def make_line(number, clients=5, shift=0.0):
-    line = {"round": number, "participants": list(range(clients)), "down": {"elements": 0, "bytes": 0}}
-    if number == 0:
-        return line | {"up": {"elements": 5, "bytes": 20}, "seconds": {"register": 0.1}}
-    return line | {
-        "accuracy": [0.5 + shift + (number + client) / 100 for client in range(clients)],
-        "loss": [0.4, None, 0.6],
-        "up": {"elements": 8800, "bytes": 35200},
-        "seconds": {"train": 0.5, "statistics": 0.1, "server": 0.0, "evaluate": 0.2},
-        "peak_memory": 3 * 2**20,
-        "diagnostics": {"valid classes!": 10.0, "text": "no", "shrinkage": [0.1, 0.3]},
-        "clients": {
-            "kd_loss": [0.2, None, 0.4],
-            "upload_rate": [[1.0, 0.5, None], [None, 0.25, 0.25]],
-            "kd_max": [None] * clients,
-        },
-    }
-
-
-def write_cell(root: Path, run, rounds=6, **kind) -> Path:
-    folder = root / "runs" / run["experiment"] / run["method"] / run["row"] / f"{run['split']}-s{run['seed']}"
-    folder.mkdir(parents=True, exist_ok=True)
-    # As a record is written: no reader ever sees a part.
-    write_text(
-        folder / "rounds.jsonl", "".join(json.dumps(make_line(number, **kind)) + "\n" for number in range(rounds))
-    )
-    if run["status"] == "complete":
-        (folder / "model.safetensors").write_bytes(b"weights")
-    temporary = folder / "run.json.new"
-    temporary.write_text(json.dumps(run))
-    temporary.replace(folder / "run.json")
-    return folder
 
 
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
-def sync_in_a_process(root: Path, folder: Path) -> subprocess.Popen:
-    code = "import sys, pathlib, hetfl.tracking as t; print(t.sync([pathlib.Path(sys.argv[1])], pathlib.Path()))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, folder],
-        cwd=root,
-        env={name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +38,7 @@ def root(racers):
 def client(root):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        return MlflowMirror(root)._open()
+        return MlflowMirror(root).open()
 
 
 def runs_of(client, experiment):
@@ -239,7 +155,7 @@ def test_killed_between_two_calls(root, client, request, monkeypatch):
     monkeypatch.setattr("hetfl.tracking.mlflow_mirror.METRICS_PER_CALL", 7)
     folder = write_cell(root, make_run(name))
     mirror = MlflowMirror(root)
-    real, calls = mirror._open(), []
+    real, calls = mirror.open(), []
 
     class Dying:
         def __getattr__(self, method):
@@ -366,8 +282,37 @@ def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys)
     assert time.monotonic() - begin < 30
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hetfl:")]
     assert "MlflowMirror stopped" in line and "hetfl sync" in line
-    with pytest.raises(HetflError, match="not mirrored to MLflow"):
+    with pytest.raises(HetflError, match="MLflow could not be reached"):
         sync(folders, tmp_path)
+
+
+def test_sync_mirrors_all_other_cells_where_some_cannot_be(root, client, request, monkeypatch):
+    name = request.node.name
+    folders = [write_cell(root, make_run(name, seed=seed)) for seed in range(4)]
+    (folders[0] / "run.json").write_text("{")
+    (folders[2] / "run.json").write_text(json.dumps({"status": "complete"}))
+    with pytest.raises(FailedCellsError) as caught:
+        sync(folders, root)
+    first, second = str(caught.value).splitlines()
+    assert str(folders[0]) in first and "not mirrored" in first and str(folders[2]) in second
+    assert sorted(run.data.tags["seed"] for run in runs_of(client, name)) == ["1", "3"]
+
+
+def test_sync_stops_where_mlflow_goes_away(root, request, monkeypatch):
+    name = request.node.name
+    folders = [write_cell(root, make_run(name, seed=seed)) for seed in range(3)]
+    tried = []
+
+    class Gone:
+        def __getattr__(self, method):
+            tried.append(method)
+            raise ConnectionError("gone")
+
+    monkeypatch.setattr(MlflowMirror, "open", lambda self: self.__dict__.setdefault("_client", None) or Gone())
+    with pytest.raises(HetflError, match="gone") as caught:
+        sync(folders, root)
+    assert not isinstance(caught.value, FailedCellsError)
+    assert len(str(caught.value).splitlines()) == 1 and len(tried) <= 2
 
 
 def test_importing_tracking_is_cheap():

@@ -21,6 +21,10 @@ DIVERGED = "§"
 """Marks a number of runs of which some diverged."""
 
 
+MISSING = ("not run", "not evaluated", "broken")
+"""Statuses of a cell without a value."""
+
+
 class Block(NamedTuple):
     """A part of a table: its title, its columns' titles, and each row's cells in the order of the columns."""
 
@@ -113,6 +117,11 @@ def blocks(table: Table) -> list[Block]:
 def has_run(cell: Cell) -> bool:
     """Whether there is something to show."""
     return cell["value"] is not None or bool(cell["value_text"])
+
+
+def show_missing(cell: Cell) -> str:
+    """What a cell without a value says instead."""
+    return str(cell["status"]) if cell["status"] in MISSING else "not run"
 
 
 def best_cells(table: Table) -> set[tuple[str, str]]:
@@ -388,7 +397,7 @@ def render_markdown(table: Table) -> str:
         if cell is None:
             return ""
         if not has_run(cell):
-            parts = [f"not run{show_marks(table, cell)}", show_printed(table, cell)]
+            parts = [f"{show_missing(cell)}{show_marks(table, cell)}", show_printed(table, cell)]
         else:
             shown = _markdown(show_value(table, cell))
             value = f"**{shown}**" if (cell["row"], cell["column"]) in best else shown
@@ -461,7 +470,7 @@ def render_latex(table: Table) -> str:
         if cell is None:
             return ""
         if not has_run(cell):
-            return stack(f"not run{_latex(show_marks(table, cell))}", _latex(show_printed(table, cell)))
+            return stack(f"{show_missing(cell)}{_latex(show_marks(table, cell))}", _latex(show_printed(table, cell)))
         value = _latex(show_value(table, cell))
         if (cell["row"], cell["column"]) in best:
             # \boldmath reaches the plus-minus, which is mathematics.
@@ -503,7 +512,7 @@ def render_text(table: Table) -> str:
         if cell is None:
             return ""
         if not has_run(cell):
-            return _lines(f"not run{show_marks(table, cell)}", show_printed(table, cell))
+            return _lines(f"{show_missing(cell)}{show_marks(table, cell)}", show_printed(table, cell))
         mark = "*" if (cell["row"], cell["column"]) in best else " "
         below = (show_range(table, cell), show_seeds(cell), *show_printed(table, cell).rsplit(", ", 1))
         return _lines(f"{show_value(table, cell)}{mark}", *(f"{line} " for line in below if line))

@@ -86,7 +86,7 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
     path = folder / "rounds.jsonl"
     try:
         return [json.loads(line) for line in path.read_text().splitlines() if line]
-    except (FileNotFoundError, json.JSONDecodeError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise HetflError(
             f"{path}: the record of a finished run is damaged ({error}); train the cell again"
         ) from error
@@ -112,3 +112,14 @@ def read_record(runs: Path, evaluations: Path, entry: Entry, seed: int) -> Recor
         )
     record = Record((Path(runs.name) / entry.path(seed)).as_posix(), run, read_rounds(folder), metrics)
     return record if entry.round is None else record.until(entry.round)
+
+
+def missing(runs: Path, entry: Entry, seed: int) -> str:
+    """Why :func:`read_record` has none: ``not run``, or ``not evaluated`` where training is complete.
+
+    Raises:
+        HetflError: the run record is damaged.
+    """
+    path = runs / entry.path(seed) / "run.json"
+    complete = entry.round is None and path.exists() and read_json(path).get("status") == "complete"
+    return "not evaluated" if complete else "not run"

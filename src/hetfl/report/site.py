@@ -18,6 +18,7 @@ from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES
 from hetfl.report import style
 from hetfl.report.formats import (
     DIVERGED,
+    MISSING,
     RANDOM,
     WAYS,
     Block,
@@ -33,6 +34,7 @@ from hetfl.report.formats import (
     show_digits,
     show_marks,
     show_measure,
+    show_missing,
     show_print,
     show_range,
     show_seeds,
@@ -100,6 +102,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
     scale = min(90, floor(min(lows) / 10) * 10) if lows else 0
     parts = [_block_view(table, block, best, scale) for block in blocks(table)]
     statuses = Counter(cell["status"] for cell in table["cells"])
+    missing = sum(statuses[status] for status in MISSING)
     accuracies = any(cell["unit"] == "%" for cell in table["cells"])
     return {
         "name": name,
@@ -117,8 +120,8 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
         "has_runs": any(cell["provenance"] for cell in table["cells"]),
         "varies": any("†" in lines[0] for part in parts for row in part["rows"] for lines in row["costs"]),
         "footnotes": _own_notes(table),
-        "made": "run" if accuracies or statuses["not run"] else "computed",
-        "done": len(table["cells"]) - statuses["not run"],
+        "made": "run" if accuracies or missing else "computed",
+        "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
         "figures": _figures(name, table["title"], figures_folder),
@@ -159,7 +162,7 @@ def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, sc
         "runs": [],
     }
     if not has_run(cell):
-        return view
+        return view | {"empty": show_missing(cell)}
     digits = show_digits(table, cell)
     view |= {
         "value": cell["value_text"] or f"{cell['value']:.{digits}f}",

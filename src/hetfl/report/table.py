@@ -13,7 +13,7 @@ from hetfl.files import write_text
 from hetfl.papers.spec import Cosine, Entry, Statistic, TableSpec
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
-from hetfl.report.records import Record, accuracy_of, read_record
+from hetfl.report.records import Record, accuracy_of, missing, read_record
 
 __all__ = [
     "build_table",
@@ -70,9 +70,11 @@ def build_table(
 
     ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``other setting`` (without a
     difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
-    finished; ``arithmetic`` is for numbers that are computed and not learned. A run that stopped early has the
-    ``rounds`` that it played in its provenance, one that ``diverged`` the first round in which it did. ``seeds``
-    names the seeds a cell was built from, ``wanted`` those it asks for.
+    finished, ``not evaluated`` where none has an evaluation, ``broken`` where records are damaged and no other seed
+    is there (in any case the footnote says what is wrong with a seed); ``arithmetic`` is for numbers that are
+    computed and not learned. A run that stopped early has the ``rounds`` that it played in its provenance, one that
+    ``diverged`` the first round in which it did. ``seeds`` names the seeds a cell was built from, ``wanted`` those
+    it asks for.
 
     Args:
         spec: what to print.
@@ -80,16 +82,15 @@ def build_table(
         evaluations: the folder of evaluations.
 
     Raises:
-        HetflError: an evaluation belongs to another run, or cells were made from different inputs.
+        HetflError: cells were made from different inputs.
     """
     records: list[Record] = []
     cells = []
     for row, entries in spec.entries.items():
         for column, entry in entries.items():
-            found = [read_record(runs, evaluations, entry, seed) for seed in entry.seeds]
-            done = [record for record in found if record is not None]
+            done, wrong = _read(runs, evaluations, entry)
             records += done
-            cells.append({"row": row, "column": column} | _cell(entry, done))
+            cells.append({"row": row, "column": column} | _cell(entry, done) | _wrong(entry, done, wrong))
     blocks = {"blocks": [block.model_dump() for block in spec.blocks]} if spec.blocks else {}
     return {
         "table": spec.name,
@@ -118,6 +119,30 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
     for suffix, content in contents.items():
         write_text(folder / f"{table['table']}.{suffix}", content)
     return [folder / f"{table['table']}.{suffix}" for suffix in contents]
+
+
+def _read(runs: Path, evaluations: Path, entry: Entry) -> tuple[list[Record], dict[str, str]]:
+    """The records of a cell's seeds; and of seeds that are not evaluated or damaged, what to say and their status."""
+    records, wrong = [], {}
+    for seed in entry.seeds:
+        try:
+            record = read_record(runs, evaluations, entry, seed)
+            if record is not None:
+                records.append(record)
+            elif (status := missing(runs, entry, seed)) != "not run":
+                wrong[f"Seed {seed} is {status}: run the evaluate stage of {entry.experiment}."] = status
+        except HetflError as error:
+            # Tables are committed: no folder of this machine may enter.
+            wrong[f"Seed {seed} is broken: {str(error).replace(f'{runs.parent}/', '')}."] = "broken"
+    return records, wrong
+
+
+def _wrong(entry: Entry, records: list[Record], wrong: Mapping[str, str]) -> dict[str, Any]:
+    """A cell's status where no seed can be shown, and its footnote where one is damaged or not evaluated."""
+    if not wrong:
+        return {}
+    note = {"footnote": " ".join([entry.footnote, *wrong]).strip()}
+    return note if records else note | {"status": min(wrong.values())}  # "broken" comes first
 
 
 def _cell(entry: Entry, records: list[Record]) -> dict[str, Any]:

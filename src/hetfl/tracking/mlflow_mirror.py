@@ -7,9 +7,11 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
@@ -18,7 +20,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from hetfl.errors import HetflError
+from hetfl.errors import FailedCellsError, HetflError, one_line
+from hetfl.tracking.mlflow_database import create_database, repair_database, sqlite_file
 from hetfl.tracking.watch import Record, read_rounds, read_run
 
 # MLflow's own limits: characters of a parameter's value and of a name.
@@ -40,6 +43,11 @@ ENVIRONMENT = {
 }
 
 
+def records(root: Path) -> list[Path]:
+    """The folders of all run records below the repository's root."""
+    return sorted(path.parent for path in (root / "runs").rglob("run.json"))
+
+
 def sync(folders: Iterable[Path], root: Path = Path()) -> int:
     """Bring MLflow up to date with run records: missing runs are made, incomplete ones completed.
 
@@ -51,20 +59,31 @@ def sync(folders: Iterable[Path], root: Path = Path()) -> int:
         The number of cells that have a run in MLflow now.
 
     Raises:
-        HetflError: MLflow is not installed, cannot be reached, or refuses a record.
+        FailedCellsError: records are damaged or MLflow refuses them; all others are mirrored.
+        HetflError: MLflow is not installed or cannot be reached.
     """
-    mirror = MlflowMirror(root)
-    count = 0
-    for folder in folders:
+    mirror, failures = MlflowMirror(root), {}
+    recorded = [folder for folder in folders if (folder / "run.json").exists()]
+    for folder in recorded:
+        client = mirror.open()
         try:
-            count += mirror.mirror(folder) is not None
-        except HetflError:
-            raise
+            mirror.mirror(folder)
         except Exception as error:
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            remedy = "check MLFLOW_TRACKING_URI and the server, then run hetfl sync again"
-            raise HetflError(f"{folder}: not mirrored to MLflow ({reason}); {remedy}") from error
-    return count
+            with mirror.reaching():  # without MLflow, no other cell can be mirrored either
+                client.search_experiments(max_results=1)
+            failures[folder] = f"not mirrored to MLflow ({one_line(error)})"
+    if failures:
+        raise FailedCellsError(failures)
+    return len(recorded)
+
+
+def try_sync(folders: Iterable[Path], root: Path = Path()) -> None:
+    """:func:`sync` where MLflow must not stop anything: what goes wrong is said on stderr, and what repairs it."""
+    try:
+        sync(folders, root)
+    except HetflError as error:
+        for line in str(error).splitlines():
+            print(f"hetfl: {line}; nothing else needs MLflow, run `hetfl sync` afterwards", file=sys.stderr)
 
 
 @dataclass
@@ -93,7 +112,10 @@ class MlflowMirror:
         self.root = root.resolve()
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root}/mlruns/mlflow.db"
         self._every = every
-        self._lock = FileLock(self.root / "mlruns" / ".lock", timeout=60)
+        self._database = sqlite_file(self.uri)
+        # Beside the database, since checkouts may share one.
+        place = self.root / "mlruns" if self._database is None else self._database.parent
+        self._lock = FileLock(place / ".lock", timeout=60)
         self._client: Any = None
         self._experiments: dict[str, str] = {}
         self._places: dict[Path, _Place] = {}
@@ -143,7 +165,7 @@ class MlflowMirror:
         run = read_run(folder)
         if run is None:
             return None
-        client = self._open()
+        client = self.open()
         complete = run["status"] == "complete"
         points = _points(run, read_rounds(folder))
         place = self._places.get(folder)
@@ -164,7 +186,15 @@ class MlflowMirror:
             self._add_evaluation(place, run)
         return place.run_id
 
-    def _open(self) -> Any:
+    def open(self) -> Any:
+        """Connect to MLflow the first time; a local database that it cannot use is replaced, from the records.
+
+        Returns:
+            MLflow's client.
+
+        Raises:
+            HetflError: MLflow is not installed or cannot be reached.
+        """
         if self._client is None:
             for name, value in ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
@@ -172,13 +202,46 @@ class MlflowMirror:
                 from mlflow.tracking import MlflowClient
             except ImportError as error:
                 raise HetflError("mlflow: is not installed; pip install 'hetfl[pipeline]'") from error
-            (self.root / "mlruns").mkdir(parents=True, exist_ok=True)
-            # Two processes that make a new database at once break it for good.
-            with self._lock:
-                client = MlflowClient(tracking_uri=self.uri)
-                client.search_experiments(max_results=1)
+            broken = None
+            with self.reaching():
+                Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+                with self._lock:
+                    # Another database than the checkout's own may hold what no record can bring back.
+                    if self._database == self.root / "mlruns" / "mlflow.db":
+                        broken = repair_database(self._database)
+                    if self._database is not None:
+                        create_database(self._database)
+                    client = MlflowClient(tracking_uri=self.uri)
+                    client.search_experiments(max_results=1)
             self._client = client
+            if broken is not None:
+                self._rebuild(*broken)
         return self._client
+
+    @contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Tell in one line that the server or the local database cannot be used.
+
+        Raises:
+            HetflError: instead of whatever the block raises.
+        """
+        try:
+            yield
+        except Exception as error:
+            what, check = "MLflow could not be reached", "check MLFLOW_TRACKING_URI and the server"
+            if self._database is not None:
+                what, check = f"{self._database}: MLflow could not open it", "check its permissions and its disk"
+            raise HetflError(f"{what} ({one_line(error)}); {check}") from error
+
+    def _rebuild(self, broken: Path, error: Exception) -> None:
+        print(
+            f"hetfl: {self._database}: MLflow cannot use it ({one_line(error)}); moved to {broken.name}, and all "
+            "records go into a new one (`hetfl sync` continues that where it is interrupted)",
+            file=sys.stderr,
+        )
+        for folder in records(self.root):
+            with suppress(Exception):  # a damaged record is told of by whoever is asked for it
+                self.mirror(folder)
 
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetfl.config import validate
-from hetfl.errors import HetflError
+from hetfl.errors import FailedCellsError, HetflError
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace, cells, check_fit, check_models, load_params
 from hetfl.federation.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.tracking.mlflow_mirror import MlflowMirror
@@ -26,6 +26,7 @@ def train_experiment(
 
     Raises:
         HetflError: a setting, name or input is wrong; nothing was written.
+        FailedCellsError: some cells could not be trained; the others are complete.
     """
     workspace = Workspace(root)
     params = load_params(workspace.params)
@@ -42,7 +43,9 @@ def train_experiment(
     rounds = sum(cell.settings["rounds"] for cell in chosen)
     subscribers: list[Subscriber] = [Progress(len(chosen), rounds), MlflowMirror(root)]
     with Watcher(list(expected), subscribers, fingerprints=expected):
-        run_cells(pending, workspace, compute)
+        failures = run_cells(pending, workspace, compute)
+    if failures:
+        raise FailedCellsError(failures)
 
 
 def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:

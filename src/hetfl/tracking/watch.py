@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from hetfl.errors import one_line
+
 Record = dict[str, Any]
 
 # How long an interrupted run waits for its subscribers, in seconds.
@@ -105,11 +107,11 @@ class _Follower(threading.Thread):
         try:
             self._follow()
         except Exception as error:
-            _warn(self.subscriber, f"stopped ({_one_line(error)})")
+            _warn(self.subscriber, f"stopped: {one_line(error)}")
         try:
             self.subscriber.close()
         except Exception as error:
-            _warn(self.subscriber, f"did not close ({_one_line(error)})")
+            _warn(self.subscriber, f"did not close: {one_line(error)}")
 
     def _follow(self) -> None:
         last = False
@@ -136,7 +138,7 @@ class _Cursor:
     def advance(self, subscriber: Subscriber) -> None:
         """Tell the subscriber everything that is new."""
         run = self._read_run()
-        if run is None or self._fingerprint not in (None, run["fingerprint"]):
+        if run is None or self._fingerprint not in (None, run.get("fingerprint")):
             return
         if run is not self._run:
             before, self._run = self._run, run
@@ -164,7 +166,11 @@ class _Cursor:
         if stamp == self._stamp:
             return self._run
         self._stamp = stamp
-        return read_run(self._folder)
+        try:
+            return read_run(self._folder)
+        except ValueError:
+            # Training says what is wrong with a damaged record, and must not lose its display over it.
+            return None
 
     def _new_lines(self) -> Iterator[Record]:
         try:
@@ -195,8 +201,3 @@ def _warn(subscriber: Subscriber, what: str) -> None:
     name = type(subscriber).__name__
     advice = "the training goes on and its record is complete; run `hetfl sync` afterwards to mirror it"
     print(f"hetfl: {name} {what}; {advice}", file=sys.stderr)
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"

@@ -1,0 +1,98 @@
+"""MLflow's database in a local SQLite file: made whole or not at all, and replaced where MLflow cannot use it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hetfl.files import atomic_path
+
+# What SQLite keeps beside a database; beside another one it would be played back into that.
+COMPANIONS = ("", "-journal", "-wal", "-shm")
+# Errors that say nothing about a database's content: it is in use, the disk is full, files may not be written.
+PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+WAIT = 20.0
+"""Seconds to wait for whoever is writing to a database."""
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a tracking URI such as ``sqlite:///mlruns/mlflow.db``, or None if it names no plain file."""
+    path = uri.removeprefix("sqlite:///")
+    return None if path in (uri, "", ":memory:") or "?" in path else Path(path).resolve()
+
+
+def create_database(database: Path) -> None:
+    """Make a database unless it exists; the caller holds a lock.
+
+    MLflow makes one in about a hundred steps, and a process killed between two of them leaves one that never opens
+    again. So it is made under another name.
+
+    Raises:
+        Exception: whatever MLflow and SQLite raise; there is no new database then.
+    """
+    if database.exists() and database.stat().st_size:
+        _check(database)
+        return
+    # What killed processes left. The file itself is replaced in one go.
+    for left in (*database.parent.glob(f".{database.name}.*"), *_companions(database)):
+        if left != database:
+            left.unlink()
+    with atomic_path(database) as temporary:
+        _migrate(temporary)
+
+
+def repair_database(database: Path) -> tuple[Path, Exception] | None:
+    """Bring an existing database to MLflow's present schema, or move it out of the way; the caller holds a lock.
+
+    Returns:
+        Where the database was moved to and why, or None if MLflow can use it or there is none.
+
+    Raises:
+        Exception: the database is in use, or its disk or its permissions are at fault; it stays.
+    """
+    if not database.exists():
+        return None
+    try:
+        _check(database)
+        _migrate(database)
+    except Exception as error:
+        if _is_passing(error):
+            raise
+        ending = f".broken-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        for path in _companions(database):
+            path.rename(path.with_name(path.name.replace(database.name, database.name + ending, 1)))
+        return database.with_name(database.name + ending), error
+    return None
+
+
+def _check(database: Path) -> None:
+    """Fail at once on what is no database: MLflow would try to open it for minutes."""
+    with closing(sqlite3.connect(database, timeout=WAIT)) as connection:
+        connection.execute("PRAGMA schema_version")
+
+
+def _migrate(database: Path) -> None:
+    """What ``mlflow db upgrade`` does: make all tables of an empty database, or bring older ones up to date."""
+    from mlflow.db import upgrade
+
+    assert upgrade.callback is not None
+    upgrade.callback(f"sqlite:///{database}")
+
+
+def _companions(database: Path) -> Iterator[Path]:
+    paths = (database.with_name(database.name + ending) for ending in COMPANIONS)
+    return (path for path in paths if path.exists())
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says nothing about the database's content."""
+    while error is not None:
+        if isinstance(error, OSError | MemoryError | ImportError):
+            return True
+        if isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(PASSING):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

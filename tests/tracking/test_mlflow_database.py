@@ -1,0 +1,174 @@
+"""MLflow's local database survives interruptions, and a broken one is replaced from the records."""
+
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from mlflow_helpers import make_run, sync_in_a_process, write_cell
+
+from hetfl.errors import HetflError
+from hetfl.tracking import sync
+
+TRIES = 30
+SPAN = 6.0
+"""Seconds in which the tries lie; on a machine that needs longer to make a database, until it is made."""
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def half_migrated(database: Path) -> None:
+    # What a process leaves that MLflow's own migration was killed in.
+    execute(database, "CREATE TABLE _alembic_tmp_runs (x INTEGER)")
+
+
+def of_a_newer_mlflow(database: Path) -> None:
+    execute(database, "CREATE TABLE alembic_version (version_num VARCHAR(32))")
+    execute(database, "INSERT INTO alembic_version VALUES ('0123456789ab')")
+    execute(database, "CREATE TABLE runs (x INTEGER)")
+
+
+def no_database(database: Path) -> None:
+    database.write_bytes(b"no database" * 1000)
+    database.with_name(f"{database.name}-journal").write_bytes(b"its journal")
+
+
+def execute(database: Path, statement: str) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def seeds(root: Path) -> list[str]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{root}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("tiny")
+    found = client.search_runs([experiment.experiment_id])
+    assert {run.info.status for run in found} == {"FINISHED"}
+    return sorted(run.data.tags["seed"] for run in found)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "mlruns").iterdir())
+
+
+@pytest.mark.parametrize("broken", [half_migrated, of_a_newer_mlflow, no_database])
+def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_path, capfd, broken):
+    folders = [write_cell(tmp_path, make_run("tiny", seed=seed)) for seed in range(2)]
+    (tmp_path / "mlruns").mkdir()
+    broken(tmp_path / "mlruns/mlflow.db")
+    assert sync(folders[:1], tmp_path) == 1
+    assert seeds(tmp_path) == ["0", "1"]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("hetfl: ") and "mlflow.db: MLflow cannot use it" in line and "hetfl sync" in line
+    (kept,) = (tmp_path / "mlruns").glob("mlflow.db.broken-*[0-9]")
+    assert kept.name in line
+    assert not (tmp_path / "mlruns/mlflow.db-journal").exists()
+    sync(folders, tmp_path)
+    assert seeds(tmp_path) == ["0", "1"] and capfd.readouterr().err == ""
+
+
+def test_a_database_in_use_stays(tmp_path, monkeypatch):
+    folder = write_cell(tmp_path, make_run("tiny"))
+    sync([folder], tmp_path)
+    before = names(tmp_path)
+    monkeypatch.setattr("hetfl.tracking.mlflow_database.WAIT", 0.05)
+    with closing(sqlite3.connect(tmp_path / "mlruns/mlflow.db")) as user:
+        user.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(HetflError, match="locked"):
+            sync([folder], tmp_path)
+    assert names(tmp_path) == before
+    assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
+
+
+def test_another_database_than_the_checkouts_own_stays(tmp_path, monkeypatch):
+    folder = write_cell(tmp_path, make_run("tiny"))
+    theirs = tmp_path / "theirs" / "mlflow.db"
+    theirs.parent.mkdir()
+    no_database(theirs)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{theirs}")
+    began = time.monotonic()
+    with pytest.raises(HetflError, match="theirs/mlflow.db: MLflow could not open it .*not a database"):
+        sync([folder], tmp_path)
+    assert time.monotonic() - began < 20
+    assert theirs.read_bytes().startswith(b"no database") and not list(theirs.parent.glob("*broken*"))
+
+
+@pytest.mark.parametrize("statement", [40, 150])
+def test_an_interruption_while_the_database_is_made_leaves_none(tmp_path, statement):
+    folder = write_cell(tmp_path, make_run("tiny"))
+    count = 0
+
+    def interrupt(*_):
+        nonlocal count
+        count += 1
+        if count == statement:
+            raise KeyboardInterrupt
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sync([folder], tmp_path)
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "before_cursor_execute", interrupt)
+    assert names(tmp_path) == [".lock"]
+    assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
+
+
+def test_a_kill_while_the_database_is_made_leaves_one_that_works(tmp_path, capfd):
+    folder = write_cell(tmp_path, make_run("tiny"))
+    process = sync_in_a_process(tmp_path, folder)
+    limit = time.monotonic() + 60
+    while not (half := [path for path in tmp_path.glob("mlruns/.mlflow.db.*") if path.stat().st_size > 50_000]):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert half and not (tmp_path / "mlruns/mlflow.db").exists()
+    assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
+    assert names(tmp_path) == [".lock", "artifacts", "mlflow.db"]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_a_kill_at_every_moment_leaves_a_mirror_that_works(
+    kind: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_cell(tmp_path / "reference", make_run("tiny"))
+    began = time.monotonic()
+    process = sync_in_a_process(tmp_path / "reference", folder)
+    assert process.wait(300) == 0
+    span = max(SPAN, time.monotonic() - began)
+    left: Counter[str] = Counter()
+    for number in range(1, TRIES + 1):
+        moment = span * number / TRIES
+        root = tmp_path / str(number)
+        folder = write_cell(root, make_run("tiny"))
+        process = sync_in_a_process(root, folder)
+        time.sleep(moment)
+        os.kill(process.pid, kind)
+        process.communicate(timeout=300)
+        found = root / "mlruns"
+        half = any(found.glob(".mlflow.db.*"))
+        state = "half a database" if half else "a database" if (found / "mlflow.db").exists() else "none"
+        left["finished" if process.returncode == 0 else state] += 1
+        capfd.readouterr()
+        assert sync([folder], root) == 1, moment
+        assert capfd.readouterr().err == "", moment  # nothing had to be repaired
+        assert sorted(path.name for path in found.iterdir()) == [".lock", "artifacts", "mlflow.db"], moment
+    with capfd.disabled():
+        print(f"\n{TRIES} x {kind.name} in the first {span:.1f} s left: {dict(left)}")
+    # The moments must have reached into the making of the database, or the test would prove nothing.
+    assert left["none"] < TRIES, left
+    if kind is signal.SIGKILL:  # an interruption is time enough to clear up
+        assert left["half a database"] >= 1, left
