@@ -23,6 +23,10 @@ repro: $(VENV)/.ready
 test: $(VENV)/.ready
 	pytest -n 2
 
+# docs/certificates.md: every method against its authors' code or its equations, played anew.
+certificates: $(VENV)/.ready
+	pytest tests/certificates --update-certificates
+
 slow: $(VENV)/.ready
 	pytest -m slow -s
 
@@ -57,4 +61,4 @@ endif
 	@$(PIP) --no-deps --no-build-isolation --no-index -e .
 	@touch $@
 
-.PHONY: repro test slow ui lint lock
+.PHONY: repro test certificates slow ui lint lock

@@ -54,6 +54,7 @@ def test_dimension_weights():
     assert close(dimension_weights(WIDTHS), expected)
 
 
+@pytest.mark.equation("fedhpl")
 @pytest.mark.parametrize("form", [raw, averaged])
 def test_aggregation_with_uploaded_counts(form):
     method, state = server(upload="raw" if form is raw else "average")
@@ -88,6 +89,7 @@ def test_average_aggregation_is_weighted_aggregation_at_equal_widths():
     assert torch.equal(same[0], same[2])
 
 
+@pytest.mark.equation("fedhpl")
 def test_distillation_loss_and_its_gradient():
     teacher = {"logits": torch.tensor([G_UPLOADED[0][0]] * 3), "valid": torch.tensor([True, True, False])}
     student = torch.tensor([[1.0, 2.0, 0.5]], requires_grad=True)
