@@ -9,6 +9,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.rounds import play_round, start
+from hetfl.federation.sequential import Visit
 from hetfl.message import Message, Size
 from hetfl.methods import create
 from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
@@ -129,7 +130,6 @@ def uplinks(engine, round: int = 1) -> dict[int, Message]:
     state, _ = start(engine, draws)
     for played in range(1, round):
         state, _ = play_round(engine, state, draws.at(played))
-    from hetfl.federation.sequential import Visit
     from hetfl.federation.state import ClientState
 
     clients = range(len(engine.federation.clients))
@@ -241,6 +241,8 @@ def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names
     params = state.clients[1].params
     adopted = engine.method.adopt(params, engine.method.receive(down, {}))
     assert {name for name in params if adopted[name] is not params[name]} == names
+    stay = engine._arrive(Visit(1, state.clients[1], down), Draws(0).at(2))
+    assert {slot.split("/")[1] for slot in stay.slots} == set(params) - names
 
 
 def test_prompt_dropout_changes_training_and_nothing_else(toy_engine):

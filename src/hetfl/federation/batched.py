@@ -25,6 +25,7 @@ from hetfl.federation.sequential import (
     Update,
     Visit,
     make_optimiser,
+    next_slots,
     order_of,
     used_samples,
 )
@@ -70,7 +71,7 @@ class Batched(Sequential):
         for number, phase in enumerate(phases):
             started = time.perf_counter()
             trainings: dict[Model, Iterator[None]] = {}
-            for alike, room in self._rooms(_alike(stays), phase, number, draws):
+            for alike, room in self._rooms(_alike(stays, phase), phase, number, draws):
                 model = alike[0].client.model
                 steps = self._train_alike(alike, room, phase, number, draws)
                 trainings[model] = chain(trainings.get(model, ()), steps)
@@ -347,7 +348,9 @@ class Program:
         self._received = {name: room(tensor, self._shared(name, True)) for name, tensor in first.received.items()}
         momentum = ("momentum_buffer",) if phase.momentum else ()
         self._kept = ("exp_avg", "exp_avg_sq") if phase.optimiser == "adam" else momentum
-        self._slots = {f"{name}/{slot}": room(first.params[name]) for name in self._leaves for slot in self._kept}
+        self._slots = {
+            self._slot(name, slot): room(first.params[name]) for name in self._leaves for slot in self._kept
+        }
         self._total = images.labels.new_zeros(many, dtype=images.dtype)
         self._sums: dict[str, Tensor] = {}
         self._segments: dict[tuple[Any, ...], Segment] = {}
@@ -355,6 +358,9 @@ class Program:
 
     def _shared(self, name: str, received: bool = False) -> bool:
         return self._kinds[received, name][-1]
+
+    def _slot(self, name: str, kind: str) -> str:
+        return f"{self.phase.name}/{name}/{kind}"
 
     def takes(self, stays: Sequence[Stay], phase: Phase, images: DeviceImages, gathers: bool) -> bool:
         """Whether this program can train some clients as it is."""
@@ -385,7 +391,12 @@ class Program:
         for total in self._sums.values():
             total.zero_()
         # All clients have taken the same number of Adam's steps, see _alike.
-        self._began = {name: _adam_steps(stays[0], name) for name in self._leaves}
+        taken = stays[0].slots
+        self._began = {
+            name: int(taken[slot]) if (slot := self._slot(name, "step")) in taken else 0 for name in self._leaves
+        }
+        for segment in self._segments.values():
+            segment.at = -1
 
     def step(self, first: int, last: int, step: int, given: Tensors) -> None:
         """One step of the clients [first, last)."""
@@ -405,7 +416,7 @@ class Program:
         for name, leaf in leaves.items():
             state = optimiser.state[leaf]
             for slot in self._kept:
-                state[slot] = self._slots[f"{name}/{slot}"][first:last]
+                state[slot] = self._slots[self._slot(name, slot)][first:last]
             if self.phase.optimiser == "adam":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=leaf.device)
         segment = Segment(first, last, leaves, optimiser)
@@ -476,13 +487,15 @@ class Program:
         for place, lane in enumerate(lanes):
             stay = lane.stay
             stay.params = {**stay.params, **{name: copy(self._params[name][place]) for name in self._own}}
-            stay.slots = {}
-            for name in self._leaves if self.phase.keep_optimiser else ():
+            own: dict[str, Tensor] = {}
+            for name in self._leaves if self.phase.keep_optimiser and lane.steps else ():
                 if self.phase.optimiser == "adam":
                     steps = self._began[name] + lane.steps
-                    stay.slots[f"{name}/step"] = self._total.new_tensor(steps, dtype=torch.float32)
-                for slot in self._kept:
-                    stay.slots[f"{name}/{slot}"] = copy(self._slots[f"{name}/{slot}"][place])
+                    own[self._slot(name, "step")] = self._total.new_tensor(steps, dtype=torch.float32)
+                for kind in self._kept:
+                    slot = self._slot(name, kind)
+                    own[slot] = copy(self._slots[slot][place])
+            stay.slots = next_slots(stay.slots, self.phase, own)
             stay.loss = self._total[place] / max(lane.used, 1)
             stay.steps += lane.steps
             if self._sums and lane.steps:
@@ -512,12 +525,13 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _alike(stays: Sequence[Stay]) -> list[list[Stay]]:
+def _alike(stays: Sequence[Stay], phase: Phase) -> list[list[Stay]]:
     """Clients that one program can train: with one architecture, and with the same kinds of things at hand."""
     groups: dict[tuple[Any, ...], list[Stay]] = {}
     for stay in stays:
         received = tuple((name, tensor.shape, tensor.dtype) for name, tensor in stay.received.items())
-        steps = tuple((slot, float(t)) for slot, t in stay.slots.items() if slot.endswith("/step"))
+        own = sorted(slot for slot in stay.slots if slot.startswith(f"{phase.name}/") and slot.endswith("/step"))
+        steps = tuple((slot, float(stay.slots[slot])) for slot in own)
         groups.setdefault((stay.client.model, received, steps), []).append(stay)
     return list(groups.values())
 
@@ -530,10 +544,6 @@ def _kinds(stays: Sequence[Stay], own: Sequence[str]) -> dict[tuple[bool, str], 
             shared = len({of(stay)[name].data_ptr() for stay in stays}) == 1
             kinds[received, name] = tensor.shape, tensor.dtype, shared and (received or name not in own)
     return kinds
-
-
-def _adam_steps(stay: Stay, name: str) -> int:
-    return int(stay.slots[f"{name}/step"]) if f"{name}/step" in stay.slots else 0
 
 
 def _padded(values: Tensor, size: int) -> Tensor:

@@ -56,7 +56,7 @@ class Stay:
     Attributes:
         received: what it knows, from :meth:`Method.receive`.
         before: its parameters when local training began; ``params``: now.
-        slots: its optimiser's tensors by ``<parameter>/<slot>``.
+        slots: its optimisers' tensors by ``<optimiser>/<parameter>/<slot>``; see :attr:`Phase.name`.
         loss: see :class:`Update`.
         steps: optimiser steps it took.
         gathered: statistics of its training passes.
@@ -86,7 +86,7 @@ class Sequential:
 
     def introduce(self, draws: Draws) -> Iterator[Update]:
         """Round 0: what every client does before it meets the server, and its registration as uplink."""
-        phases = self.method.phases(0)
+        phases = linked(self.method.phases(0))
         if phases or self.method.sweep(0) != "none":
             first = (ClientState(self._initial(client.index, draws)) for client in self.members)
             visits = [Visit(c.index, own, Message()) for c, own in zip(self.members, first, strict=True)]
@@ -105,11 +105,11 @@ class Sequential:
 
     def train(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
         """Local training and uplink of some clients, in any order; no result depends on it."""
-        yield from self._work(visits, draws, self.method.phases(draws.round))
+        yield from self._work(visits, draws, linked(self.method.phases(draws.round)))
 
     def close(self, visits: Sequence[Visit], draws: Draws) -> Iterator[Update]:
         """Local training after the last round; the states hold all parameters, nothing is sent."""
-        yield from self._work(visits, draws, self.method.closing(), closing=True)
+        yield from self._work(visits, draws, linked(self.method.closing()), closing=True)
 
     @torch.inference_mode()
     def predict(
@@ -156,12 +156,9 @@ class Sequential:
         received = self.method.receive(visit.downlink, visit.state.memory)
         kept = visit.state.params or self.initial_params(visit.client, draws)
         params = self.method.adopt(kept, received)
-        # Momentum belongs to the values it was gathered on: what was overwritten starts without.
-        slots = {
-            slot: tensor
-            for slot, tensor in visit.state.optimiser.items()
-            if params[name := slot.rpartition("/")[0]] is kept.get(name)
-        }
+        slots = dict(visit.state.optimiser)
+        if self.method.resets_momentum:
+            slots = {slot: t for slot, t in slots.items() if params[name := slot.split("/")[1]] is kept.get(name)}
         return Stay(client, data, received, params, params, slots, torch.zeros((), device=self.federation.device))
 
     def _leave(self, stay: Stay, draws: Draws, closing: bool) -> Update:
@@ -183,7 +180,7 @@ class Sequential:
         return Update(client.index, state, uplink, stay.loss, seconds, method.observe(work))
 
     def _train(self, stay: Stay, phase: Phase, number: int, draws: Draws) -> None:
-        """Train a client in a phase, the so-manieth of its round."""
+        """Train a client in a phase; ``number`` is the phase's index within the round."""
         client, data = stay.client, stay.data
         names = client.model.names(phase.trains)
         leaves = {name: stay.params[name].clone().requires_grad_() for name in names}
@@ -192,10 +189,13 @@ class Sequential:
         optimiser = make_optimiser(phase, leaves, stay.slots)
         images, index = self._data(data, phase, draws)
         used = used_samples(len(index), phase, bool(buffers))
+        if not used or not phase.epochs:
+            stay.slots, stay.loss = next_slots(stay.slots, phase, {}), torch.zeros_like(stay.loss)
+            return
         clipped = [[leaves[name] for name in client.model.names(groups)] for groups in phase.clipped]
         gathers = phase.gathers and self.method.sweep(draws.round) == "training"
         total = torch.zeros((), device=self.federation.device)
-        for epoch in range(phase.epochs if used else 0):
+        for epoch in range(phase.epochs):
             total.zero_()
             rows = order_of(len(index), phase, draws, client.index, number, epoch)[:used].to(index.device)
             augment, seed = (draws.key(use, client.index, number, epoch) for use in ("augment", "objective"))
@@ -216,8 +216,8 @@ class Sequential:
                 optimiser.step()
                 total.add_(loss.detach(), alpha=len(part))
         stay.params = {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
-        stay.slots = optimiser_slots(optimiser, leaves) if phase.keep_optimiser else {}
-        stay.loss = total / max(used, 1)
+        stay.slots = next_slots(stay.slots, phase, optimiser_slots(phase, optimiser, leaves))
+        stay.loss = total / used
         stay.steps += phase.epochs * -(-used // phase.batch_size)
 
     @torch.no_grad()
@@ -298,8 +298,24 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(sums, rows)
 
 
+def linked(phases: Sequence[Phase]) -> list[Phase]:
+    """The phases of a round, each of which keeps its optimiser if a later one goes on with it."""
+    later = [{phase.name for phase in phases[number + 1 :]} for number in range(len(phases))]
+    return [
+        replace(phase, keep_optimiser=phase.keep_optimiser or phase.name in names)
+        for phase, names in zip(phases, later, strict=True)
+    ]
+
+
+def next_slots(slots: Tensors, phase: Phase, own: Tensors) -> dict[str, Tensor]:
+    """A client's slots after a phase that ended with its ``own``."""
+    if phase.keep_optimiser:
+        return {**slots, **own}
+    return {slot: tensor for slot, tensor in slots.items() if not slot.startswith(f"{phase.name}/")}
+
+
 def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> Optimiser:
-    """The optimiser of a phase over named parameters, continuing from saved slots (``<parameter>/<slot>``)."""
+    """The optimiser of a phase over named parameters, continuing from saved slots; see :attr:`Stay.slots`."""
     values = list(leaves.values())
     optimiser: Optimiser
     if phase.optimiser == "sgd":
@@ -307,14 +323,16 @@ def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> O
     else:
         optimiser = Adam(values, phase.lr, phase.weight_decay)
     for slot, tensor in slots.items():
-        name, _, kind = slot.rpartition("/")
-        if name in leaves:
+        of, name, kind = slot.split("/")
+        if of == phase.name and name in leaves:
             optimiser.state[leaves[name]][kind] = tensor.clone()
     return optimiser
 
 
-def optimiser_slots(optimiser: Optimiser, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An optimiser's tensors by ``<parameter>/<slot>``."""
+def optimiser_slots(phase: Phase, optimiser: Optimiser, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a phase's optimiser by ``<optimiser>/<parameter>/<slot>``."""
     return {
-        f"{name}/{kind}": tensor for name, leaf in leaves.items() for kind, tensor in optimiser.state[leaf].items()
+        f"{phase.name}/{name}/{kind}": tensor
+        for name, leaf in leaves.items()
+        for kind, tensor in optimiser.state[leaf].items()
     }

@@ -35,7 +35,9 @@ class MethodSettings(Settings):
     lr: float = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=1e-4, ge=0)
-    keep_optimiser: bool = Field(default=False, description="clients keep the optimiser's state between rounds")
+    keep_optimiser: bool = Field(
+        default=False, description="a client's optimisers live as long as the client; else each round has new ones"
+    )
     drop_last: bool = Field(default=False, description="leave an epoch's last batch out where it is smaller")
     shuffle: bool = Field(default=True, description="draw a new order of the samples for every epoch")
     patience: int | None = Field(
@@ -61,13 +63,15 @@ class Phase:
         epochs: passes over the client's data.
         batch_size: samples a step; the last batch of an epoch may be smaller.
         optimiser: ``sgd`` or ``adam`` and its settings.
-        keep_optimiser: whether the optimiser's state outlives the round.
+        keep_optimiser: whether the optimiser outlives the round.
         drop_last: whether an epoch's last batch is left out where it is smaller.
         shuffle: whether every epoch has an order of its own; else it is that of the partition.
         clip: largest norm of a gradient, of each of the ``clipped`` sets of parameter groups by itself; None: any.
         gathers: whether statistics of the training passes are taken here.
         data: what it trains on: the client's ``own`` samples, all ``public`` ones, or this round's ``alignment`` set,
             which the server draws from the public ones.
+        name: of the optimiser. Phases of one name share it: a later one, in the same round or, if it is kept, in a later
+            round, goes on with its momentum, whatever the server made of the parameters in between.
     """
 
     trains: tuple[str, ...]
@@ -84,6 +88,7 @@ class Phase:
     clipped: tuple[tuple[str, ...], ...] = ()
     gathers: bool = True
     data: Literal["own", "public", "alignment"] = "own"
+    name: str = "local"
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,8 @@ class Method(ABC):
         public: whether clients and server share a public data set.
         personal: whether the server sends clients different parameters.
         linear_heads: whether all clients must have a linear head on features of one size.
+        resets_momentum: whether a parameter that a client takes over from the server leaves behind what a kept
+            optimiser gathered for it; else the optimiser goes on as a persistent one of torch's.
         mapped: whether ``torch.vmap`` can map the objective over clients.
         seed: the run's, for what all draw alike and nobody sends.
     """
@@ -186,6 +193,7 @@ class Method(ABC):
     public: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     linear_heads: ClassVar[bool] = False
+    resets_momentum: ClassVar[bool] = False
     mapped: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 

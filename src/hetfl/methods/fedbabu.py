@@ -38,4 +38,4 @@ class FedBABU(FedAvg):
 
     def closing(self) -> Sequence[Phase]:
         epochs = self.settings.finetune_epochs
-        return [self.phase(trains=("body", "head"), epochs=epochs)] if epochs else []
+        return [self.phase(name="tuning", trains=("body", "head"), epochs=epochs)] if epochs else []

@@ -43,6 +43,7 @@ class FedHPL(Method):
     title = "FedHPL"
     source = "Ma et al., arXiv 2405.17267"
     travels = "logits of correctly classified samples"
+    resets_momentum = True
 
     class Settings(MethodSettings):
         """FedHPL's own settings; defaults are the paper's.

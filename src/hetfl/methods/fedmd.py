@@ -66,8 +66,9 @@ class FedMD(Scratch):
     def phases(self, round: int) -> Sequence[Phase]:
         s = self.settings
         if not round:
-            return [self.phase(data="public", epochs=s.public_epochs), self.phase(epochs=s.private_epochs)]
-        digest = self.phase(data="alignment", epochs=s.digest_epochs, batch_size=s.digest_batch)
+            public = self.phase(name="public", data="public", epochs=s.public_epochs, keep_optimiser=False)
+            return [public, self.phase(epochs=s.private_epochs)]
+        digest = self.phase(name="digest", data="alignment", epochs=s.digest_epochs, batch_size=s.digest_batch)
         return [digest, self.phase()]
 
     def alignment(self) -> int:

@@ -50,8 +50,11 @@ class FedRep(FedAvg):
     def phases(self, round: int) -> Sequence[Phase]:
         if not round:
             return []
-        return [self.phase(trains=("head",), epochs=self.settings.head_epochs), self.phase(trains=("body",))]
+        return [self._head(self.settings.head_epochs), self.phase(name="body", trains=("body",))]
 
     def closing(self) -> Sequence[Phase]:
         epochs = self.settings.finetune_epochs
-        return [self.phase(trains=("head",), epochs=epochs)] if epochs else []
+        return [self._head(epochs)] if epochs else []
+
+    def _head(self, epochs: int) -> Phase:
+        return self.phase(name="head", trains=("head",), epochs=epochs)

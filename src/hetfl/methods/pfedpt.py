@@ -26,6 +26,7 @@ class PFedPT(FedAvg):
         Attributes:
             prompt_length: width of the border in pixels.
             prompt_epochs, prompt_lr, prompt_momentum: local training of the border, the model standing still.
+            keep_optimiser: the border's momentum, and the model's where it has some, go on from round to round.
             local_epochs, lr: of the model afterwards, the border standing still.
         """
 
@@ -33,6 +34,7 @@ class PFedPT(FedAvg):
         lr: float = Field(default=0.05, gt=0)
         momentum: float = Field(default=0.0, ge=0, lt=1)
         weight_decay: float = Field(default=0.0, ge=0)
+        keep_optimiser: bool = True
         drop_last: bool = True
         prompt_length: int = Field(default=4, ge=1)
         prompt_epochs: int = Field(default=5, ge=0)
@@ -57,6 +59,11 @@ class PFedPT(FedAvg):
             return []
         s = self.settings
         border = self.phase(
-            trains=("prompts",), epochs=s.prompt_epochs, optimiser="sgd", lr=s.prompt_lr, momentum=s.prompt_momentum
+            name="border",
+            trains=("prompts",),
+            epochs=s.prompt_epochs,
+            optimiser="sgd",
+            lr=s.prompt_lr,
+            momentum=s.prompt_momentum,
         )
         return [border, self.phase(trains=("body", "head"))]

@@ -74,9 +74,13 @@ class SGPT(FGPT):
             return []
         epochs = self.settings.local_epochs
         groups = ("group", "keys", "head")
-        with_keys = self.phase(trains=groups, epochs=min(epochs, KEY_EPOCHS))
-        rest = [self.phase(trains=groups[::2], epochs=epochs - KEY_EPOCHS)] if epochs > KEY_EPOCHS else []
-        return [self.phase(trains=("shared", "head"), gathers=False), with_keys, *rest]
+        stages = [
+            self.phase(name="shared", trains=("shared", "head"), gathers=False),
+            self.phase(name="groups", trains=groups, epochs=min(epochs, KEY_EPOCHS)),
+        ]
+        if epochs > KEY_EPOCHS:
+            stages.append(self.phase(name="groups", trains=groups[::2], epochs=epochs - KEY_EPOCHS))
+        return stages
 
     def points(self, batch: Batch) -> Tensor:
         assert batch.queries is not None
