@@ -135,6 +135,20 @@ def test_fedproto_objective_and_prediction(fedproto):
     assert scores[:, 1].tolist() == [-torch.inf] * 3
 
 
+def test_fedproto_predicts_the_nearest_prototype_far_from_the_origin(fedproto):
+    """With more than 25 samples, in float32: features at 1000 differ from their prototypes by less than 0.1."""
+    from hetfl.models import Output
+
+    prototypes = 1000 + torch.arange(30.0)[:, None].expand(30, 2) / 4
+    features = prototypes + torch.rand(30, 2, generator=torch.Generator().manual_seed(0)) / 10
+    batch = Batch(features, torch.arange(30))
+    received = {"means": prototypes, "valid": torch.ones(30, dtype=torch.bool)}
+    scores = fedproto.predict(lambda params, images: Output(images, images), {}, batch, received)
+    assert scores.argmax(dim=1).tolist() == list(range(30))
+    exact = -(features.double()[:, None] - prototypes.double()[None]).square().sum(dim=2)
+    assert torch.allclose(scores.double(), exact, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("group", ["homogeneous", "heterogeneous"])
 def test_fedproto_sends_its_own_classes_only(toy_engine, group):
     """Table 9: (d + 1) elements per class; the first client has two of the three classes."""

@@ -274,6 +274,33 @@ def test_dropout_of_a_frame_is_refused():
         create("fedhpl", {"prompts": "frame", "prompt_dropout": 0.1}, 3)
 
 
+@pytest.mark.parametrize("share", ["prompts", "head"])
+def test_a_lone_participants_parameters_are_its_widths_newest(toy_engine, share):
+    """Three clients of one width, one of them in each round: what it sends is what the next one starts from."""
+    engine = toy_engine("fedhpl", share=share, participation=1 / 3)
+    state, _ = start(engine, Draws(0))
+    for round in (1, 2, 3):
+        state, line = play_round(engine, state, Draws(0).at(round))
+        (alone,) = line["participants"]
+        names = engine.federation.clients[alone].model.names([share])
+        for client in range(3):
+            down = engine.method.downlink(state.server, client)
+            assert all(torch.equal(down[name], state.clients[alone].params[name]) for name in names)
+
+
+@pytest.mark.parametrize("share", ["prompts", "head"])
+def test_a_width_without_participants_keeps_its_mean(share):
+    method = create("fedhpl", {"share": share}, 3)
+    name = "prompts" if share == "prompts" else "head.bias"
+    server = {"width": torch.tensor([[8], [8], [9]]), "samples": torch.tensor([[1], [3], [2]])}
+    server |= {f"shared.8/{name}": torch.tensor([5.0])}
+    sent = {2: Message({**raw(0), name: torch.tensor([7.0])})}
+    after = method.aggregate(server, sent, Draws(0).at(1))
+    assert {n: t.item() for n, t in after.items() if n.startswith("shared.")} == {f"shared.8/{name}": 5}
+    sent[1] = Message({**raw(1), name: torch.tensor([4.0])})
+    assert method.aggregate(server, sent, Draws(0).at(1))[f"shared.8/{name}"].item() == 4
+
+
 def test_frozen_weights_stay_bit_identical_and_the_rest_moves(toy_engine):
     engine = toy_engine("fedhpl", "heterogeneous")
     before = {

@@ -234,8 +234,22 @@ def test_fedkds_clients_start_from_one_common_network_that_was_never_sent(toy_en
 
 
 def test_fedkds_energy_moves_from_start_to_end():
+    """As in the authors' loop, which counts rounds from 0 and has E = start + (i / T) (end - start) in round i."""
     method = create("fedkd", {"rounds": 4, "energy_start": 0.9, "energy_end": 0.98}, 3)
-    assert [method.energy(round) for round in (1, 4)] == pytest.approx([0.92, 0.98])
+    assert [method.energy(round) for round in (1, 2, 3, 4)] == pytest.approx([0.9, 0.92, 0.94, 0.96])
+
+
+def test_fedkds_clients_and_server_truncate_by_the_rounds_energy(toy_engine, monkeypatch):
+    used = []
+
+    def recorded(tensors, energy):
+        used.append(round(energy, 6))
+        return truncate(tensors, energy)
+
+    monkeypatch.setattr(fedkd, "truncate", recorded)
+    run(toy_engine("fedkd", "two resnets", rounds=2, energy_start=0.5, energy_end=0.9), 2)
+    clients_and_server = 4
+    assert used == [0.5] * clients_and_server + [0.7] * clients_and_server
 
 
 def test_feddistill_is_fedhe_once_everyone_takes_part(toy_engine):

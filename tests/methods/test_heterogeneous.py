@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.federation.evaluation import confusions
 from hetfl.federation.rounds import play_round, start, tested
 from hetfl.federation.state import State
@@ -190,6 +191,19 @@ def test_fedtgps_margin_is_the_largest_distance_to_a_nearest_neighbour():
         assert create("fedtgp", {"margin": margin}, 3).margin(centres).item() == pytest.approx(expected)
     assert create("fedtgp", {"margin_cap": 7.0}, 3).margin(centres).item() == 7
     assert create("fedtgp", {}, 3).margin(centres[:1]).item() == 100
+
+
+def test_fedtgps_margin_far_from_the_origin():
+    """More than 25 centres, 1e8 away from the origin and 1 apart."""
+    centres = torch.arange(30, dtype=torch.float64)[:, None] + 1e8
+    for margin, expected in {"adaptive": 1.0, "all-pairs": 29.0}.items():
+        assert create("fedtgp", {"margin": margin}, 30).margin(centres).item() == expected
+
+
+def test_fedtgp_refuses_weights():
+    """They would change the margin's centres and nothing that the server learns, and the paper does without them."""
+    with pytest.raises(HetflError, match="^fedtgp: settings.average: 'weighted' should be 'plain'$"):
+        create("fedtgp", {"average": "weighted"}, 3)
 
 
 @pytest.mark.equation("fedtgp")

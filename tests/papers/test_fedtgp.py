@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from table_helpers import CELLS, PARAMS, built, entries, identities, runs, write_run
 
+from hetfl.draws import Draws
 from hetfl.files import read_json
+from hetfl.methods import create
+from hetfl.models import build
 from hetfl.papers.fedtgp import CIFAR100, METHODS, TABLES, printed
 from hetfl.papers.tables import table_spec
 from hetfl.report.table import render_text
@@ -215,6 +218,7 @@ def test_what_the_text_says_otherwise_is_in_a_footnote():
     ("number", "row", "column", "words"),
     [
         (1, "fml", "flowers102-blocks", "leave two of the 102 classes out"),
+        (2, "fedkd", "htfe3", "code sends zeros; ours sends the tensor at full rank"),
         (6, "fedtgp-fm", "tiny-imagenet", "does not state FM's margin; ours is τ = 100"),
         (6, "fedproto", "cifar100", "same runs as in Table 1"),
         (7, "100", "server", "same runs as in Table 1"),
@@ -222,6 +226,23 @@ def test_what_the_text_says_otherwise_is_in_a_footnote():
 )
 def test_what_a_reader_stumbles_over_has_a_footnote(number, row, column, words):
     assert words in table_spec(f"fedtgp-table-{number}", PARAMS).entries[row][column].footnote
+
+
+def test_fedkds_common_network_has_1x1_convolutions_where_the_footnote_says_so():
+    """Such a kernel has one singular value: without it no energy is left, and the authors' code sends zeros."""
+    said: dict[str, set[bool]] = {}
+    for name in TABLES:
+        for _, _, entry in entries(table_spec(name, PARAMS)):
+            cell = CELLS[entry.experiment][entry.path(entry.seeds[0])]
+            if cell.method == "fedkd":
+                said.setdefault(cell.settings["auxiliary"], set()).add("1x1 convolutions" in entry.footnote)
+    has = {}
+    for auxiliary in said:
+        model = build(auxiliary, 10, create("fedkd", {"auxiliary": auxiliary}, 10).model_options())
+        fresh = model.init(Draws(0), 0)
+        has[auxiliary] = {any(fresh[name].shape[2:] == (1, 1) for name in model.names(["auxiliary"]))}
+    assert said == has
+    assert {auxiliary for auxiliary, there in has.items() if there == {True}} == {"resnet10"}
 
 
 def test_the_protocols_weak_points_are_told_where_they_apply():

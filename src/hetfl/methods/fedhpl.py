@@ -256,14 +256,15 @@ class FedHPL(Method):
         return counted
 
     def _shared(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Tensor]:
-        # A client that is alone with its width keeps its own parameters.
         if self.settings.share == "none":
             return {}
         widths = server["width"].squeeze(1)
         shared: dict[str, Tensor] = {}
-        for width in widths.unique().tolist():
+        for width, owners in zip(*(found.tolist() for found in widths.unique(return_counts=True)), strict=True):
             group = [client for client in sorted(uplinks) if widths[client] == width]
-            if len(group) > 1:
+            # A client that nobody shares its width with keeps its own parameters. Where others do, what arrives
+            # replaces the older mean even if it comes from one participant.
+            if owners > 1 and group:
                 own = [
                     {n: t for n, t in uplinks[client].items() if n.split(".")[0] == self.settings.share}
                     for client in group

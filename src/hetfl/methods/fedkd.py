@@ -36,8 +36,8 @@ class FedKD(FML):
         """Defaults are FedTGP's and its benchmark's.
 
         Attributes:
-            energy_start, energy_end: share of the squared singular values that must travel, at the start and in the
-                last round.
+            energy_start, energy_end: share of the squared singular values that must travel, in the first round and
+                in what would be the round after the last; linear in between.
         """
 
         energy_start: float = Field(default=0.95, gt=0, le=1)
@@ -85,9 +85,9 @@ class FedKD(FML):
         return truncate(weighted_mean(restored, torch.ones(len(restored))), self.energy(draws.round))
 
     def energy(self, round: int) -> float:
-        """The share of squared singular values that travels at the end of a round."""
+        """The share of squared singular values that travels at the end of round r: start + (r-1)/T (end - start)."""
         s = self.settings
-        return float(s.energy_start + round / s.rounds * (s.energy_end - s.energy_start))
+        return float(s.energy_start + (round - 1) / s.rounds * (s.energy_end - s.energy_start))
 
 
 def truncate(tensors: Tensors, energy: float) -> dict[str, Tensor]:
@@ -97,7 +97,8 @@ def truncate(tensors: Tensors, energy: float) -> dict[str, Tensor]:
 
     Args:
         tensors: parameters by name.
-        energy: the kept squares must be more than this share of all; where they cannot, the rank is full.
+        energy: the kept squares must be more than this share of all. Where only the full rank has them, as in a
+            convolution of 1x1, it is kept; the authors' code sends zeros there.
     """
     sent: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

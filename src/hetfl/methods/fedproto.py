@@ -103,5 +103,14 @@ class FedProto(Scratch):
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """Minus the squared distance to each global prototype; minus infinity where a class has none."""
         features = model(params, batch.images).features
-        score = -torch.cdist(features, received["means"]).square()
+        score = -distances(features, received["means"]).square()
         return score.masked_fill(~received["valid"], -torch.inf)
+
+
+def distances(points: Tensor, others: Tensor) -> Tensor:
+    """Euclidean distances [n, m] of points [n, d] to others [m, d].
+
+    They are taken from the differences: torch's form with a product of matrices, its default above 25 rows, loses the
+    digits that distant points have in common.
+    """
+    return torch.cdist(points, others, compute_mode="donot_use_mm_for_euclid_dist")

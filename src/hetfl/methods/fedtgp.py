@@ -14,7 +14,7 @@ from hetfl.captured import Captured
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import mean_over_owners, register_method
-from hetfl.methods.fedproto import FedProto
+from hetfl.methods.fedproto import FedProto, distances
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
 
@@ -40,6 +40,8 @@ class FedTGP(FedProto):
             server_lr: its learning rate; None: the clients'.
             server_batch: prototypes a step; None: the clients' batch size.
             network: whether trainable vectors go through the network F; False is the ablation "w/o F".
+            average: ``plain`` only. The server learns from every client's prototypes alike, and the centres of the
+                margin are plain means (Eq. 9), so that clients need not tell how many samples of a class they have.
         """
 
         pull: float = Field(default=10.0, ge=0)
@@ -51,6 +53,7 @@ class FedTGP(FedProto):
         server_lr: float | None = Field(default=None, gt=0)
         server_batch: int | None = Field(default=None, ge=1)
         network: bool = True
+        average: Literal["plain"] = "plain"
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
@@ -107,9 +110,9 @@ class FedTGP(FedProto):
             return torch.zeros_like(cap)
         if self.settings.margin == "fixed" or len(centres) < 2:
             return cap
-        distances = torch.cdist(centres.double(), centres.double())
-        nearest = distances.fill_diagonal_(torch.inf).min(dim=1).values
-        widest = nearest if self.settings.margin == "adaptive" else distances.fill_diagonal_(0)
+        between = distances(centres.double(), centres.double())
+        nearest = between.fill_diagonal_(torch.inf).min(dim=1).values
+        widest = nearest if self.settings.margin == "adaptive" else between.fill_diagonal_(0)
         return torch.minimum(widest.max(), cap)
 
     def downlink(self, server: Tensors, client: int) -> Message:
