@@ -38,6 +38,9 @@ Log = dict[tuple[int, int], Seen]
 """By round and client, -1 being the server."""
 
 
+WIDTHS = "FedHPL's Table 7 counts it; FedTGP's experiments set the code's"
+
+
 class Reading:
     """How a method's vector is read.
 
@@ -48,6 +51,7 @@ class Reading:
         server_prefix: of the server's parameters in its state.
         first_prefix: of the server's first parameters among a model's.
         why: a remark for the page.
+        reasons: why hetfl's default is not what the example has, for settings that choose among readings.
     """
 
     also: ClassVar[Mapping[str, Any]] = {}
@@ -56,6 +60,7 @@ class Reading:
     server_prefix: ClassVar[str] = ""
     first_prefix: ClassVar[str] = ""
     why: ClassVar[str] = ""
+    reasons: ClassVar[Mapping[str, str]] = {}
 
     def method(self, vector: Vector) -> str:
         """The registered method's name."""
@@ -160,6 +165,7 @@ class FedRep(Averaging):
     also = {"heads": "own"}
     spoilt = {"momentum": 0.01}
     why = "The example gives every client a first head of its own."
+    reasons = {"heads": "what the code itself starts with"}
 
 
 class PFedPT(Averaging):
@@ -168,10 +174,12 @@ class PFedPT(Averaging):
 
 class LGFedAvg(Averaging):
     spoilt = {"lr": 0.0501}
+    reasons = {"reduce": WIDTHS}
 
 
 class FedProto(Reading):
     spoilt = {"pull": 10.1}
+    reasons = {"reduce": WIDTHS, "collect": "FedHPL's reading; FedTGP's experiments set the code's"}
 
     def client(self, seen, name):
         found = super().client(seen, name)
@@ -181,6 +189,10 @@ class FedProto(Reading):
 
 class FedTGP(FedProto):
     spoilt = {"margin_cap": 0.54}
+    reasons = {
+        "collect": "Algorithm 1 sends prototypes of the trained network; the released code reads the network's file"
+        " from before the round's training, since it saves the trained one only afterwards"
+    }
     names: ClassVar = {
         "E": "vectors.weight",
         "F1": "enter.weight",
@@ -210,10 +222,12 @@ class FedTGP(FedProto):
 
 class FedDistill(Reading):
     spoilt = {"alpha": 1.01}
+    reasons = {"reduce": WIDTHS}
 
 
 class FML(Reading):
     spoilt = {"beta": 0.41}
+    reasons = {"reduce": WIDTHS}
     first_prefix = server_prefix = "auxiliary."
     why = "Losses are the sums of both networks' losses, which is what hetfl minimises."
 
@@ -260,6 +274,12 @@ class FedGen(Reading):
         "The vector gives the server a head before the first round, so the generator's features count from then on;"
         " with a start of its own hetfl sends neither in the first round, as the code of July 2023 did."
     )
+
+    reasons = {
+        "frozen": "the papers train the generator; from August 2023 on the code trains a copy and does not keep it",
+        "labels": "FedHPL's reading; FedTGP's experiments set the code's",
+        "tests": "FedHPL's reading; FedTGP's experiments set the code's",
+    }
 
     def started(self, vector, server):
         given = vector.given(-1)

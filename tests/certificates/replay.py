@@ -307,6 +307,7 @@ class Comparison:
 
     Attributes:
         kind: what it is, e.g. ``parameters``.
+        whole: whether it has whole numbers, as classes and counts.
         numbers: its elements.
         difference: the largest between two of them; infinite where shapes or infinities differ.
     """
@@ -315,6 +316,7 @@ class Comparison:
     client: int
     name: str
     kind: str
+    whole: bool
     numbers: int
     difference: float
 
@@ -342,10 +344,10 @@ def compared(name: str, engine: str, changes: Mapping[str, Any] | None = None) -
 
 
 def _comparison(round: int, client: int, name: str, kind: str, expected: Tensor, ours: Tensor) -> Comparison:
-    difference = float("inf")
+    difference, whole = float("inf"), not expected.is_floating_point()
     if ours.numel() == expected.numel():
         ours, expected = ours.reshape(expected.shape).double(), expected.double()
         # Equal infinities differ by nothing.
         apart = torch.where(ours == expected, 0.0, (ours - expected).abs())
         difference = float(apart.nan_to_num(nan=float("inf")).max())
-    return Comparison(round, client, name, kind, expected.numel(), difference)
+    return Comparison(round, client, name, kind, whole, expected.numel(), difference)
