@@ -249,8 +249,13 @@ def test_dvc_watches_every_group_of_models_and_every_pre_trained_one():
     for item in root["train-fgpt"]["foreach"].values():
         assert params.models[item["models"]] == [item["weights"]]
         assert f"weights/{item['weights']}.safetensors" in weights.union(*made.values())
+    assert {dep for dep in root["train-fgpt"]["do"]["deps"] if dep.startswith("weights/")} <= {
+        *root["evaluate-fgpt"]["do"]["deps"]
+    }
     for name, stage in trained_in_root().items():
         settings = params.experiments[name]
+        encoders = {cell.settings.get("encoder") for cell in cells(params, name)} - {None}
+        assert {f"weights/{encoder}.safetensors" for encoder in encoders} <= set(stage["deps"])
         groups = {f"models.{row.models or settings.models}" for row in settings.rows.values()}
         assert {f"experiments.{name}"} | groups <= set(stage["params"])
         assert {f"data/{settings.dataset}", f"partitions/{settings.dataset}"} <= set(stage["deps"])

@@ -1,0 +1,65 @@
+"""Every system of the papers' tables has a row in an embedded table, which anybody can train in minutes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_origin
+
+import pytest
+from table_helpers import PARAMS, entries
+
+from hetfl.methods import METHODS
+from hetfl.methods.base import MethodSettings
+from hetfl.papers.spec import Entry
+from hetfl.papers.tables import PAPER_TABLES, table_spec
+
+EMBEDDED = [name for name, experiment in PARAMS.experiments.items() if experiment.dataset == "digits"]
+PRINTED = [name for name in PAPER_TABLES if name not in PARAMS.experiments]
+
+System = tuple[str, frozenset[tuple[str, Any]], bool]
+"""A method, what its row chooses of it, and whether another inference rule of the same run is read, as FGPT-U's."""
+
+
+def system(cell: Entry) -> System:
+    """What a cell shows, whatever its models, data, training and sizes are."""
+    row = PARAMS.experiments[cell.experiment].rows[cell.row]
+    chosen = set()
+    for name, field in METHODS[cell.method].Settings.model_fields.items():
+        of_all, of_readings = name in MethodSettings.model_fields, name == "ensembles"
+        if name in row.settings and not of_all and not of_readings and not is_number(row.settings[name]):
+            value, usual = (kind(setting, field.annotation) for setting in (row.settings[name], field.default))
+            if value != usual:
+                chosen.add((name, value))
+    return cell.method, frozenset(chosen), bool(cell.reading)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def kind(value: Any, annotation: Any) -> Any:
+    """One of a setting's words, or yes or no; of names and lists whether there are some."""
+    return value if get_origin(annotation) is Literal else bool(value)
+
+
+def systems(table: str) -> dict[str, System]:
+    return {f"{row}, {column}": system(cell) for row, column, cell in entries(table_spec(table, PARAMS))}
+
+
+@pytest.mark.parametrize("table", PRINTED)
+def test_every_system_of_a_papers_table_has_a_row_in_an_embedded_one(table):
+    embedded = {found for name in EMBEDDED for found in systems(name).values()}
+    assert {cell: found for cell, found in systems(table).items() if found not in embedded} == {}
+
+
+def test_systems_are_told_apart():
+    found = {found for table in PRINTED for found in systems(table).values()}
+    assert ("fgpt", frozenset({("encoder", True)}), False) in found
+    assert ("fgpt", frozenset({("keys", "random")}), False) in found
+    assert ("fgpt", frozenset(), True) in found
+    assert ("fedhpl", frozenset({("communicate", False)}), False) in found
+    assert ("fedtgp", frozenset({("network", False)}), False) in found
+    assert ("pt-fedavg", frozenset({("group_blocks", False)}), False) in found
+
+
+def test_every_method_has_a_row_in_an_embedded_table():
+    assert {row.method for name in EMBEDDED for row in PARAMS.experiments[name].rows.values()} == {*METHODS}
