@@ -13,6 +13,7 @@ from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation import cell
+from hetfl.federation.engines import ENGINES
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace
 from hetfl.federation.rounds import play_round, start
 from hetfl.federation.sequential import Visit
@@ -298,6 +299,46 @@ def test_sgpt_trains_in_turn(toy_engine):
     state, lines = run(engine, 2)
     # Two epochs of the second stage count every sample twice, in each of two rounds.
     assert state.server["picks"].sum() == 2 * 2 * 60
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
+    """As in the authors' main loop: each participant is told what the earlier ones of its round picked."""
+    reference = toy_engine("sgpt", dtype=torch.float64, balance="client", **GROUPED)
+    made = ENGINES[engine](reference.method, reference.federation)
+    state, _ = start(made, Draws(0))
+    for round in (1, 2):
+        known, sent = state.server["picks"], {}
+        for k in range(3):
+            told = {**state.server, "picks": known}
+            (update,) = reference.train([Visit(k, ClientState(), made.method.downlink(told, k))], Draws(0).at(round))
+            sent[k] = update.uplink
+            known = known + update.uplink["counts"]
+        expected = made.method.aggregate(state.server, sent, Draws(0).at(round))
+        assert torch.equal(expected["picks"], known)
+        state, _ = play_round(made, state, Draws(0).at(round))
+        for name, tensor in expected.items():
+            torch.testing.assert_close(state.server[name], tensor, rtol=1e-9, atol=1e-11)
+    together, _ = run(toy_engine("sgpt", dtype=torch.float64, **GROUPED), 2)
+    assert not torch.equal(together.server["model/group"], state.server["model/group"])
+
+
+@pytest.mark.parametrize(("blocks", "tokens"), [("first", 3 + 1), ("all", 3 + 3)])
+def test_sgpts_first_shared_block_alone_may_have_several_prompts(blocks, tokens):
+    """Against blocks run by hand."""
+    settings = {"shared_blocks": (1, 2), "group_blocks": (), "prompt_length": 3, "groups": 2, "long_blocks": blocks}
+    model, params = built(**create("sgpt", settings, 3).model_options().model_dump(exclude_unset=True))
+    assert params["shared"].shape[:2].numel() == tokens
+    images = torch.randn(2, 3, 32, 32)
+    params["shared"] = torch.randn(params["shared"].shape)
+    first, second = params["shared"].flatten(0, 1).split([3, tokens - 3])
+    body = model._module.body
+    with torch.no_grad():
+        hidden = body._pos_embed(body.patch_embed(images))
+        for block, prompts in zip(body.blocks, (first, second), strict=True):
+            hidden = block(torch.cat([hidden[:, :1], prompts.expand(2, -1, -1), hidden[:, 1:]], dim=1))
+        features = body.norm(hidden)[:, 0]
+        assert torch.allclose(model(params, images).features, features, atol=1e-5)
 
 
 @pytest.mark.equation("fedpr")

@@ -51,8 +51,7 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
     """
     method, federation = engine.method, engine.federation
     chosen = participants(len(engine.members), method.settings.participation, draws)
-    visits = [Visit(k, state.clients.get(k, ClientState()), method.downlink(state.server, k)) for k in chosen]
-    updates = sorted(engine.train(visits, draws), key=lambda update: update.client)
+    visits, updates = _trained(engine, state, chosen, draws)
     clients = state.clients | {update.client: update.state for update in updates}
     clients = {client: own for client, own in clients.items() if not own.empty}
     uplinks = {update.client: update.uplink for update in updates}
@@ -76,6 +75,21 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
         "clients": _observed(updates),
     }
     return following, line
+
+
+def _trained(
+    engine: Sequential, state: State, chosen: Sequence[int], draws: Draws
+) -> tuple[list[Visit], list[Update]]:
+    """The visits of a round's participants and what came of them, both by client."""
+    method, server = engine.method, state.server
+    visits: list[Visit] = []
+    updates: list[Update] = []
+    for turn in [[k] for k in chosen] if method.in_turn() else [chosen]:
+        visits += (begun := [Visit(k, state.clients.get(k, ClientState()), method.downlink(server, k)) for k in turn])
+        updates += (done := list(engine.train(begun, draws)))
+        if method.in_turn():
+            server = method.after_turn(server, done[0].uplink)
+    return visits, sorted(updates, key=lambda update: update.client)
 
 
 def _evaluation(engine: Sequential, state: State, draws: Draws) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class Phase:
         gathers: whether statistics of the training passes are taken here.
         data: what it trains on: the client's ``own`` samples, all ``public`` ones, or this round's ``alignment`` set,
             which the server draws from the public ones.
-        name: of the optimiser. Phases of one name share it: a later one, in the same round or, if it is kept, in a later
-            round, goes on with its momentum, whatever the server made of the parameters in between.
+        name: of the optimiser. Phases of one name share it: a later phase of the round goes on with its momentum, and
+            one of a later round if it is kept, whatever the server made of the parameters in between.
     """
 
     trains: tuple[str, ...]
@@ -268,6 +268,14 @@ class Method(ABC):
     def downlink(self, server: Tensors, client: int) -> Message:
         """What the server sends to one participant at the start of a round."""
         return Message()
+
+    def in_turn(self) -> bool:
+        """Whether a round's participants work one after another, in ascending order, instead of all at once."""
+        return False
+
+    def after_turn(self, server: Tensors, uplink: Message) -> dict[str, Tensor]:
+        """The server's state that the next participant's downlink is made of, where they work one after another."""
+        return dict(server)
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
         """What the other functions read in a round: a downlink, and what the client remembered of earlier rounds.

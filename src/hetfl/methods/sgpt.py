@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,25 +42,35 @@ class SGPT(FGPT):
         """Defaults are those of CIFAR-100 with ten classes a client.
 
         Attributes:
+            long_blocks: whether the first shared block alone has ``prompt_length`` prompts and every other one a
+                single prompt, as in the authors' code, or all have as many.
             query_block: after which the query is taken; None: the last.
             vote: whether a whole training batch takes the group that most of its samples pick.
             key_momentum, group_momentum: share of the old values in the server's new keys and group prompts.
+            balance: picks by which a participant evens out the groups: those of earlier rounds, as in the paper; or
+                with ``client`` also those of the round's earlier participants, as in the authors' main loop. They
+                train one after another then, in ascending order.
             few: picks of a group in a round up to which its keys are averaged plainly.
             readout: what the head reads where group prompts are there.
         """
 
         shared_blocks: tuple[int, ...] = (1, 2, 3, 4)
         prompt_length: int = Field(default=1, ge=1)
+        long_blocks: Literal["first", "all"] = "first"
         group_blocks: tuple[int, ...] = (5, 6, 7)
         query_block: int | None = Field(default=None, ge=1)
         vote: bool = False
         key_momentum: float = Field(default=0.5, ge=0, le=1)
         group_momentum: float = Field(default=0.5, ge=0, le=1)
+        balance: Literal["round", "client"] = "round"
         few: int = Field(default=50, ge=0)
         readout: Literal["class", "mean"] = "mean"
 
     def model_options(self) -> ModelOptions:
-        more = {"keys": "orthogonal", "shared_init": "zero", "readout": self.settings.readout}
+        s = self.settings
+        more: dict[str, Any] = {"keys": "orthogonal", "shared_init": "zero", "readout": s.readout}
+        if s.long_blocks == "first":
+            more["shared_lengths"] = tuple(1 if later else s.prompt_length for later in range(len(s.shared_blocks)))
         return super().model_options().model_copy(update=more)
 
     def queries(self) -> Query | None:
@@ -123,6 +133,12 @@ class SGPT(FGPT):
 
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message({**super().downlink(server, client), PICKS: server[PICKS].to(torch.int32)})
+
+    def in_turn(self) -> bool:
+        return bool(self.settings.balance == "client")
+
+    def after_turn(self, server: Tensors, uplink: Message) -> dict[str, Tensor]:
+        return {**server, PICKS: server[PICKS] + uplink["counts"]}
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return super().adopt(params, {name: tensor for name, tensor in received.items() if name != PICKS})

@@ -36,7 +36,8 @@ class ModelOptions(Settings):
         prompt_length: prompts of a layer, or pixels of a frame's or border's width.
         prompt_dropout: share of the values of ``shallow`` or ``deep`` tokens that training drops, sample by sample.
         shared_blocks: blocks, counted from 1, before which ``inserted`` prompts enter that all samples share.
-        shared_init: whether these start uniform, as prompts do, or at zero.
+        shared_lengths: how many of them each of these blocks has; empty: all ``prompt_length``.
+        shared_init: whether they start uniform, as prompts do, or at zero.
         group_blocks: blocks before which one prompt of the sample's group enters.
         groups: number of groups.
         keys: how keys [groups, d] that are learned start: orthogonal, or uniform in [-1, 1]; None: there are none.
@@ -60,6 +61,7 @@ class ModelOptions(Settings):
     prompt_length: int = 3
     prompt_dropout: float = 0.0
     shared_blocks: tuple[int, ...] = ()
+    shared_lengths: tuple[int, ...] = ()
     shared_init: Literal["uniform", "zero"] = "uniform"
     group_blocks: tuple[int, ...] = ()
     groups: int = 1

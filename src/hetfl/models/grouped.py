@@ -19,7 +19,8 @@ from hetfl.models.vit import PromptedViT
 class GroupedViT(PromptedViT):
     """A vision transformer with prompts that enter right behind the class token and stay to the end.
 
-    ``shared`` [blocks, n, d] enter for every sample, ``group`` [blocks, G, d] as one token of the sample's group a
+    ``shared`` [blocks, n, d] enter for every sample (or, where blocks have different numbers of them, all behind one
+    another [1, N, d]), ``group`` [blocks, G, d] as one token of the sample's group a
     block; ``keys`` [G, d] only travel and learn with them.
     """
 
@@ -33,8 +34,10 @@ class GroupedViT(PromptedViT):
         for name in ("shared_blocks", "group_blocks"):
             if (last := max(getattr(options, name), default=1)) > blocks:
                 raise HetflError(f"{name}: {last} is beyond the last block; the backbone has {blocks}")
+        self._lengths = options.shared_lengths or (options.prompt_length,) * len(options.shared_blocks)
+        alike = len({*self._lengths}) <= 1
         shapes = {
-            "shared": (len(options.shared_blocks), options.prompt_length, width),
+            "shared": (len(self._lengths), *self._lengths[:1], width) if alike else (1, sum(self._lengths), width),
             "group": (len(options.group_blocks), options.groups, width),
             "keys": (options.groups if options.keys else 0, width),
         }
@@ -62,10 +65,11 @@ class GroupedViT(PromptedViT):
         """
         options, tokens = self.options, self.embed(images)
         many = 1
+        parts = self.shared.flatten(0, 1).split(self._lengths) if self._lengths else ()
+        shared = dict(zip(options.shared_blocks, parts, strict=True))
         for number, block in enumerate(self.body.blocks, start=1):
-            if number in options.shared_blocks:
-                shared = self.shared[options.shared_blocks.index(number)]
-                tokens = _behind_class(tokens, shared.expand(len(tokens), -1, -1))
+            if number in shared:
+                tokens = _behind_class(tokens, shared[number].expand(len(tokens), -1, -1))
             if groups is not None and number in options.group_blocks:
                 if many == 1 and groups.dim() == 2:
                     many = groups.shape[1]

@@ -123,8 +123,10 @@ def figure_6(params: Params) -> ResultFigure:
         2,
         "SGPT, CIFAR-100, s = 10; the other momentum is 0.5. (a) Agreement of SGPT's groups with centralised K-means "
         "of as many clusters, over the agreement of these with the classes; not bounded by 100 %. Hollow: the best "
-        "score, which the paper prints. (b) Global: all test samples together; worst local: the lowest client of a "
-        "round; both means over the last ten rounds. Dashed: the best of the five baselines in either, of those that "
+        "score, which the paper prints. The picks that balance the groups are those of earlier rounds, as in the "
+        "paper; the authors' code adds those of the round's earlier participants (balance: client). (b) Global: all "
+        "test samples together; worst local: the lowest client of a round; both means over the last ten rounds. "
+        "Dashed: the best of the five baselines in either, of those that "
         f"are there. {_SEEDS} The values on the horizontal axis are ours, the paper names them in its images only.",
     )
 
