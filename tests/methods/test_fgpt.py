@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hetfl.data.batches import Batch
+from hetfl.data.batches import Batch, DeviceImages
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation import cell
+from hetfl.federation.batched import Batched
 from hetfl.federation.engines import ENGINES
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace
 from hetfl.federation.rounds import play_round, start
@@ -349,10 +350,54 @@ def test_fedpr_moves_prompts_in_the_null_space_only(toy_engine):
     after, _ = play_round(engine, state, Draws(0).at(2))
     moved = (after.server["model/shared"] - before).flatten(0, 1)
     assert moved.norm() > 1e-6
-    projection = null_space(before.flatten(0, 1), 0.8)
+    projection = engine.method.receive(engine.method.downlink(state.server, 0), {})["projection"]
     assert torch.allclose(moved @ projection, moved, atol=1e-9)
     assert (moved @ before.flatten(0, 1).T).abs().max() < 1e-9
     assert round(projection.trace().item()) == 48 - int(0.2 * 48 + 1e-9)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 5])
+def test_rounding_of_the_prompts_does_not_turn_fedprs_projection(rank):
+    """Five prompts of 768 values: 153 directions are dropped, of which the prompts span up to five."""
+    prompts, noise = torch.randn(2, 5, 768, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    prompts[rank:] = prompts[:1]
+    moved = prompts.clone()
+    moved[:rank] += 1e-7 * noise[:rank]
+    moved[rank:] = moved[:1]
+    first, second = (null_space(some, 0.8, seed=3) for some in (prompts, moved))
+    assert (second - first).norm() < 1e-7 * first.norm()
+    assert round(first.trace().item()) == 768 - 153
+    assert torch.allclose(first @ first, first, atol=1e-12) and torch.allclose(first, first.T, atol=1e-12)
+    assert (prompts @ first).abs().max() < 1e-12
+    other = null_space(prompts, 0.8, seed=4)
+    assert (other - first).norm() > 0.1 * first.norm()
+    # The difference of float32's rounding moves it as little.
+    short = null_space(prompts.float(), 0.8, seed=3)
+    assert short.dtype == torch.float32 and (short.double() - first).norm() < 1e-6 * first.norm()
+
+
+def test_fedpr_drops_the_prompts_main_directions_where_they_span_more():
+    """Kept are 4 of 5 directions: the one in which the prompts have most weight goes."""
+    prompts = torch.tensor([[0.0, 3, 0, 0, 0], [0, 0, 2, 0, 0]])
+    assert torch.allclose(null_space(prompts, 0.7, seed=0), torch.diag(torch.tensor([1.0, 0, 1, 1, 1])))
+    assert torch.equal(null_space(prompts, 0.9, seed=0), torch.eye(5))
+
+
+def test_fedpr_is_the_same_whichever_engine_runs_it(toy_engine):
+    """Several rounds in float32, in which engines round differently."""
+    settings = {**SMALL, "group_blocks": (), "lr": 0.05, "rounds": 4}
+    engine = toy_engine("fedpr", **settings)
+    one_by_one, _ = run(engine, 4)
+    together, _ = run(Batched(engine.method, engine.federation), 4)
+    for name in ("model/shared", "model/head.weight"):
+        difference = (together.server[name] - one_by_one.server[name]).norm()
+        assert difference < 1e-5 * one_by_one.server[name].norm(), name
+
+
+def test_fedprs_seed_is_the_runs_and_stays(toy_engine):
+    engine = toy_engine("fedpr", **{**SMALL, "group_blocks": ()})
+    seeds = [int(run(engine, rounds, seed)[0].server["completion seed"]) for seed in (0, 1) for rounds in (1, 2)]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
 def test_pfedhn_learns_nothing_from_unchanged_prompts():
@@ -386,6 +431,28 @@ def test_fedmix_is_mixups_loss_to_first_order(toy_engine):
     own = data.train_images.stored().batch(data.train)
     assert torch.allclose(state.server["pool/images"][0].double(), own.images.mean(0), atol=1e-6)
     assert torch.allclose(state.server["pool/labels"][0], torch.bincount(own.labels, minlength=3) / len(own.labels))
+
+
+def test_fedmixs_chunks_do_not_depend_on_how_the_device_cuts_batches(toy_engine, monkeypatch):
+    """Averages of 4 images, in batches of 5, of 16 and of everything; a last one of what is left over."""
+    pools = []
+    for size in (5, 16, 1000):
+        monkeypatch.setattr(DeviceImages, "large_batch", size)
+        engine = toy_engine("fedmix", dtype=torch.float64, chunk=4, **SMALL)
+        pools.append([update.uplink for update in engine.introduce(Draws(0))])
+    for client, samples in enumerate((15, 19, 26)):
+        first, second, third = (messages[client]["pool/images"] for messages in pools)
+        assert len(first) == len(pools[0][client]["pool/labels"]) == -(-samples // 4)
+        assert torch.equal(first, second) and torch.equal(first, third)
+        # Every sample is in one average.
+        shares = torch.tensor([4] * (samples // 4) + [samples % 4] * (samples % 4 > 0))
+        data = engine.federation.data[client]
+        images = data.train_images.stored().batch(data.train).images
+        whole = (first * shares[:, None, None, None]).sum(dim=0) / samples
+        assert torch.allclose(whole, images.mean(dim=0))
+    # Which ones go together is drawn by the run's seed, for each client by itself.
+    (other, *_) = engine.introduce(Draws(1))
+    assert not torch.allclose(other.uplink["pool/images"], pools[0][0]["pool/images"])
 
 
 @pytest.mark.parametrize("method", FAMILY)

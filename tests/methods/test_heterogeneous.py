@@ -85,7 +85,7 @@ def test_fedhes_upload_is_fedhpls_average_upload_without_selection(toy_engine, g
     (update,) = fedhe.train([Visit(1, ClientState(), Message())], Draws(0).at(1))
     client, data = fedhe.federation.clients[1], fedhe.federation.data[1]
     statistics = fedhpl.statistics(client.model, update.state.params, data.train_images.batch(data.train), {})
-    work = Work(client, 1, {}, {}, update.state.params, statistics, 1)
+    work = Work(client, Draws(0, round=1), {}, {}, update.state.params, statistics, 1)
     theirs = fedhpl.uplink(work)
     present = theirs["counts"].nonzero().squeeze(1)
     assert update.uplink["labels"].tolist() == present.tolist()

@@ -12,7 +12,10 @@ from hetfl.federation.sequential import Visit
 from hetfl.federation.state import ClientState
 from hetfl.message import Message
 from hetfl.methods import create
+from hetfl.methods.base import Client, Statistics, Work
 from hetfl.methods.pfedpg import generate
+from hetfl.models import build
+from hetfl.optimisers import SGD
 
 
 def run(engine, rounds: int = 3):
@@ -68,6 +71,39 @@ def test_scaffolds_controls_are_mean_gradients(toy_engine):
         after, _ = play_round(engine, after, Draws(0).at(round))
         total = sum(after.clients[k].memory[f"own/{name}"] for k in range(3))
         assert torch.allclose(total, 3 * after.server[f"control/{name}"])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_scaffolds_controls_of_a_constant_gradient_are_that_gradient(momentum):
+    """However few steps there are: velocity needs many of them to reach 1 / (1 - m)."""
+    method = create("scaffold", {"momentum": momentum, "lr": 0.1, "optimiser": "sgd"}, 2)
+    model = build("linear", 2, method.model_options())
+    received, gradient = {}, {}
+    for name in model.names(method.shares()):
+        zeros = torch.zeros(3, dtype=torch.float64)
+        received |= {f"control/{name}": zeros, f"own/{name}": zeros}
+        gradient[name] = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    leaf = torch.zeros(3, dtype=torch.float64)
+    optimiser = SGD([leaf], lr=0.1, momentum=momentum)
+    leaf.grad = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    for steps in range(1, 6):
+        optimiser.step()
+        client = Client(0, model, torch.tensor([1, 1]))
+        before, after = dict.fromkeys(gradient, torch.zeros_like(leaf)), dict.fromkeys(gradient, leaf)
+        work = Work(client, Draws(0, round=1), received, before, after, Statistics(), steps)
+        for name, control in method.remember(work).items():
+            assert torch.allclose(control, gradient[name.removeprefix("own/")], rtol=1e-12), steps
+
+
+def test_scaffolds_control_of_a_single_step_is_its_gradient_with_momentum_too(toy_engine):
+    settings = {"batch_size": 64, "weight_decay": 0.0}
+    plain, heavy = (
+        updates(engine, start(engine, Draws(0))[0], 1)
+        for engine in (toy_engine("scaffold", dtype=torch.float64, momentum=m, **settings) for m in (0.0, 0.9))
+    )
+    for one, other in zip(plain, heavy, strict=True):
+        for name, tensor in one.state.memory.items():
+            assert torch.allclose(other.state.memory[name], tensor, atol=1e-12), name
 
 
 @pytest.mark.equation("scaffold")

@@ -94,7 +94,7 @@ class Sequential:
             return
         nothing = torch.zeros((), device=self.federation.device)
         for client in self.members:
-            work = Work(client, 0, {}, {}, {}, Statistics(), 0)
+            work = Work(client, draws.at(0), {}, {}, {}, Statistics(), 0)
             yield Update(client.index, ClientState(), self.method.register(work), nothing, {}, {})
 
     @property
@@ -168,7 +168,7 @@ class Sequential:
             seconds = {"train": stay.seconds, "statistics": 0.0}
             return Update(client.index, ClientState(stay.params), Message(), stay.loss, seconds, {})
         statistics = merge(stay.gathered) if stay.gathered else self._sweep(stay, draws)
-        work = Work(client, draws.round, stay.received, stay.before, stay.params, statistics, stay.steps)
+        work = Work(client, draws, stay.received, stay.before, stay.params, statistics, stay.steps)
         uplink = method.uplink(work) if draws.round else method.register(work)
         keeps = self._kept(client)
         state = ClientState(

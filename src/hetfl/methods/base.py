@@ -142,7 +142,7 @@ class Work:
     """What a client did in a round.
 
     Attributes:
-        round: its number; 0 stands for what comes before the first round.
+        draws: keyed randomness of the round.
         received: what the client knew, from :meth:`Method.receive`.
         before: its parameters when local training began.
         params: its parameters afterwards.
@@ -151,12 +151,17 @@ class Work:
     """
 
     client: Client
-    round: int
+    draws: Draws
     received: Tensors
     before: Tensors
     params: Tensors
     statistics: Statistics
     steps: int
+
+    @property
+    def round(self) -> int:
+        """Its number; 0 stands for what comes before the first round."""
+        return self.draws.round
 
 
 Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]

@@ -39,7 +39,8 @@ class FedMix(PTFedAvg):
 
         Attributes:
             mix: lambda, the share of the averaged image.
-            chunk: samples of an average; None: all of a client's.
+            chunk: samples of an average, drawn from the client's, the last average being of those left over; None:
+                one average of all.
         """
 
         mix: float = Field(default=0.1, ge=0, lt=1)
@@ -56,16 +57,17 @@ class FedMix(PTFedAvg):
             count = torch.tensor(float(len(labels)), dtype=torch.float64, device=labels.device)
             sums = {"images": batch.images.double().sum(0), "labels": labels.double().sum(0), "samples": count}
             return Statistics(sums=sums)
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
-        parts = order.split(self.settings.chunk)
-        rows = {"images": batch.images, "labels": labels}
-        return Statistics(rows={n: torch.stack([t[part].mean(0) for part in parts]) for n, t in rows.items()})
+        return Statistics(rows={"images": batch.images, "labels": labels})
 
     def register(self, work: Work) -> Message:
         found = work.statistics
-        pool = dict(found.rows)
         if self.settings.chunk is None:
             pool = {n: (found.sums[n] / found.sums["samples"]).float()[None] for n in ("images", "labels")}
+        else:
+            samples = len(found.rows["labels"])
+            order = torch.randperm(samples, generator=work.draws.torch("chunks", work.client.index))
+            parts = order.to(found.rows["labels"].device).split(self.settings.chunk)
+            pool = {n: torch.stack([t[part].mean(0) for part in parts]) for n, t in found.rows.items()}
         return Message({**super().register(work), **{POOL + name: tensor for name, tensor in pool.items()}})
 
     def initial_server(

@@ -15,7 +15,7 @@ from hetfl.methods.base import Phase, Work, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
-LEARNED = "learned"
+SEED = "completion seed"
 
 
 @register_method("fedpr")
@@ -23,7 +23,8 @@ class FedPR(PTFedAvg):
     """Feng et al., CVPR 2023, with a vision transformer and classes in place of its images.
 
     Every displacement of a prompt is projected onto an approximate null space of the prompts that the server sent,
-    except in the first round.
+    except in the first round. Prompts span fewer directions than are to be dropped. Which others go with them depends
+    on rounding in the authors' code; here they are drawn, once a run.
     """
 
     title = "FedPR"
@@ -50,25 +51,41 @@ class FedPR(PTFedAvg):
         return {**params, "shared": received["shared"] + moved @ received["projection"]}
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        return {**super().aggregate(server, uplinks, draws), LEARNED: torch.ones(1, dtype=torch.int32)}
+        seed = draws.at(0).key("null space") % 2**31
+        return {**super().aggregate(server, uplinks, draws), SEED: torch.tensor([seed], dtype=torch.int32)}
 
     def downlink(self, server: Tensors, client: int) -> Message:
-        """The server's prompts and head, and from the second round on a mark that somebody has trained them."""
-        mark = {LEARNED: server[LEARNED]} if LEARNED in server else {}
-        return Message({**super().downlink(server, client), **mark})
+        """The server's prompts and head, and once somebody has trained them the seed that completes their span."""
+        seed = {SEED: server[SEED]} if SEED in server else {}
+        return Message({**super().downlink(server, client), **seed})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
-        known = {name: tensor for name, tensor in message.items() if name != LEARNED}
-        if LEARNED in message and self.settings.kept < 1:
-            known["projection"] = null_space(message["shared"].flatten(0, 1), self.settings.kept)
+        known = {name: tensor for name, tensor in message.items() if name != SEED}
+        if SEED in message and self.settings.kept < 1:
+            known["projection"] = null_space(message["shared"].flatten(0, 1), self.settings.kept, int(message[SEED]))
         return known
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return super().adopt(params, {name: tensor for name, tensor in received.items() if name != "projection"})
 
 
-def null_space(prompts: Tensor, kept: float) -> Tensor:
-    """The projection [d, d] onto the eigenvectors of least weight of P^T P, for prompts P [n, d], in float64."""
-    values, vectors = torch.linalg.eigh(prompts.double().T @ prompts.double())
-    least = vectors[:, : len(values) - int((1 - kept) * len(values))]
-    return (least @ least.T).to(prompts.dtype)
+def null_space(prompts: Tensor, kept: float, seed: int) -> Tensor:
+    """The projection [d, d] onto a space in which prompts P [n, d] have least weight, in float64.
+
+    Its complement are the k = int((1 - kept) d) directions in which they have most; where P has fewer than k, random
+    ones as well, so that rounding of P does not decide which.
+
+    Args:
+        prompts: P.
+        kept: share of the directions that are kept.
+        seed: of the random directions.
+    """
+    width = prompts.shape[1]
+    dropped = int((1 - kept) * width)
+    # From the singular vectors and not by QR of P itself, which cannot tell span from rounding.
+    _, weights, directions = torch.linalg.svd(prompts.double(), full_matrices=False)
+    noise = max(prompts.shape) * torch.finfo(prompts.dtype).eps * weights[:1]
+    span = directions[weights > noise][:dropped]
+    drawn = torch.randn(dropped, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    basis, _ = torch.linalg.qr(torch.cat([span, drawn[len(span) :].to(span.device)]).T)
+    return (torch.eye(width, dtype=basis.dtype, device=basis.device) - basis @ basis.T).to(prompts.dtype)

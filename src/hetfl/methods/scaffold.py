@@ -31,8 +31,8 @@ class Scaffold(FedAvg):
     class Settings(FedAvg.Settings):
         """``server_lr``: step of the server towards the clients' mean.
 
-        The rule for the control variates assumes plain SGD, so momentum is 0 by default; with momentum m their scale
-        takes the displacement of a gradient, lr / (1 - m), into account.
+        The rule for the control variates assumes plain SGD, so momentum is 0 by default; with momentum they are
+        scaled by what a constant gradient displaces in as many steps (:func:`displacement`).
         """
 
         optimiser: Literal["sgd"] = "sgd"
@@ -73,12 +73,12 @@ class Scaffold(FedAvg):
         return super().objective(model, params, batch, received, phase) + drift
 
     def remember(self, work: Work) -> Tensors:
-        """c_k' = c_k - c + (W - y_k) / (S lr); c_k where no step was taken."""
+        """c_k' = c_k - c + (W - y_k) / (S lr), S lr being plain SGD's scale; c_k where no step was taken."""
         received = work.received
         names = work.client.model.names(self.shares())
         if not work.steps:
             return {OWN + name: received[OWN + name] for name in names}
-        scale = work.steps * self.settings.lr / (1 - self.settings.momentum)
+        scale = displacement(work.steps, self.settings.momentum) * self.settings.lr
         return {
             OWN + n: received[OWN + n] - received[CONTROL + n] + (work.before[n] - work.params[n]) / scale
             for n in names
@@ -101,3 +101,12 @@ class Scaffold(FedAvg):
             else:
                 changed[PREFIX + name] = server[PREFIX + name] + self.settings.server_lr * total / len(uplinks)
         return changed
+
+
+def displacement(steps: int, momentum: float) -> float:
+    """How far SGD with momentum m goes in S steps along a constant gradient, in units of lr times the gradient.
+
+    The velocity in step t is the sum of m^i over i < t, so it is the sum of (1 - m^t) / (1 - m) over t = 1..S, which
+    is S without momentum.
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -302,14 +302,14 @@ def _uploaded(method: Method, model: Model, samples: int) -> int:
     batch = Batch(images, labels, rows=torch.arange(samples))
     counts = class_counts(labels, model.num_classes).long()
     statistics = method.statistics(model, params, batch, {})
-    work = Work(Client(0, model, counts), 1, {}, params, params, statistics, steps=1)
+    work = Work(Client(0, model, counts), Draws(0, round=1), {}, params, params, statistics, steps=1)
     return method.uplink(work).size.elements
 
 
 def _server(method: Method, model: Model) -> int:
     """Elements of the server's own model."""
     client = Client(0, model, torch.ones(model.num_classes, dtype=torch.int64))
-    registrations = {0: method.register(Work(client, 0, {}, {}, {}, Statistics(), steps=0))}
+    registrations = {0: method.register(Work(client, Draws(0), {}, {}, {}, Statistics(), steps=0))}
     state = method.initial_server([model] * CLIENTS, registrations, Draws(0))
     return sum(tensor.numel() for name, tensor in state.items() if name != "samples")
 

@@ -305,7 +305,7 @@ def _work(method: Method, model: Model, client: int, labels: np.ndarray) -> Work
     with torch.no_grad():
         statistics = method.statistics(model, params, batch, {})
     counts = class_counts(torch.from_numpy(labels), CLASSES).long()
-    return Work(Client(client, model, counts), 1, {}, params, params, statistics, steps=1)
+    return Work(Client(client, model, counts), Draws(0, round=1), {}, params, params, statistics, steps=1)
 
 
 def _batch(labels: Tensor, pixels: int = PIXELS) -> Batch:

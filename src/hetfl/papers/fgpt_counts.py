@@ -170,8 +170,8 @@ def table_2() -> Counted:
             "round.",
             "Numbers: values of 32 bits in a participant's messages after the first round. Integers, of 32 bits too, "
             "stand beside them: how many samples each group has, which never changes, with FGPT; how often a client "
-            "picked each group, and all clients so far, with SGPT; a mark that somebody has trained, with FedPR. "
-            "Every client sends its number of samples once, 4 B.",
+            "picked each group, and all clients so far, with SGPT; a seed for directions that are dropped besides "
+            "the prompts' own, with FedPR. Every client sends its number of samples once, 4 B.",
             f"The frozen backbone ({frozen:,} numbers, {rounded(4 * frozen / M, 1)} MB) is with the clients before "
             "and not counted.",
             f"Whole run: the values in all messages up and down; {made('fgpt').settings.rounds} rounds of "
@@ -344,11 +344,11 @@ def exchange(
 def whole_network(method: Method, name: str) -> Exchange:
     """The same of FedAvg with a whole network, of which only the shapes travel."""
     client = Client(0, fitted(method, name), torch.ones(method.num_classes, dtype=torch.int64))
-    registered = method.register(Work(client, 0, {}, {}, {}, Statistics(), 0))
+    registered = method.register(Work(client, Draws(0), {}, {}, {}, Statistics(), 0))
     with torch.device("meta"):
         server = method.initial_server([client.model], {0: registered}, Draws(0))
     down = method.downlink(server, 0)
-    up = method.uplink(Work(client, 1, down, down, method.adopt({}, down), Statistics(), 1))
+    up = method.uplink(Work(client, Draws(0, round=1), down, down, method.adopt({}, down), Statistics(), 1))
     return Exchange([registered], down, up, down, {}, server)
 
 
@@ -468,7 +468,7 @@ def _work(method: Method, client: Client, round: int, received: Tensors, pixels:
     params = method.adopt({}, received)
     gathers = method.sweep(round) != "none"
     statistics = method.statistics(client.model, params, batch, received) if gathers else Statistics()
-    return Work(client, round, received, params, params, statistics, steps=1)
+    return Work(client, Draws(0, round), received, params, params, statistics, steps=1)
 
 
 def _filled(tensors: Tensors) -> dict[str, Tensor]:
