@@ -288,7 +288,8 @@ class FedGen(Reading):
 
 
 class SGPT(Averaging):
-    spoilt = {"key_momentum": 0.31}
+    also = {"balance": "round", "readout": "mean"}
+    spoilt = {"group_momentum": 0.61}
 
     def started(self, vector, server):
         return {**server, PICKS: vector.given(-1)["v"]}
