@@ -170,7 +170,7 @@ def test_fedhpl(anew):
 @pytest.mark.equation("fedhe")
 def test_fedhe(anew):
     """Mean logits of the training passes; a squared distance once every client has reported."""
-    it = anew("fedhe", "heterogeneous", alpha=0.6, collect="training")
+    it = anew("fedhe", "two vits", alpha=0.6, collect="training")
     params = [it.first(k) for k in range(3)]
     means, reported = {}, set()
     for round, who in it.rounds():
@@ -202,7 +202,7 @@ def test_fedhe(anew):
 @pytest.mark.equation("fedgh")
 def test_fedgh(anew):
     """Clients start with the server's head, which then takes a clipped step for every class mean."""
-    it = anew("fedgh", "heterogeneous", clip=0.4, server_lr=0.3, embedding=16)
+    it = anew("fedgh", "two vits", clip=0.4, server_lr=0.3, embedding=16)
     head = {n: it.first(-1)[n].clone().requires_grad_() for n in ("head.weight", "head.bias")}
     params = [it.first(k) for k in range(3)]
     for round, who in it.rounds():
@@ -237,7 +237,7 @@ def test_fedmd(anew):
     """Public data, own data, then in every round digest and revisit; classes of public data count first."""
     it = anew(
         "fedmd",
-        "heterogeneous",
+        "two vits",
         public_epochs=1,
         private_epochs=2,
         alignment_samples=12,
