@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.federation import rounds
 from hetfl.federation.evaluation import confusions
-from hetfl.federation.rounds import play_round, start, tested
+from hetfl.federation.rounds import play_round, start
 from hetfl.federation.state import State
 from hetfl.message import Message
 from hetfl.methods import create
@@ -31,10 +32,10 @@ def means(labels, rows):
     return Message({"means": torch.tensor(rows), "labels": torch.tensor(labels, dtype=torch.int32)})
 
 
-def run(engine, rounds: int = 2):
+def run(engine, last: int = 2):
     state, line = start(engine, Draws(0))
     lines = [line]
-    for round in range(1, rounds + 1):
+    for round in range(1, last + 1):
         state, line = play_round(engine, state, Draws(0).at(round))
         lines.append(line)
     return state, lines
@@ -178,8 +179,8 @@ def test_fedgh_is_tested_with_the_clients_head_or_the_servers(toy_engine, tests)
     state, _ = run(engine)
     head = {"head.weight": torch.zeros(3, 16), "head.bias": torch.tensor([0.0, 0.0, 1.0])}
     told = State(state.round, state.server | head, state.clients)
-    shares = tested(engine, told, Draws(0).at(2))["accuracy"]
-    own = tested(engine, state, Draws(0).at(2))["accuracy"]
+    shares = rounds.tested(engine, told, Draws(0).at(2))["accuracy"]
+    own = rounds.tested(engine, state, Draws(0).at(2))["accuracy"]
     constant = [float((data.test_images.labels[data.test] == 2).double().mean()) for data in engine.federation.data]
     assert (shares == constant) == (tests == "global") and (shares == own) == (tests == "client")
 
