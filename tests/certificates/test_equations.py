@@ -84,14 +84,24 @@ class Anew:
         return self.models[client](params, self.images[client][rows], *groups).logits
 
 
-def descend(params: Params, names: Sequence[str], loss: Loss, batches: Iterator[tuple[Tensor, int]]) -> Params:
-    """Some epochs of torch's SGD over a few of the parameters."""
+def descend(
+    params: Params,
+    names: Sequence[str],
+    loss: Loss,
+    batches: Iterator[tuple[Tensor, int]],
+    kept: dict[str, Any] | None = None,
+) -> Params:
+    """Some epochs of torch's SGD over a few of the parameters; ``kept`` is the state that it goes on with and leaves."""
     leaves = {name: params[name].clone().requires_grad_() for name in names}
     optimiser = torch.optim.SGD(leaves.values(), LR, MOMENTUM, weight_decay=DECAY)
+    if kept:
+        optimiser.load_state_dict(kept)
     for rows, key in batches:
         optimiser.zero_grad()
         loss({**params, **leaves}, rows, key).backward()
         optimiser.step()
+    if kept is not None:
+        kept.update(optimiser.state_dict())
     return {**params, **{name: leaf.detach() for name, leaf in leaves.items()}}
 
 
@@ -169,8 +179,9 @@ def test_fedhpl(anew):
 
 @pytest.mark.equation("fedhe")
 def test_fedhe(anew):
-    """Mean logits of the training passes; a squared distance once every client has reported."""
-    it = anew("fedhe", "two vits", alpha=0.6, collect="training")
+    """Mean logits of the training passes; a squared distance once every client has reported; momentum is kept."""
+    it = anew("fedhe", "two vits", alpha=0.6, collect="training", keep_optimiser=True)
+    momenta = [{}, {}, {}]
     params = [it.first(k) for k in range(3)]
     means, reported = {}, set()
     for round, who in it.rounds():
@@ -189,7 +200,7 @@ def test_fedhe(anew):
                 return value
 
             names = it.models[k].names(["body", "head"])
-            params[k] = descend(params[k], names, loss, it.rows(k, round))
+            params[k] = descend(params[k], names, loss, it.rows(k, round), momenta[k])
             for c in range(CLASSES):
                 passed[c] += [torch.stack(seen[c]).mean(0)] if seen[c] else []
         means = {c: torch.stack(sent).mean(0) for c, sent in passed.items() if sent}
@@ -234,10 +245,14 @@ def test_fedgh(anew):
 
 @pytest.mark.equation("fedmd")
 def test_fedmd(anew):
-    """Public data, own data, then in every round digest and revisit; classes of public data count first."""
+    """Public data, own data, then in every round digest and revisit; classes of public data count first.
+
+    A client keeps two optimisers: for its own data, from before the first round on, and for the digest.
+    """
     it = anew(
         "fedmd",
         "two vits",
+        keep_optimiser=True,
         public_epochs=1,
         private_epochs=2,
         alignment_samples=12,
@@ -247,6 +262,7 @@ def test_fedmd(anew):
     public = it.engine.federation.data[0].public_images
     every = public.batch(torch.arange(len(public)))
     others, params = 2, []
+    private, digests = [{}, {}, {}], [{}, {}, {}]
 
     def chosen(round: int) -> Tensor:
         return it.engine._alignment(it.engine.federation.data[0], Draws(0).at(round))
@@ -265,7 +281,7 @@ def test_fedmd(anew):
             return F.cross_entropy(it.models[k](p, every.images[rows]).logits, every.labels[rows])
 
         first = descend(first, names, look, it.rows(k, 0, 1, 0, len(public)))
-        params.append(descend(first, names, revisit(k), it.rows(k, 0, 2, 1)))
+        params.append(descend(first, names, revisit(k), it.rows(k, 0, 2, 1), private[k]))
     consensus = torch.stack([answer(k, 1) for k in range(3)]).mean(0)
     for round, who in it.rounds():
         for k in who:
@@ -274,8 +290,8 @@ def test_fedmd(anew):
             def digest(p, rows, _, k=k, seen=seen, consensus=consensus):
                 return (it.models[k](p, seen[rows]).logits - consensus[rows]).abs().mean()
 
-            params[k] = descend(params[k], names, digest, it.rows(k, round, 2, 0, 12, 5))
-            params[k] = descend(params[k], names, revisit(k), it.rows(k, round, EPOCHS, 1))
+            params[k] = descend(params[k], names, digest, it.rows(k, round, 2, 0, 12, 5), digests[k])
+            params[k] = descend(params[k], names, revisit(k), it.rows(k, round, EPOCHS, 1), private[k])
         consensus = torch.stack([answer(k, round + 1) for k in who]).mean(0)
     same(it.state.server, {"logits": consensus})
     for k in range(3):

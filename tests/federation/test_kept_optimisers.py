@@ -105,3 +105,28 @@ def test_sgpts_second_stage_has_one_momentum(toy_engine, engine):
     for name, tensor in params.items():
         assert_close(name, update.uplink[name], tensor)
     assert not update.state.optimiser
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kept", [True, False])
+def test_fedmds_two_networks_keep_an_adam_each(toy_engine, engine, kept):
+    """As the authors' do, that of own data from before the first round on; or every phase has a new one."""
+    reference = toy_engine("fedmd", dtype=torch.float64, keep_optimiser=kept, batch_size=10)
+    made, model = reference.method, reference.federation.clients[0].model
+    chosen = ENGINES[engine](made, reference.federation)
+    state, _ = start(chosen, Draws(0))
+    clients = [leaves_of(model.init(Draws(0).at(0), k)) for k in range(3)]
+    optimisers: list[dict] = [{}, {}, {}]
+    for round in range(4):
+        if round:
+            received = made.downlink(state.server, 0)
+            state, _ = play_round(chosen, state, Draws(0).at(round))
+            state = State.from_tensors(round, state.tensors())
+        for k, params in enumerate(clients):
+            train_by_hand(reference, k, round, params, received if round else {}, optimisers[k])
+            if not kept:
+                optimisers[k].clear()
+            for name, tensor in state.clients[k].params.items():
+                assert_close(name, tensor, params[name])
+            names = {"own", "digest"} if round else {"own"}
+            assert {slot.split("/")[0] for slot in state.clients[k].optimiser} == (names if kept else set())

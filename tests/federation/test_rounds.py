@@ -151,10 +151,14 @@ def test_a_run_that_diverges_is_recorded_as_such(toy_engine, tmp_path):
 
 def test_patience_counts_the_rounds_since_the_best_one():
     assert not rounds.stalls({}, 1)
-    assert not rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2}, 1)
-    assert rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2, 4: 0.5}, 1)  # as good is no better
+    assert not rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2}, 2)
+    assert rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2, 4: 0.5}, 2)  # as good is no better
     assert not rounds.stalls({1: 0.5, 50: 0.1}, None)
-    assert not rounds.stalls({10: 0.5, 20: 0.1}, 10) and rounds.stalls({10: 0.5, 20: 0.1}, 9)
+    assert not rounds.stalls({10: 0.5, 20: 0.1}, 11) and rounds.stalls({10: 0.5, 20: 0.1}, 10)
+    # The authors' rule, with the n-th evaluation as the last one: n - (index of the best, from 0) > 100.
+    for last in (100, 101):
+        scores = [0.9] + [0.1] * last
+        assert rounds.stalls(dict(enumerate(scores, start=1)), 100) == (len(scores) - scores.index(0.9) > 100)
 
 
 @pytest.mark.parametrize("kill_after", ["", "save:2"])
@@ -167,7 +171,7 @@ def test_a_run_without_progress_stops_early_and_still_closes(toy_engine, tmp_pat
         return state, line | {"pooled": scores[draws.round]}
 
     monkeypatch.setattr(rounds, "play_round", scripted)
-    settings = {"rounds": 9, "patience": 1, "finetune_epochs": 1}
+    settings = {"rounds": 9, "patience": 2, "finetune_epochs": 1}
     if kill_after:
         with pytest.raises(KilledError):
             play(toy_engine("fedbabu", **settings), tmp_path, kill_after)
@@ -199,7 +203,7 @@ def test_a_run_with_few_tests_stops_after_one_of_them(toy_engine, tmp_path, monk
     monkeypatch.setattr(
         rounds, "tested", lambda engine, state, draws: {"accuracy": [0.5], "pooled": scores[draws.round]}
     )
-    play(toy_engine("fedavg", rounds=9, patience=3, evaluate_every=2), tmp_path)
+    play(toy_engine("fedavg", rounds=9, patience=4, evaluate_every=2), tmp_path)
     assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
 
 

@@ -303,7 +303,8 @@ def test_fedmd_aligns_on_the_samples_it_was_told(toy_engine):
     assert line["up"]["elements"] == 3 * 12 * (3 + 2 + 1)
     assert len(line["accuracy"]) == 3
     data, client = engine.federation.data[1], engine.federation.clients[1]
-    order = torch.randperm(20, generator=Draws(0).at(1).torch("alignment"))[:12]
+    order = engine.method.alignment(data.public_images.labels, Draws(0).at(1))
+    assert sorted(data.public_images.labels[order].tolist()) == [0] * 6 + [1] * 6
     logits = [
         engine.federation.clients[k].model(state.clients[k].params, data.public_images.batch(order).images).logits
         for k in range(3)
@@ -313,6 +314,30 @@ def test_fedmd_aligns_on_the_samples_it_was_told(toy_engine):
     assert line["up"]["elements"] == 3 * 12 * 6
     assert line["down"]["elements"] == 3 * 12 * 5
     assert client.model(state.clients[1].params, data.public_images.batch(order).images).logits.shape == (12, 5)
+
+
+def test_fedmds_alignment_set_is_stratified_by_class():
+    """In proportion to the public samples of a class, as far as whole samples go; uniform, it is not."""
+    labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 20 + [4] * 3)[torch.randperm(103)]
+
+    def drawn(seed: int, **settings):
+        return create("fedmd", {"alignment_samples": 20, **settings}, 2, 5).alignment(labels, Draws(seed, 3))
+
+    def counts(order):
+        return torch.bincount(labels[order], minlength=5).tolist()
+
+    for seed in range(5):
+        order = drawn(seed)
+        # Quotas 9.71, 5.83, 3.88, 0 and 0.58: the two largest remainders of four get the two samples that are left.
+        assert len(order.unique()) == 20 and counts(order) == [10, 6, 4, 0, 0]
+        assert torch.equal(order, drawn(seed)) and not torch.equal(order, order.sort().values)
+    assert not torch.equal(drawn(0), drawn(1))
+    assert len({tuple(counts(drawn(seed, alignment_draw="uniform"))) for seed in range(5)}) > 1
+    assert sorted(drawn(0, alignment_samples=500).tolist()) == list(range(103))
+    halves = create("fedmd", {"alignment_samples": 3}, 2, 2)
+    pair = torch.tensor([0, 1] * 10)
+    # Where remainders are equal, chance decides.
+    assert {int(pair[halves.alignment(pair, Draws(seed))].sum()) for seed in range(20)} == {1, 2}
 
 
 def test_fedmd_counts_public_predictions_as_mistakes(toy_engine):

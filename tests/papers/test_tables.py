@@ -250,6 +250,7 @@ def test_random_backbones_are_marked_in_the_papers_tables(tmp_path):
 def test_what_the_paper_prints_wrongly_has_a_footnote(name, row, column, words):
     spec = table_spec(name, PARAMS)
     assert words in spec.entries[row][column].footnote
+    assert any("keeps its Adam" in text for text in table_spec("fedhpl-table-2", PARAMS).footnotes)
     assert any("yardstick" in text for text in table_spec("fedhpl-table-11", PARAMS).footnotes)
 
 

@@ -27,6 +27,7 @@ from hetfl.federation.sequential import (
     make_optimiser,
     next_slots,
     order_of,
+    pass_over,
     used_samples,
 )
 from hetfl.message import Tensors
@@ -160,7 +161,12 @@ class Batched(Sequential):
     def _train_together(self, stays: Sequence[Stay], phase: Phase, number: int, draws: Draws) -> Iterator[None]:
         """Train clients at once, step by step; they are changed only after all of it worked."""
         lanes = [self._lane(stay, phase, number, draws) for stay in stays]
-        lanes.sort(key=lambda lane: -lane.steps)
+        for lane in lanes:
+            if not lane.steps:
+                pass_over(lane.stay, phase)
+        lanes = sorted((lane for lane in lanes if lane.steps), key=lambda lane: -lane.steps)
+        if not lanes:
+            return
         ordered = [lane.stay for lane in lanes]
         images, _ = self._data(ordered[0].data, phase, draws)
         gathers = phase.gathers and self.method.sweep(draws.round) == "training"
@@ -183,7 +189,7 @@ class Batched(Sequential):
         steps = -(-used // phase.batch_size)
         orders = (
             order_of(len(index), phase, draws, stay.client.index, number, epoch)[:used]
-            for epoch in range(phase.epochs if used else 0)
+            for epoch in range(phase.epochs)
         )
         padding = steps * phase.batch_size - used
         rows = [torch.nn.functional.pad(order, (0, padding)).view(steps, phase.batch_size) for order in orders]
@@ -228,8 +234,7 @@ class Feed:
         self._rows = rows.to(images.device)
         self._index = torch.zeros_like(self._rows)
         for place, lane in enumerate(lanes):
-            if lane.steps:
-                self._index[:, place] = lane.index[self._rows[:, place]]
+            self._index[:, place] = lane.index[self._rows[:, place]]
         self._epoch = [-(-lane.used // size) for lane in lanes]
         # Samples of a client's batch; after its last step none.
         self._counts = [[self._count(place, step) for place in range(len(lanes))] for step in range(lanes[0].steps)]
@@ -396,7 +401,7 @@ class Program:
             name: int(taken[slot]) if (slot := self._slot(name, "step")) in taken else 0 for name in self._leaves
         }
         for segment in self._segments.values():
-            segment.at = -1
+            segment.at = -1  # its count of Adam's steps is another client's
 
     def step(self, first: int, last: int, step: int, given: Tensors) -> None:
         """One step of the clients [first, last)."""
@@ -488,7 +493,7 @@ class Program:
             stay = lane.stay
             stay.params = {**stay.params, **{name: copy(self._params[name][place]) for name in self._own}}
             own: dict[str, Tensor] = {}
-            for name in self._leaves if self.phase.keep_optimiser and lane.steps else ():
+            for name in self._leaves if self.phase.keep_optimiser else ():
                 if self.phase.optimiser == "adam":
                     steps = self._began[name] + lane.steps
                     own[self._slot(name, "step")] = self._total.new_tensor(steps, dtype=torch.float32)
@@ -496,9 +501,9 @@ class Program:
                     slot = self._slot(name, kind)
                     own[slot] = copy(self._slots[slot][place])
             stay.slots = next_slots(stay.slots, self.phase, own)
-            stay.loss = self._total[place] / max(lane.used, 1)
+            stay.loss = self._total[place] / lane.used
             stay.steps += lane.steps
-            if self._sums and lane.steps:
+            if self._sums:
                 stay.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
         torch._foreach_copy_(into, source)
 

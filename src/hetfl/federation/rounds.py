@@ -169,8 +169,8 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
 
 
 def stalls(pooled: Mapping[int, float], patience: int | None) -> bool:
-    """Whether the best of some rounds' accuracies is more than ``patience`` rounds old; never without one."""
-    return patience is not None and bool(pooled) and max(pooled) - max(pooled, key=pooled.__getitem__) > patience
+    """Whether the best of some rounds' accuracies is at least ``patience`` rounds old; never without one."""
+    return patience is not None and bool(pooled) and max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
 
 
 def predictions(

@@ -190,7 +190,7 @@ class Sequential:
         images, index = self._data(data, phase, draws)
         used = used_samples(len(index), phase, bool(buffers))
         if not used or not phase.epochs:
-            stay.slots, stay.loss = next_slots(stay.slots, phase, {}), torch.zeros_like(stay.loss)
+            pass_over(stay, phase)
             return
         clipped = [[leaves[name] for name in client.model.names(groups)] for groups in phase.clipped]
         gathers = phase.gathers and self.method.sweep(draws.round) == "training"
@@ -235,6 +235,9 @@ class Sequential:
             rows = torch.arange(len(index), device=index.device).split(images.large_batch)
             parts = zip(images.batches(index, images.large_batch), rows, strict=True)
             batches = (replace(batch, rows=part) for batch, part in parts)
+        elif kind == "training":
+            # It took no step: statistics of no samples, from which a method makes a message without rows.
+            params, batches = stay.params, iter([data.train_images.batch(data.train[:0])])
         else:
             return Statistics()
         model = stay.client.model
@@ -257,8 +260,7 @@ class Sequential:
     def _alignment(self, data: ClientData, draws: Draws) -> Tensor:
         """The public samples of a round, the same for every client."""
         assert data.public_images is not None
-        order = torch.randperm(len(data.public_images), generator=draws.torch("alignment"))
-        return order[: self.method.alignment()].to(self.federation.device)
+        return self.method.alignment(data.public_images.labels.cpu(), draws).to(self.federation.device)
 
 
 class LastOutput:
@@ -296,6 +298,11 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     sums = {name: torch.stack([part.sums[name] for part in parts]).sum(dim=0) for name in parts[0].sums}
     rows = {name: torch.cat([part.rows[name] for part in parts]) for name in parts[0].rows}
     return Statistics(sums, rows)
+
+
+def pass_over(stay: Stay, phase: Phase) -> None:
+    """A phase in which a client takes no step."""
+    stay.slots, stay.loss = next_slots(stay.slots, phase, {}), torch.zeros_like(stay.loss)
 
 
 def linked(phases: Sequence[Phase]) -> list[Phase]:

@@ -41,7 +41,7 @@ class MethodSettings(Settings):
     drop_last: bool = Field(default=False, description="leave an epoch's last batch out where it is smaller")
     shuffle: bool = Field(default=True, description="draw a new order of the samples for every epoch")
     patience: int | None = Field(
-        default=None, ge=1, description="stop once the best pooled accuracy is more rounds old than this"
+        default=None, ge=1, description="stop once the best pooled accuracy is so many rounds old"
     )
     evaluate_every: int = Field(
         default=1, ge=1, description="rounds from one test to the next; the last round always has one"
@@ -166,8 +166,8 @@ class Work:
 
 Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]
 """Where a client's statistics come from: one pass over its own data, after training, in the size in which they are
-stored, or with the parameters from before training; the training passes themselves (sums only, before each step); or
-one pass over the next round's alignment set."""
+stored, or with the parameters from before training; the training passes themselves (sums only, before each step; of a
+client that takes no step those of no samples); or one pass over the next round's alignment set."""
 
 
 class Method(ABC):
@@ -243,9 +243,14 @@ class Method(ABC):
         )
         return replace(usual, **changes)
 
-    def alignment(self) -> int:
-        """Public samples that the server draws for each round; 0 where none are used."""
-        return 0
+    def alignment(self, labels: Tensor, draws: Draws) -> Tensor:
+        """The public samples that the server draws for a round: places [n] int64; none where none are used.
+
+        Args:
+            labels: of all public samples [N], on the CPU.
+            draws: keyed randomness of the round.
+        """
+        return labels.new_empty(0)
 
     def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
         """A client's first parameters, of every group; ``draws`` are those of round 0."""
@@ -367,7 +372,7 @@ def class_means(statistics: Statistics, dtype: torch.dtype) -> Message:
     """The mean vector of each class that a client has samples of, from ``sums`` [C, D] and ``counts`` [C].
 
     Returns:
-        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes.
+        ``means`` [c, D] and ``labels`` [c] int32, c being the number of those classes, which can be 0.
     """
     counts = statistics.sums["counts"]
     labels = counts.nonzero().squeeze(1)

@@ -38,6 +38,7 @@ class FedDistill(FedHE):
         optimiser: Literal["sgd", "adam"] = "sgd"
         lr: float = Field(default=0.01, gt=0)
         momentum: float = Field(default=0.0, ge=0, lt=1)
+        keep_optimiser: bool = False
         stem: Literal["imagenet", "cifar"] = "imagenet"
         regulariser: Literal["mse", "soft"] = "mse"
 

@@ -36,9 +36,12 @@ class FedHE(Scratch):
     travels = "class means of logits"
 
     class Settings(ScratchSettings):
-        """Defaults are those of the authors' CIFAR10 script.
+        """Optimiser, ``alpha`` and ``collect`` are by default those of the authors' CIFAR10 script.
+
+        Batches and epochs are the other methods': the script's batch has 50 samples, and its epoch is a single batch.
 
         Attributes:
+            keep_optimiser: clients keep Adam's state through all rounds, as there.
             alpha: weight of the distillation loss.
             collect: logits from the training passes, as in the authors' code, or from one pass afterwards.
         """
@@ -46,6 +49,7 @@ class FedHE(Scratch):
         optimiser: Literal["sgd", "adam"] = "adam"
         lr: float = Field(default=0.001, gt=0)
         weight_decay: float = Field(default=0.0, ge=0)
+        keep_optimiser: bool = True
         alpha: float = Field(default=1.0, ge=0)
         stem: Literal["imagenet", "cifar"] = "cifar"
         collect: Literal["sweep", "training"] = "training"

@@ -46,16 +46,23 @@ class FedMD(Scratch):
             local_epochs: passes over the client's own data in a round ("revisit").
             public_epochs, private_epochs: passes over public and own data before the first round.
             alignment_samples: public samples drawn for a round.
+            alignment_draw: ``stratified``, from each class in proportion to its public samples, as in the authors'
+                code; or ``uniform``, whatever their classes.
             digest_epochs, digest_batch: passes over those samples, and samples a step.
+            keep_optimiser: a client keeps two optimisers through all rounds, as the authors' two compiled networks
+                do: one digests, the other trains on own data, before the first round already. Otherwise every phase
+                starts a new one, as the public phase does in any case. Results can differ by tens of points.
         """
 
         optimiser: Literal["sgd", "adam"] = "adam"
         lr: float = Field(default=0.001, gt=0)
         weight_decay: float = Field(default=0.0, ge=0)
+        keep_optimiser: bool = True
         local_epochs: int = Field(default=5, ge=1)
         public_epochs: int = Field(default=25, ge=0)
         private_epochs: int = Field(default=25, ge=0)
         alignment_samples: int = Field(default=5000, ge=1)
+        alignment_draw: Literal["stratified", "uniform"] = "stratified"
         digest_epochs: int = Field(default=1, ge=1)
         digest_batch: int = Field(default=256, ge=1)
         stem: Literal["imagenet", "cifar"] = "cifar"
@@ -67,12 +74,17 @@ class FedMD(Scratch):
         s = self.settings
         if not round:
             public = self.phase(name="public", data="public", epochs=s.public_epochs, keep_optimiser=False)
-            return [public, self.phase(epochs=s.private_epochs)]
+            return [public, self.phase(name="own", epochs=s.private_epochs)]
         digest = self.phase(name="digest", data="alignment", epochs=s.digest_epochs, batch_size=s.digest_batch)
-        return [digest, self.phase()]
+        return [digest, self.phase(name="own")]
 
-    def alignment(self) -> int:
-        return self.settings.alignment_samples
+    def alignment(self, labels: Tensor, draws: Draws) -> Tensor:
+        generator = draws.torch("alignment")
+        order = torch.randperm(len(labels), generator=generator)
+        wanted = min(self.settings.alignment_samples, len(labels))
+        if self.settings.alignment_draw == "uniform":
+            return order[:wanted]
+        return order[first_of_classes(labels[order], shares_of_classes(labels, wanted, generator))]
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         logits = model(params, batch.images).logits
@@ -110,3 +122,26 @@ class FedMD(Scratch):
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """The data set's own classes first; a public class that wins is a mistake."""
         return model(params, batch.images).logits.roll(-self.public_classes, dims=1)
+
+
+def shares_of_classes(labels: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
+    """How many of ``wanted`` samples are of each class [C] int64: in proportion, rounded by largest remainders.
+
+    Among equal remainders chance decides.
+    """
+    counts = torch.bincount(labels)
+    shares, remainders = counts * wanted // len(labels), counts * wanted % len(labels)
+    mixed = torch.randperm(len(counts), generator=generator)
+    largest = mixed[remainders[mixed].argsort(descending=True, stable=True)]
+    shares[largest[: wanted - int(shares.sum())]] += 1
+    return shares
+
+
+def first_of_classes(labels: Tensor, shares: Tensor) -> Tensor:
+    """Whether each of the samples with ``labels`` [N] is among the first ``shares`` [C] of its class: [N] bool."""
+    by_class = labels.argsort(stable=True)
+    counts = torch.bincount(labels)
+    begins = counts.cumsum(0) - counts
+    place = torch.empty_like(labels)
+    place[by_class] = torch.arange(len(labels)) - begins[labels[by_class]]
+    return place < shares[labels]

@@ -103,6 +103,8 @@ class FedProto(Scratch):
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """Minus the squared distance to each global prototype; minus infinity where a class has none."""
         features = model(params, batch.images).features
+        if not received:
+            return features.new_full((len(features), self.num_classes), -torch.inf)
         score = -distances(features, received["means"]).square()
         return score.masked_fill(~received["valid"], -torch.inf)
 

@@ -68,10 +68,15 @@ class FedTGP(FedProto):
         return {NET + name: tensor.to(dtype) for name, tensor in fresh.items()}
 
     def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        """Train the generator on the clients' prototypes (Eq. 7-8), then emit one prototype for every class."""
+        """Train the generator on the clients' prototypes (Eq. 7-8), then emit one prototype for every class.
+
+        It stays as it is where nobody sends one.
+        """
         messages = [uplinks[client] for client in sorted(uplinks)]
         prototypes = torch.cat([message["means"] for message in messages])
         labels = torch.cat([message["labels"] for message in messages]).long()
+        if not len(labels):
+            return dict(server)
         margin = self.margin(mean_over_owners(messages, self.num_classes)["means"])
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         s = self.settings

@@ -157,6 +157,8 @@ class FGPT(PTFedAvg):
         if "counts" not in sent[0] or self.settings.groups == 1:
             return found
         counts = torch.stack([message["counts"] for message in sent]).double()
+        if not counts.any():
+            return found
         share = counts.sum(dim=0) / counts.sum()
         found["group_entropy"] = float(-torch.special.xlogy(share, share).sum() / math.log(len(share)))
         used = mean_cosine(of_groups(torch.stack([message["group"] for message in sent])), counts > 0)

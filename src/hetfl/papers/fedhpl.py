@@ -24,6 +24,10 @@ _BATCH_32 = (
     "The SVHN columns of Tables 1 and 2 lie below Table 11, which prints the same runs again; the only printed "
     "number that fits them is that of a batch of 32. All rows here use 16."
 )
+_KEPT_OPTIMISERS = (
+    "FedMD and FedHE: a client keeps its Adam through all rounds, as in the methods' own code, with FedMD one for "
+    "digesting and one for its own data, the latter from before the first round on. This paper does not say."
+)
 _RANDOM_ALPHA = (
     "Non-IID: disjoint shares drawn from Dir(1) over the clients, the reading of the paper's random alpha."
 )
@@ -111,6 +115,7 @@ def table_2(params: Params) -> TableSpec:
         footnotes=[
             "Parameters: trainable elements of the five clients on CIFAR10, with the server's network of FedGen and "
             "FedTGP, M = 1024².",
+            _KEPT_OPTIMISERS,
             _RANDOM_ALPHA,
             _BATCH_32,
         ],

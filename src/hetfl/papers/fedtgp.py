@@ -28,7 +28,7 @@ FMNIST = "fedtgp-htcnn8-fashion-mnist"
 SHORT = "fashion-mnist-short"
 
 _ROUNDS = (
-    "At most 1000 rounds, as in the paper; a run stops when its best round is more than 100 rounds old, as in the "
+    "At most 1000 rounds, as in the paper; a run stops when its best round is 100 rounds old, as in the "
     "authors' scripts."
 )
 _SELECTED = "The round is chosen on the test samples: the paper's protocol, and no estimate for unseen data."
