@@ -91,7 +91,7 @@ def descend(
     batches: Iterator[tuple[Tensor, int]],
     kept: dict[str, Any] | None = None,
 ) -> Params:
-    """Some epochs of torch's SGD over a few of the parameters; ``kept`` is the state that it goes on with and leaves."""
+    """Some epochs of torch's SGD over a few of the parameters; ``kept`` is the state it goes on with and leaves."""
     leaves = {name: params[name].clone().requires_grad_() for name in names}
     optimiser = torch.optim.SGD(leaves.values(), LR, MOMENTUM, weight_decay=DECAY)
     if kept:
@@ -136,7 +136,7 @@ def anew(request, toy_engine) -> Callable[..., Anew]:
 @pytest.mark.equation("fedhpl")
 def test_fedhpl(anew):
     """Eq. 1-2, 7-9 and Algorithm 1: the optimiser lives as long as the client; only right answers are uploaded."""
-    it = anew("fedhpl", "heterogeneous", keep_optimiser=True, temperature=2.0, gamma=0.7, prompt_length=2)
+    it = anew("fedhpl", "two vits", keep_optimiser=True, temperature=2.0, gamma=0.7, prompt_length=2)
     names = ("prompts", "head.weight", "head.bias")
     leaves = [{n: it.first(k)[n].clone().requires_grad_() for n in names} for k in range(3)]
     optimisers = [torch.optim.SGD(own.values(), LR, MOMENTUM, weight_decay=DECAY) for own in leaves]
