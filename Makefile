@@ -24,6 +24,10 @@ repro: $(VENV)/.ready
 test: $(VENV)/.ready
 	pytest -n 2
 
+# docs/certificates.md: every method against its authors' code or its equations, played anew.
+certificates: $(VENV)/.ready
+	pytest tests/certificates --update-certificates
+
 slow: $(VENV)/.ready
 	pytest -m slow -s
 
@@ -60,4 +64,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test slow ui lint lock
+.PHONY: repro test certificates slow ui lint lock

@@ -50,6 +50,7 @@ TOY = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden curves")
+    parser.addoption("--update-certificates", action="store_true", help="rewrite docs/certificates.md")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -35,6 +35,7 @@ def test_fedavg_sends_everything_both_ways(toy_engine):
     assert len(set(line["accuracy"])) == 1
 
 
+@pytest.mark.equation("fedavg")
 def test_fedavg_with_one_client_is_central_training(toy_engine, toy_partition):
     """The server's mean of one client is that client."""
     from hetfl.data.partitions import Partition
@@ -72,6 +73,7 @@ def test_fedprox_holds_clients_near_the_server(toy_engine):
     assert moved(10.0) < moved(1.0) < moved(0.0)
 
 
+@pytest.mark.equation("fedprox")
 def test_fedprox_gradient_is_the_papers():
     method = create("fedprox", {"mu": 0.5}, 2)
 
@@ -110,6 +112,7 @@ def test_fedproto_averages_over_the_owners(fedproto):
     assert received["valid"].tolist() == [True, False, True]
 
 
+@pytest.mark.equation("fedproto")
 def test_fedproto_objective_and_prediction(fedproto):
     from hetfl.models import Output
 

@@ -55,6 +55,7 @@ def test_dimension_weights():
     assert close(dimension_weights(WIDTHS), expected)
 
 
+@pytest.mark.equation("fedhpl")
 @pytest.mark.parametrize("form", [raw, averaged])
 def test_aggregation_with_uploaded_counts(form):
     method, state = server(upload="raw" if form is raw else "average")
@@ -89,6 +90,7 @@ def test_average_aggregation_is_weighted_aggregation_at_equal_widths():
     assert torch.equal(same[0], same[2])
 
 
+@pytest.mark.equation("fedhpl")
 def test_distillation_loss_and_its_gradient():
     teacher = {"logits": torch.tensor([G_UPLOADED[0][0]] * 3), "valid": torch.tensor([True, True, False])}
     student = torch.tensor([[1.0, 2.0, 0.5]], requires_grad=True)
@@ -243,33 +245,6 @@ def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names
     assert {slot.split("/")[1] for slot in stay.slots} == set(params) - names
 
 
-@pytest.mark.parametrize("share", ["prompts", "head"])
-def test_a_lone_participants_parameters_are_its_widths_newest(toy_engine, share):
-    """Three clients of one width, one of them in each round: what it sends is what the next one starts from."""
-    engine = toy_engine("fedhpl", share=share, participation=1 / 3)
-    state, _ = start(engine, Draws(0))
-    for round in (1, 2, 3):
-        state, line = play_round(engine, state, Draws(0).at(round))
-        (alone,) = line["participants"]
-        names = engine.federation.clients[alone].model.names([share])
-        for client in range(3):
-            down = engine.method.downlink(state.server, client)
-            assert all(torch.equal(down[name], state.clients[alone].params[name]) for name in names)
-
-
-@pytest.mark.parametrize("share", ["prompts", "head"])
-def test_a_width_without_participants_keeps_its_mean(share):
-    method = create("fedhpl", {"share": share}, 3)
-    name = "prompts" if share == "prompts" else "head.bias"
-    server = {"width": torch.tensor([[8], [8], [9]]), "samples": torch.tensor([[1], [3], [2]])}
-    server |= {f"shared.8/{name}": torch.tensor([5.0])}
-    sent = {2: Message({**raw(0), name: torch.tensor([7.0])})}
-    after = method.aggregate(server, sent, Draws(0).at(1))
-    assert {n: t.item() for n, t in after.items() if n.startswith("shared.")} == {f"shared.8/{name}": 5}
-    sent[1] = Message({**raw(1), name: torch.tensor([4.0])})
-    assert method.aggregate(server, sent, Draws(0).at(1))[f"shared.8/{name}"].item() == 4
-
-
 def test_prompt_dropout_changes_training_and_nothing_else(toy_engine):
     """Draws are keyed, so a run has them again; uploads are those of the whole prompts."""
 
@@ -297,6 +272,33 @@ def test_prompt_dropout_changes_training_and_nothing_else(toy_engine):
 def test_dropout_of_a_frame_is_refused():
     with pytest.raises(HetflError, match="settings.prompt_dropout: 0.1 is of deep or shallow prompts"):
         create("fedhpl", {"prompts": "frame", "prompt_dropout": 0.1}, 3)
+
+
+@pytest.mark.parametrize("share", ["prompts", "head"])
+def test_a_lone_participants_parameters_are_its_widths_newest(toy_engine, share):
+    """Three clients of one width, one of them in each round: what it sends is what the next one starts from."""
+    engine = toy_engine("fedhpl", share=share, participation=1 / 3)
+    state, _ = start(engine, Draws(0))
+    for round in (1, 2, 3):
+        state, line = play_round(engine, state, Draws(0).at(round))
+        (alone,) = line["participants"]
+        names = engine.federation.clients[alone].model.names([share])
+        for client in range(3):
+            down = engine.method.downlink(state.server, client)
+            assert all(torch.equal(down[name], state.clients[alone].params[name]) for name in names)
+
+
+@pytest.mark.parametrize("share", ["prompts", "head"])
+def test_a_width_without_participants_keeps_its_mean(share):
+    method = create("fedhpl", {"share": share}, 3)
+    name = "prompts" if share == "prompts" else "head.bias"
+    server = {"width": torch.tensor([[8], [8], [9]]), "samples": torch.tensor([[1], [3], [2]])}
+    server |= {f"shared.8/{name}": torch.tensor([5.0])}
+    sent = {2: Message({**raw(0), name: torch.tensor([7.0])})}
+    after = method.aggregate(server, sent, Draws(0).at(1))
+    assert {n: t.item() for n, t in after.items() if n.startswith("shared.")} == {f"shared.8/{name}": 5}
+    sent[1] = Message({**raw(1), name: torch.tensor([4.0])})
+    assert method.aggregate(server, sent, Draws(0).at(1))[f"shared.8/{name}"].item() == 4
 
 
 def test_frozen_weights_stay_bit_identical_and_the_rest_moves(toy_engine):

@@ -57,6 +57,7 @@ def one_client(toy_partition):
     return Partition((toy_partition.train[1],), None)
 
 
+@pytest.mark.equation("lg-fedavg")
 def test_lg_fedavg_with_one_client_is_local_training(toy_engine, one_client):
     engine = toy_engine("lg-fedavg", "resnets", torch.float64, partition=one_client, **PLAIN)
     state, _ = run(engine, 3)
@@ -114,6 +115,7 @@ def pair():
     return p, q, f, g, Batch(torch.zeros(4, 1), torch.tensor([0, 3, 1, 1]))
 
 
+@pytest.mark.equation("fml")
 @pytest.mark.parametrize("reduction", ["elements", "batch"])
 @pytest.mark.parametrize("detach", [False, True])
 def test_fmls_loss_is_both_losses(reduction, detach):
@@ -136,6 +138,7 @@ def test_fmls_loss_is_both_losses(reduction, detach):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.equation("fedkd")
 def test_fedkds_loss_is_divided_by_the_cross_entropies():
     p, q, f, g, batch = pair()
     w = torch.randn(5, 5, generator=torch.Generator().manual_seed(4), requires_grad=True)
@@ -264,6 +267,7 @@ def test_feddistill_does_not_wait_and_does_not_carry_over():
     assert method.downlink(server, 1)["labels"].tolist() == [1]
 
 
+@pytest.mark.equation("feddistill")
 def test_feddistills_soft_targets():
     method = create("feddistill", {"regulariser": "soft"}, 3)
     logits, targets = torch.randn(2, 3), torch.randn(2, 3)

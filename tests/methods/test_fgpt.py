@@ -223,6 +223,7 @@ def test_one_branch_is_fgpt_and_more_share_the_lower_blocks():
     assert torch.allclose(model(params, images, pairs).logits, both, atol=1e-5)
 
 
+@pytest.mark.equation("fgpt")
 def test_tokens_enter_behind_the_class_token_and_stay():
     """Against blocks run by hand: [cls, group, shared, patches] from the group's block on."""
     model, params = built(prompt_length=2)
@@ -279,6 +280,7 @@ def test_sgpts_server_without_momentum_returns_a_lone_participants_state():
         assert torch.allclose(half[f"model/{name}"], (server[f"model/{name}"] + own[name]) / 2)
 
 
+@pytest.mark.equation("sgpt")
 def test_sgpt_prefers_what_was_seldom_picked():
     method = create("sgpt", {"groups": 3}, 2)
     keys = torch.eye(3)
@@ -340,6 +342,7 @@ def test_sgpts_first_shared_block_alone_may_have_several_prompts(blocks, tokens)
         assert torch.allclose(model(params, images).features, features, atol=1e-5)
 
 
+@pytest.mark.equation("fedpr")
 def test_fedpr_moves_prompts_in_the_null_space_only(toy_engine):
     engine = toy_engine("fedpr", dtype=torch.float64, **{**SMALL, "group_blocks": ()}, weight_decay=0.0)
     state, _ = run(engine, 1)

@@ -108,6 +108,7 @@ def test_statistics_of_the_training_passes_are_taken_before_each_step(toy_engine
         assert torch.allclose(mean, logits[batch.labels == label].mean(dim=0), atol=1e-6)
 
 
+@pytest.mark.equation("fedgh")
 def test_fedghs_server_takes_one_step_per_pair_in_order():
     method = create("fedgh", {"server_lr": 0.5}, 2)
     server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
@@ -206,6 +207,7 @@ def test_fedtgp_refuses_weights():
         create("fedtgp", {"average": "weighted"}, 3)
 
 
+@pytest.mark.equation("fedtgp")
 def test_fedtgps_server_follows_the_equations():
     """Against a float64 reference written from Eq. 5-8 with one full batch per epoch."""
     method = create("fedtgp", {"server_epochs": 3, "server_batch": 100, "server_lr": 0.05, "margin_cap": 2.0}, 3)
@@ -403,6 +405,7 @@ def test_fedgens_server_learns_features_its_clients_heads_recognise():
     assert again["adam/leave.weight/step"].item() == 400  # Adam goes on where it was
 
 
+@pytest.mark.equation("fedgen")
 def test_fedgens_clients_train_their_head_on_generated_features():
     method = create("fedgen", {"noise": 4}, 3)
     server = fedgen_server(method) | {"head.weight": torch.eye(3, 4), "head.bias": torch.zeros(3)}

@@ -53,6 +53,7 @@ def test_scaffold_with_one_step_and_equal_clients_is_fedavg(toy_engine, toy_part
         assert torch.allclose(scaffold.server[name], tensor, atol=1e-6), name
 
 
+@pytest.mark.equation("scaffold")
 def test_scaffolds_controls_are_mean_gradients(toy_engine):
     """After the first round c_k is the mean gradient of the client's steps, and c their mean."""
     engine = toy_engine("scaffold", "homogeneous", torch.float64, weight_decay=0.0)
@@ -105,6 +106,7 @@ def test_scaffolds_control_of_a_single_step_is_its_gradient_with_momentum_too(to
             assert torch.allclose(other.state.memory[name], tensor, atol=1e-12), name
 
 
+@pytest.mark.equation("scaffold")
 def test_scaffold_corrects_the_gradient(toy_engine):
     """One plain SGD step: y = W - lr (g - c_k + c)."""
     engine = toy_engine("scaffold", "homogeneous", torch.float64, batch_size=64, weight_decay=0.0)
