@@ -25,7 +25,7 @@ from hetfl.data.inputs import Augmentation
 from hetfl.errors import HetflError
 from hetfl.federation.plan import Cell
 from hetfl.files import write_text
-from hetfl.methods import METHODS, create
+from hetfl.methods import METHODS, Method, create
 from hetfl.models.pixels import PIXEL_PROMPTS
 from hetfl.models.registry import FAMILIES, family_of
 
@@ -39,6 +39,9 @@ EVALUATION = 1
 
 PRETRAINING = 1
 """Of the training of backbones (``federation/pretrain.py``)."""
+
+MODELS: dict[str, type] = {**FAMILIES, **PIXEL_PROMPTS}
+"""What of the models has a version."""
 
 FILE = "versions.yaml"
 
@@ -59,33 +62,37 @@ def version(cls: type) -> str:
 
 def versions() -> dict[str, Any]:
     """All there are: of the engine, the evaluation, the pre-training, augmentations, methods and models, by name."""
-    models: dict[str, Any] = {**FAMILIES, **PIXEL_PROMPTS}
     return {
         "engine": ENGINE,
         "evaluation": EVALUATION,
         "pretraining": PRETRAINING,
         "augmentation": Augmentation.numerics,
         "methods": {name: version(cls) for name, cls in sorted(METHODS.items())},
-        "models": {name: version(cls) for name, cls in models.items()},
+        "models": {name: version(cls) for name, cls in MODELS.items()},
     }
+
+
+def families(method: Method, models: Iterable[str]) -> list[str]:
+    """The entries of ``models`` in :func:`versions` that a method uses with some models, its own ones included."""
+    options, query = method.model_options(), method.queries()
+    names = [*models, *([options.auxiliary] if options.auxiliary else [])]
+    found = {family_of(name, options.prompts) for name in names}
+    if query is not None and query.model is not None:
+        found.add(family_of(query.model))
+    if options.prompts in PIXEL_PROMPTS:
+        found.add(options.prompts)
+    return sorted(found)
 
 
 def used(cell: Cell) -> dict[str, int | str]:
     """The versions that a run rests on, by their keys in :func:`versions`, such as ``methods.fedavg``."""
-    method = create(cell.method, cell.settings, 2)
-    options, query = method.model_options(), method.queries()
-    names = [*cell.models, *([options.auxiliary] if options.auxiliary else [])]
-    models = {family_of(name, options.prompts) for name in names}
-    if query is not None and query.model is not None:
-        models.add(family_of(query.model))
-    if options.prompts in PIXEL_PROMPTS:
-        models.add(options.prompts)
+    models = families(create(cell.method, cell.settings, 2), cell.models)
     every = versions()
     return {
         "engine": every["engine"],
         **({"augmentation": every["augmentation"]} if cell.input.transform() else {}),
         f"methods.{cell.method}": every["methods"][cell.method],
-        **{f"models.{name}": every["models"][name] for name in sorted(models)},
+        **{f"models.{name}": every["models"][name] for name in models},
     }
 
 

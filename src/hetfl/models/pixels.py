@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -102,7 +101,7 @@ class Border(PixelPrompts):
         return {name: torch.empty(p.shape).normal_(generator=generator) for name, p in self.named_parameters()}
 
 
-PIXEL_PROMPTS: dict[str, Callable[[int, InputSpec], PixelPrompts]] = {"frame": Frame, "border": Border}
+PIXEL_PROMPTS: dict[str, type[Frame] | type[Border]] = {"frame": Frame, "border": Border}
 
 
 def pixel_prompts(options: ModelOptions, spec: InputSpec) -> PixelPrompts | None:
