@@ -95,22 +95,70 @@ def data(
 
 @app.command("cells")
 def list_cells(experiment: Experiment) -> None:
-    """List an experiment's cells and whether they are done."""
+    """List an experiment's cells and whether they are done; of a record that no longer counts, why."""
     from tabulate import tabulate
 
+    from hetfl.federation.identity import differences, inputs
     from hetfl.federation.plan import Workspace, cells, load_params
-    from hetfl.files import read_json
+    from hetfl.federation.record import Record
 
     workspace = Workspace(Path.cwd())
     rows = []
     for cell in cells(load_params(workspace.params), experiment):
-        path = workspace.runs / cell.path / "run.json"
+        record = Record(workspace.runs / cell.path)
+        status, why = "broken", []
         try:
-            status = read_json(path)["status"] if path.exists() else "not run"
-        except HetflError:
-            status = "broken"
-        rows.append((cell.method, cell.row, cell.split, cell.seed, status))
-    print(tabulate(rows, headers=["method", "row", "split", "seed", "status"]))
+            run = record.read()
+            status = run.get("status", "not run")
+            why = differences(run, cell, inputs(cell, workspace)) if run else []
+        except HetflError as error:
+            why = [str(error)]
+        status = "stale" if why and status != "broken" else status
+        rows.append((cell.method, cell.row, cell.split, cell.seed, status, "; ".join(why)))
+    print(tabulate(rows, headers=["method", "row", "split", "seed", "status", "because"]))
+
+
+@app.command("versions")
+def versions() -> None:
+    """Write versions.yaml, by which DVC knows the numerics, and say what changed in it."""
+    from hetfl.federation.versions import FILE, write_versions
+
+    changed = write_versions(Path.cwd())
+    for key, (old, new) in changed.items():
+        print(f"{key}: {'new' if old is None else old} -> {'gone' if new is None else new}")
+    print(f"{FILE}: {len(changed) or 'no'} change{'' if len(changed) == 1 else 's'}")
+
+
+@app.command("superseded")
+def superseded() -> None:
+    """List finished records whose cell was trained anew; they come back where their settings do."""
+    from tabulate import tabulate
+
+    from hetfl.federation.plan import Workspace
+    from hetfl.federation.superseded import listing
+    from hetfl.report.formats import show_bytes
+
+    rows = [
+        (found["cell"], found["fingerprint"][:12], found["finished"], show_bytes(found["bytes"]), found["now"])
+        for found in listing(Workspace(Path.cwd()).runs)
+    ]
+    print(tabulate(rows, headers=["cell", "fingerprint", "finished", "size", "its successor"]))
+
+
+@app.command("prune")
+def prune(
+    everything: Annotated[bool, typer.Option("--all", help="Those of cells without a finished record, too.")] = False,
+) -> None:
+    """Remove superseded records, see `hetfl superseded`; kept are those whose cell has no finished record."""
+    from hetfl.federation.plan import Workspace
+    from hetfl.federation.superseded import listing
+    from hetfl.federation.superseded import prune as remove
+    from hetfl.report.formats import show_bytes
+
+    workspace = Workspace(Path.cwd())
+    removed, freed = remove(workspace, everything)
+    kept = len(listing(workspace.runs))
+    print(f"{removed} superseded records removed, {show_bytes(freed)} freed, {kept} kept")
 
 
 @app.command("train")

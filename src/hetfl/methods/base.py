@@ -176,6 +176,8 @@ class Method(ABC):
     Class attributes declare what the support matrix and the tests need to know.
 
     Attributes:
+        numerics: version of the formulas in the class's own body, raised by one when they give other numbers; each
+            method declares its own. See ``federation/versions.py``.
         title: the name the field uses.
         source: authors, venue, equations.
         heterogeneous: whether clients may have different architectures.
@@ -190,6 +192,7 @@ class Method(ABC):
         seed: the run's, for what all draw alike and nobody sends.
     """
 
+    numerics: ClassVar[int]
     title: ClassVar[str]
     source: ClassVar[str]
     heterogeneous: ClassVar[bool] = True

@@ -38,6 +38,7 @@ class FedGH(Scratch):
     some epochs and clips nothing; the server's newest head is tested.
     """
 
+    numerics = 1
     title = "FedGH"
     source = "Yi et al., ACM MM 2023"
     travels = "class means up, a head down"

@@ -27,6 +27,7 @@ class FedPR(PTFedAvg):
     on rounding in the authors' code; here they are drawn, once a run.
     """
 
+    numerics = 1
     title = "FedPR"
     source = "Feng et al., CVPR 2023"
 

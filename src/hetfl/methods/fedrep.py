@@ -18,6 +18,7 @@ from hetfl.models.base import Model
 class FedRep(FedAvg):
     """Collins et al., ICML 2021."""
 
+    numerics = 1
     title = "FedRep"
     source = "Collins et al., ICML 2021"
     travels = "bodies"

@@ -44,8 +44,8 @@ ENVIRONMENT = {
 
 
 def records(root: Path) -> list[Path]:
-    """The folders of all run records below the repository's root."""
-    return sorted(path.parent for path in (root / "runs").rglob("run.json"))
+    """The folders of all run records below the repository's root, but for superseded ones."""
+    return sorted(path.parent for path in (root / "runs").glob("[!.]*/**/run.json"))
 
 
 def sync(folders: Iterable[Path], root: Path = Path()) -> int:
