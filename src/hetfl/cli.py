@@ -49,7 +49,7 @@ def check() -> None:
     for group in params.models:
         check_models(params, group)
     for experiment in params.experiments:
-        check_fit(cells(params, experiment))
+        check_fit(params, cells(params, experiment))
     print(f"params.yaml: {len(params.experiments)} experiments, no mistakes")
 
 
