@@ -137,6 +137,12 @@ class Row(Settings):
     splits: list[str] | None
     seeds: list[int] | None
 
+    @classmethod
+    def plain(cls, method: str) -> Row:
+        """A row of a method that says nothing of its own."""
+        ((_, row),) = _rows(method, WrittenRow(), {}, "")
+        return row
+
 
 class Experiment(Settings):
     """A data set, a model group and a protocol as they run; its cells are row x split x seed.
@@ -271,7 +277,7 @@ def _experiment(
     if seeds is None:
         raise HetflError(f"{where}.seeds: is missing")
     for key, row in read.rows.items():
-        _protocol(row and row.protocol, protocols, f"{where}.rows.{key}")
+        _protocol(row.protocol if row else None, protocols, f"{where}.rows.{key}")
     rows = {
         key: row
         for written_row, entry in read.rows.items()

@@ -31,6 +31,7 @@ from hetfl.methods import METHODS, create, method_class
 from hetfl.models import check_name, check_options
 from hetfl.models.registry import head_of, weights_checksum
 
+
 class PartitionsSettings(Settings):
     """How a data set is shared among clients: once per split and seed, for every experiment alike."""
 
@@ -157,6 +158,14 @@ class Workspace:
         """The folder of one partition."""
         return self.partitions / dataset / f"{split}-s{seed}"
 
+    def table(self, name: str) -> Path:
+        """The folder of a table in every format, with the curves of its runs."""
+        return self.tables / name
+
+    def figure(self, name: str) -> Path:
+        """A figure's files without their endings."""
+        return self.figures / name / name
+
     def resume_points(self, cell: Cell) -> Path:
         """The folder of a cell's resume points, one folder per fingerprint."""
         return self.scratch / "resume" / ".".join(cell.path.parts)
@@ -280,9 +289,7 @@ def cells(params: Params, experiment: str) -> list[Cell]:
         for split in entry.splits or settings.splits:
             held_out, there = resolved[row]["held_out"], shared.splits[split].clients
             if held_out >= there:
-                raise HetflError(
-                    f"{at}: held_out is {held_out}, split {split!r} has {there} clients; hold out fewer"
-                )
+                raise HetflError(f"{at}: held_out is {held_out}, split {split!r} has {there} clients; hold out fewer")
     return [
         Cell(
             experiment=experiment,
@@ -304,6 +311,13 @@ def cells(params: Params, experiment: str) -> list[Cell]:
         for split in entry.splits or settings.splits
         for seed in entry.seeds or settings.seeds
     ]
+
+
+def shared_settings(params: Params, experiment: str, method: str) -> dict[str, Any]:
+    """What a row of an experiment that says nothing of its own is set to beside its method's defaults."""
+    settings = params.experiments[experiment]
+    row = Row.plain(method)
+    return {name: value for _, layer in layers(settings, row, params.protocols) for name, value in layer.items()}
 
 
 def origins(params: Params, cell: Cell) -> dict[str, tuple[Any, str]]:
@@ -349,6 +363,14 @@ def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]
     return settings.model_dump()
 
 
+def weights_read(cell: Cell) -> list[str]:
+    """The models whose stored weights a run starts from or sorts samples by."""
+    method = create(cell.method, cell.settings, 2)
+    query = method.queries()
+    by = [query.model] if query and query.model else []
+    return [*by, *(dict.fromkeys(cell.models) if method.model_options().weights == "pretrained" else ())]
+
+
 def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """Checksums of what a run reads: the data set, the partition and the weights it starts from.
 
@@ -357,7 +379,7 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """
     card = workspace.dataset(cell.dataset) / "card.json"
     if not card.exists():
-        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download@{cell.dataset}")
+        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download-{cell.dataset}")
     partition = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
     if not partition.exists():
         raise HetflError(f"{partition}: the partition is missing; make it with dvc repro partition@{cell.dataset}")
@@ -365,19 +387,13 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     if cell.public is not None:
         shared = workspace.dataset(cell.public.dataset) / "card.json"
         if not shared.exists():
-            make = f"dvc repro download@{cell.public.dataset}"
+            make = f"dvc repro download-{cell.public.dataset}"
             raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
         public = {"public": read_json(shared)["checksum"]}
-    method, weights = create(cell.method, cell.settings, 2), {}
-    if (query := method.queries()) and query.model:
-        weights[query.model] = weights_checksum(query.model, workspace.weights)
-    if method.model_options().weights == "pretrained":
-        for name in dict.fromkeys(cell.models):
-            weights[name] = weights_checksum(name, workspace.weights)
     return {
         "dataset": read_json(card)["checksum"],
         "partition": read_json(partition)["sha256"],
-        "weights": weights,
+        "weights": {name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
         **public,
     }
 

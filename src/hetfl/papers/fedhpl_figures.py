@@ -51,8 +51,7 @@ def figure_3(params: Params) -> ResultFigure:
         for share in PERCENTAGES
     }
     ways = {
-        title: {name: entry(params, *row, split) for name, row in rows.items()}
-        for split, title in SPLITS.items()
+        title: {name: entry(params, *row, split) for name, row in rows.items()} for split, title in SPLITS.items()
     }
     return ResultFigure(
         (

@@ -147,7 +147,7 @@ FIGURES: dict[str, Callable[[Params], ResultFigure | SelectionFigure]] = {
     "fgpt-unseen": unseen(UNSEEN, "CIFAR-100, s = 10."),
     "sgpt-figure-6": figure_6,
     "cifar100-s10-short-groups": short_groups,
-    "cifar100-unseen-short": unseen(UNSEEN_SHORT, _SHORT),
+    "cifar100-unseen-short-clients": unseen(UNSEEN_SHORT, _SHORT),
 }
 """Of results, by the name of the stage."""
 
