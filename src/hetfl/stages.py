@@ -166,7 +166,7 @@ def files(params: Params) -> dict[str, str]:
 
 
 def stale(params: Params, root: Path) -> dict[str, str | None]:
-    """The dvc.yaml files below ``root`` that are not what :func:`files` says: what they should hold, None: nothing."""
+    """The dvc.yaml files below ``root`` that are not what :func:`files` says: their right content, None: no file."""
     wanted: dict[str, str | None] = dict(files(params))
     there = [path.relative_to(root).as_posix() for path in (root / "pipeline").glob("*/dvc.yaml")]
     wanted |= {file: None for file in there if file not in wanted}

@@ -146,8 +146,8 @@ def table_5(params: Params) -> Counted:
         [
             f"One round of {of.clients} clients, up and down, once the server has something to send. In the formulas "
             f"M is the number of clients, C = {CLASSES} and K = {of.cells['fedtgp'].settings['embedding']}; C_i are "
-            "our split's, heads, the generator and the common network of FML and FedKD our models'. What travels has the same size for "
-            "all eight architectures.",
+            "our split's, heads, the generator and the common network of FML and FedKD our models'. What travels "
+            "has the same size for all eight architectures.",
             "M: elements of floating-point tensors, as in the paper. MB: everything in the messages, with the class "
             "numbers and FedGen's label counts.",
             "FedDistill and FedProto gather while they train, without the samples of the last incomplete batch: the "
