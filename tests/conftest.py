@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,12 @@ TOY = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="rewrite the golden curves")
+    parser.addoption("--update-golden", action="store_true", help="record golden numbers, and run no other test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--update-golden"):
+        items[:] = [item for item in items if item.get_closest_marker("golden")]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -60,7 +66,30 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with random weights of every digits backbone."""
-    folder = tmp_path_factory.mktemp("weights")
+    return write_weights(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """What is drawn and made is float64: torch's normal draws in float32 differ between processors."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def exact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exact-weights")
+
+
+@pytest.fixture
+def exact_weights(exact_folder: Path, in_float64: None) -> Path:
+    """As ``weights``, drawn in float64."""
+    return exact_folder if any(exact_folder.iterdir()) else write_weights(exact_folder)
+
+
+def write_weights(folder: Path) -> Path:
+    """Random weights of every digits backbone."""
     for number, name in enumerate([*DIGITS_VITS, *DIGITS_RESNETS]):
         with seeded_library_code(number):
             write_tensors(weights_path(name, folder), creator(name)().state_dict())
@@ -103,6 +132,17 @@ Engine = Callable[..., Sequential]
 @pytest.fixture
 def toy_engine(weights: Path, toy_data: Dataset, toy_public: Split, toy_partition: Partition) -> Engine:
     """Builds an engine for ``(method, group, **settings)`` on the toy federation."""
+    return toy_engines(weights, toy_data, toy_public, toy_partition)
+
+
+@pytest.fixture
+def exact_engine(toy_data: Dataset, toy_public: Split, toy_partition: Partition, exact_weights: Path) -> Engine:
+    """As ``toy_engine``, everything drawn and computed in float64."""
+    return partial(toy_engines(exact_weights, toy_data, toy_public, toy_partition), dtype=torch.float64)
+
+
+def toy_engines(weights: Path, toy_data: Dataset, toy_public: Split, toy_partition: Partition) -> Engine:
+    """A function that builds engines."""
 
     def build(
         method: str,

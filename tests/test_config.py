@@ -16,7 +16,7 @@ import yaml
 
 from hetfl.errors import HetflError
 from hetfl.federation.plan import cells, check_fit, check_models, load_params
-from hetfl.federation.record import CORE
+from hetfl.federation.versions import keys
 from hetfl.methods import METHODS
 from hetfl.papers.figures import RESULT_FIGURES
 from hetfl.papers.spec import Entry
@@ -228,11 +228,26 @@ def test_every_experiment_has_its_stages():
             assert experiment.public.dataset == item["public"]
 
 
-def test_dvc_watches_what_a_fingerprint_covers():
-    code = {f"src/hetfl/{part}" for part in CORE}
-    root = [stage for name, stage in stages("dvc.yaml")["stages"].items() if name.startswith("train")]
-    for stage in [*root, *(do for _, do, _ in trained())]:
-        assert code <= set(stage.get("do", stage)["deps"])
+def watched(stage: dict[str, Any], file: str) -> list[str]:
+    """The parameters of a file that a stage depends on."""
+    return [key for entry in stage["params"] if isinstance(entry, dict) for key in entry.get(file, [])]
+
+
+def test_dvc_watches_the_versions_that_runs_rest_on():
+    params = load_params(PARAMS)
+    for name, stage in trained_in_root().items():
+        assert set(keys(cells(params, name))) <= set(watched(stage, "versions.yaml"))
+    for _, do, item in trained():
+        chosen = [cell for cell in cells(params, item["experiment"]) if cell.method == item["method"]]
+        found = {key.replace("${item.method}", item["method"]) for key in watched(do, "versions.yaml")}
+        assert set(keys(chosen)) <= found
+    for path in ("dvc.yaml", *map(str, Path("pipeline").glob("*/dvc.yaml"))):
+        for name, stage in stages(path)["stages"].items():
+            if name.startswith(("train", "evaluate", "pretrain")):
+                stage = stage.get("do", stage)
+                assert [dep for dep in stage["deps"] if dep.endswith(".py") or dep.startswith("src/")] == []
+                wanted = {"train": "engine", "evaluate": "evaluation", "pretrain": "pretraining"}[name.split("-")[0]]
+                assert wanted in watched(stage, "versions.yaml")
 
 
 def test_dvc_watches_every_group_of_models_and_every_pre_trained_one():
@@ -252,7 +267,7 @@ def test_dvc_watches_every_group_of_models_and_every_pre_trained_one():
     for name, stage in trained_in_root().items():
         settings = params.experiments[name]
         groups = {f"models.{row.models or settings.models}" for row in settings.rows.values()}
-        assert {f"experiments.{name}"} | groups <= set(stage["params"])
+        assert {f"experiments.{name}"} | groups <= {key for key in stage["params"] if isinstance(key, str)}
         assert {f"data/{settings.dataset}", f"partitions/{settings.dataset}"} <= set(stage["deps"])
 
 
@@ -260,7 +275,7 @@ def test_evaluations_wait_for_the_number_of_features():
     params = load_params(PARAMS)
     root, of_fedtgp = (stages(path)["stages"] for path in ("dvc.yaml", "pipeline/fedtgp/dvc.yaml"))
     watched = {f"experiments.{name}.features" for name in root["evaluate-fedtgp"]["foreach"]}
-    assert root["evaluate-fedtgp"]["do"]["params"] == ["experiments.${key}.features"]
+    assert root["evaluate-fedtgp"]["do"]["params"][0] == "experiments.${key}.features"
     (param,) = of_fedtgp["evaluate"]["do"]["params"][0]["params.yaml"]
     for path, _, item in trained():
         if "fedtgp" in path:

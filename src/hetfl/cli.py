@@ -129,11 +129,12 @@ def list_cells(
     experiment: Experiment,
     settings: Annotated[bool, typer.Option("--settings", help="Print each row's settings and their origin.")] = False,
 ) -> None:
-    """List an experiment's cells and whether they are done."""
+    """List an experiment's cells and whether they are done; of a record that no longer counts, why."""
     from tabulate import tabulate
 
+    from hetfl.federation.identity import differences, inputs
     from hetfl.federation.plan import Workspace, cells, load_params, origins
-    from hetfl.files import read_json
+    from hetfl.federation.record import Record
 
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
@@ -145,10 +146,58 @@ def list_cells(
         return
     rows = []
     for cell in cells(params, experiment):
-        path = workspace.runs / cell.path / "run.json"
-        status = read_json(path)["status"] if path.exists() else "not run"
-        rows.append((cell.method, cell.row, cell.split, cell.seed, status))
-    print(tabulate(rows, headers=["method", "row", "split", "seed", "status"]))
+        run = Record(workspace.runs / cell.path).read()
+        status, why = run.get("status", "not run"), []
+        if run:
+            try:
+                why = differences(run, cell, inputs(cell, workspace))
+            except HetflError as error:
+                why = [str(error)]
+        rows.append((cell.method, cell.row, cell.split, cell.seed, "stale" if why else status, "; ".join(why)))
+    print(tabulate(rows, headers=["method", "row", "split", "seed", "status", "because"]))
+
+
+@app.command("versions")
+def versions() -> None:
+    """Write versions.yaml, by which DVC knows the numerics, and say what changed in it."""
+    from hetfl.federation.versions import FILE, write_versions
+
+    changed = write_versions(Path.cwd())
+    for key, (old, new) in changed.items():
+        print(f"{key}: {'new' if old is None else old} -> {'gone' if new is None else new}")
+    print(f"{FILE}: {len(changed) or 'no'} change{'' if len(changed) == 1 else 's'}")
+
+
+@app.command("superseded")
+def superseded() -> None:
+    """List finished records whose cell was trained anew; they come back where their settings do."""
+    from tabulate import tabulate
+
+    from hetfl.federation.plan import Workspace
+    from hetfl.federation.superseded import listing
+    from hetfl.report.formats import show_bytes
+
+    rows = [
+        (found["cell"], found["fingerprint"][:12], found["finished"], show_bytes(found["bytes"]), found["now"])
+        for found in listing(Workspace(Path.cwd()).runs)
+    ]
+    print(tabulate(rows, headers=["cell", "fingerprint", "finished", "size", "its successor"]))
+
+
+@app.command("prune")
+def prune(
+    everything: Annotated[bool, typer.Option("--all", help="Those of cells without a finished record, too.")] = False,
+) -> None:
+    """Remove superseded records, see `hetfl superseded`; kept are those whose cell has no finished record."""
+    from hetfl.federation.plan import Workspace
+    from hetfl.federation.superseded import listing
+    from hetfl.federation.superseded import prune as remove
+    from hetfl.report.formats import show_bytes
+
+    workspace = Workspace(Path.cwd())
+    removed, freed = remove(workspace, everything)
+    kept = len(listing(workspace.runs))
+    print(f"{removed} superseded records removed, {show_bytes(freed)} freed, {kept} kept")
 
 
 @app.command("train")
@@ -173,7 +222,7 @@ def sync() -> None:
     """Mirror every run record into MLflow again; what is there already is not doubled."""
     from hetfl.tracking.mlflow_mirror import sync as mirror
 
-    folders = sorted(path.parent for path in Path("runs").rglob("run.json"))
+    folders = sorted(path.parent for path in Path("runs").glob("[!.]*/**/run.json"))
     mirror(folders, Path.cwd())
     print(f"{len(folders)} run records mirrored")
 

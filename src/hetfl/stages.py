@@ -219,12 +219,13 @@ def _download(name: str, params: Params) -> Stage:
 
 def _pretrain(name: str, params: Params) -> Stage:
     settings = params.pretrain[name]
-    augmented = ["augmentation"] if settings.input.transform() else []
+    numerics = versions.keys_of_pretraining(settings.models)
+    numerics += ["augmentation"] if settings.input.transform() else []
     return {
         "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.split}",
         "cmd": f"python pipeline/pretrain.py {name}",
         "deps": [f"data/{settings.dataset}"],
-        "params": [f"pretrain.{name}", {versions.FILE: sorted(["engine", "models", "pretraining", *augmented])}],
+        "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],
         "outs": [_weights(model) for model in settings.models],
     }
 

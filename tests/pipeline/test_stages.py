@@ -30,9 +30,12 @@ from hetfl.federation import rounds
 from hetfl.federation.cell import run_cell
 from hetfl.federation.plan import Workspace, cells, load_params
 from hetfl.federation.state import ResumePoints
+from hetfl.federation.superseded import listing
+from hetfl.federation.versions import ENGINE
 from hetfl.files import read_json
 from hetfl.models.registry import creator
 from hetfl.tensors import read_tensors, write_tensors
+from hetfl.tracking.mlflow_mirror import sync
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 ROUNDS = 3
@@ -222,6 +225,34 @@ def test_changed_setting_trains_its_row_only(project: Path) -> None:
     assert times(project / "runs/tiny/fedhpl") == before
     assert read_json(project / "runs" / CELLS[1] / "run.json")["settings"]["lr"] == 0.002
     assert result(project, CELLS[1])[0] != was[0]
+
+
+def test_a_finished_record_moves_aside_and_comes_back_with_its_settings(project: Path) -> None:
+    before = times(project / "runs")
+    write_params(project, experiments__tiny__rows__fedavg__settings={"optimiser": "adam", "lr": 0.002, "rounds": 1})
+    assert run_stage(project, "train", "tiny") == (0, "")
+    (aside,) = listing(project / "runs")
+    assert (aside["cell"], aside["now"]) == (CELLS[1].as_posix(), "complete")
+    write_params(project)
+    assert run_stage(project, "train", "tiny") == (0, "")
+    now = {path: time for path, time in times(project / "runs").items() if not path.startswith(".")}
+    assert now == before  # nothing was trained again
+    assert run_stage(project, "table", "tiny")[0] == 0
+    sync([path.parent for path in (project / "runs").glob("[!.]*/**/run.json")], project)
+
+
+def test_a_record_tells_what_is_no_part_of_its_identity(finished: Path) -> None:
+    run = read_json(finished / "runs" / CELLS[1] / "run.json")
+    assert run["numerics"].keys() == {"engine", "methods.fedavg", "models.vit"}
+    assert len(run["source"]) == 64 and run["threads"] == 1
+    assert {"versions", "device", "engine", "precision", "commit"} <= run.keys()
+
+
+def test_versions_that_dvc_has_not_seen_stop_the_training(project: Path) -> None:
+    (project / "versions.yaml").write_text("engine: 0\n")
+    status, message = run_stage(project, "train", "tiny")
+    assert status == 2
+    assert message == f"error: versions.yaml: engine is 0, the code says {ENGINE}; run hetfl versions\n"
 
 
 def test_engine_and_precision_are_recorded_and_change_little(finished: Path, untrained: Path) -> None:

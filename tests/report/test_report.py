@@ -21,6 +21,7 @@ from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
 from hetfl.papers.spec import Block, Entry, TableSpec, grid
 from hetfl.report.figures import accuracy_curves, communication_figure
+from hetfl.report.formats import render_markdown
 from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
 from hetfl.report.table import (
@@ -256,6 +257,42 @@ def test_shared_provenance(finished: Path) -> None:
     assert shared["rounds"] == [5]
     assert shared["versions"] == {"hetfl": ["0.1.0"], "python": ["3.11.7"], "torch": ["2.15.0"]}
     assert len(shared["partitions"]) == 9
+
+
+def change_runs(root: Path, pattern: str, **changes: Any) -> None:
+    for path in root.glob(f"runs/{pattern}/run.json"):
+        write_json(path, read_json(path) | changes)
+
+
+def test_what_runs_differ_in_beside_their_identity_is_told(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    assert make(tmp_path / "copy")["provenance"]["differences"] == {}
+    versions = {"hetfl": "0.1.0", "python": "3.11.7", "torch": "2.11.0"}
+    change_runs(tmp_path / "copy", "*/fedavg/*/iid-s0", versions=versions, threads=2)
+    table = make(tmp_path / "copy")
+    total = len(list((tmp_path / "copy").rglob("run.json")))
+    told = table["provenance"]["differences"]
+    assert told == {"threads": {"not recorded": total - 1, "2": 1}, "torch": {"2.15.0": total - 1, "2.11.0": 1}}
+    line = f"torch 2.15.0 ({total - 1} runs), 2.11.0 (1 run)."
+    for shown in (render_text(table), render_markdown(table)):
+        assert "Runs differ in: " in shown and line in " ".join(shown.split())
+
+
+def test_a_table_stays_as_it_is_where_only_the_commit_is_another(finished: Path, tmp_path: Path) -> None:
+    root, tables = tmp_path / "copy", tmp_path / "tables"
+    shutil.copytree(finished, root)
+    paths = write_table(make(root), tables)
+    before = [path.read_bytes() for path in paths]
+    change_runs(root, "*/fedavg/*/*", commit="def456", source="0" * 64)
+    write_table(make(root), tables)
+    assert [path.read_bytes() for path in paths] == before
+    change_runs(root, "*/*/*/*", device="cpu: another", commit="def456")
+    write_table(make(root), tables)
+    told = read_json(paths[0])["provenance"]
+    assert (told["commits"], told["devices"]) == (["def456"], ["cpu: another"])
+    paths[0].write_text("{")
+    write_table(make(root), tables)
+    assert read_json(paths[0])["provenance"] == told
 
 
 def test_partial_participation_counts_participants(tmp_path: Path) -> None:

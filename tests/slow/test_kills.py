@@ -29,7 +29,8 @@ PARAMS: dict[str, Any] = {
     "pretrain": {
         "digits": {
             "dataset": "digits",
-            "models": ["digits_vit_small", "digits_vit_base", "digits_vit_large"],
+            # All that the stage puts out.
+            "models": [f"digits_{kind}_{size}" for kind in ("vit", "resnet") for size in ("small", "base", "large")],
             "epochs": 5,
             "batch_size": 32,
             "lr": 0.003,
@@ -116,6 +117,7 @@ class Project:
         stages = {name: stages[name] for name in ("download", "pretrain", "partition", "train")}
         stages["train"]["foreach"] = ["kills"]
         (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+        shutil.copy(REPOSITORY / "versions.yaml", root)
         project.compute(1)
         subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
         subprocess.run(["dvc", "init", "--quiet"], cwd=root, check=True, env=project.environment)

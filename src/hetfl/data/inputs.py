@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import pi
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +30,14 @@ class Augmentation(Settings):
     :data:`hetfl.data.batches.Transform`.
 
     Attributes:
+        numerics: version of the changes, part of the identity of runs that have one; see
+            ``federation/versions.py``.
         flip: mirror every other image horizontally.
         rotation: degrees; turn by an angle drawn from [-rotation, rotation], black where nothing is left.
         noise: standard deviation of Gaussian noise (a corruption: 0.04 to 0.10 at severities 1 to 5 of CIFAR-C).
     """
 
+    numerics: ClassVar[int] = 1
     flip: bool = False
     rotation: float = Field(default=0.0, ge=0, le=180)
     noise: float = Field(default=0.0, ge=0)

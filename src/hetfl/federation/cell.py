@@ -14,11 +14,14 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.engines import make_engine
 from hetfl.federation.federation import ClientData, Federation, build_federation
-from hetfl.federation.plan import Cell, ComputeSettings, Workspace, fingerprint, inputs
-from hetfl.federation.record import Record, commit, device_name, reset_peak_memory, versions
+from hetfl.federation.identity import fingerprint, inputs
+from hetfl.federation.plan import Cell, ComputeSettings, Workspace
+from hetfl.federation.record import Record, commit, device_name, reset_peak_memory, source_digest, versions
 from hetfl.federation.rounds import run_rounds
 from hetfl.federation.sequential import Sequential
 from hetfl.federation.state import ResumePoints
+from hetfl.federation.superseded import Superseded
+from hetfl.federation.versions import used
 from hetfl.methods import Method, create
 from hetfl.models import Model
 
@@ -71,9 +74,10 @@ def run_cell(
     device: torch.device,
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
 ) -> None:
-    """Train a cell unless its record is already complete.
+    """Train a cell unless its record is already complete, here or among those that were superseded.
 
-    A second process that wants the same cell waits for the first and then finds it done.
+    A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
+    cell waits for the first and then finds it done.
 
     Raises:
         HetflError: an input is missing or broken.
@@ -81,15 +85,15 @@ def run_cell(
     torch.set_num_threads(compute.threads)
     reads = inputs(cell, workspace)
     identity = fingerprint(cell, reads)
-    record = Record(workspace.runs / cell.path)
-    lock = workspace.lock(cell)
+    record, earlier = Record(workspace.runs / cell.path), Superseded(workspace.runs, cell.path)
+    lock = workspace.lock(cell.path)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
-        if record.is_complete(identity):
+        if record.is_complete(identity) or earlier.restore(identity):
             return
         reset_peak_memory(device)
         setup = set_up(cell, workspace, device, compute)
-        record.discard_unless(identity)
+        earlier.make_way(identity)
         points = workspace.resume_points(cell)
         for other in points.glob("*"):
             if other.name != identity:
@@ -97,6 +101,7 @@ def run_cell(
         run = description(cell, workspace, setup, reads, identity)
         run_rounds(setup.engine, setup.draws, record, ResumePoints(points / identity), run)
         points.rmdir()
+        earlier.trim()
 
 
 def description(
@@ -125,6 +130,7 @@ def description(
         "clients": len(models),
         "class_counts": _class_counts(setup),
         "inputs": reads,
+        "numerics": used(cell),
         "data_source": read_card(workspace.dataset(cell.dataset)).source,
         "parameters": {
             "trainable": [trained[model] for model in models],
@@ -134,6 +140,8 @@ def description(
         "device": device_name(setup.federation.device),
         "engine": setup.engine.name,
         "precision": setup.federation.precision,
+        "threads": torch.get_num_threads(),
+        "source": source_digest(),
         "commit": commit(workspace.root),
     }
 

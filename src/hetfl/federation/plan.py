@@ -25,11 +25,9 @@ from hetfl.federation.experiments import (
     layers,
     read_experiments,
 )
-from hetfl.federation.record import code_checksum
-from hetfl.files import read_json, sha256_json
 from hetfl.methods import METHODS, create, method_class
 from hetfl.models import check_name, check_options
-from hetfl.models.registry import head_of, weights_checksum
+from hetfl.models.registry import head_of
 
 
 class PartitionsSettings(Settings):
@@ -170,9 +168,9 @@ class Workspace:
         """The folder of a cell's resume points, one folder per fingerprint."""
         return self.scratch / "resume" / ".".join(cell.path.parts)
 
-    def lock(self, cell: Cell) -> Path:
-        """The file that whoever trains a cell holds a lock on."""
-        return self.scratch / "locks" / f"{'.'.join(cell.path.parts)}.lock"
+    def lock(self, path: Path) -> Path:
+        """The file that whoever changes the record at a cell's path holds a lock on."""
+        return self.scratch / "locks" / f"{'.'.join(path.parts)}.lock"
 
 
 def load_params(path: Path) -> Params:
@@ -369,40 +367,6 @@ def weights_read(cell: Cell) -> list[str]:
     query = method.queries()
     by = [query.model] if query and query.model else []
     return [*by, *(dict.fromkeys(cell.models) if method.model_options().weights == "pretrained" else ())]
-
-
-def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
-    """Checksums of what a run reads: the data set, the partition and the weights it starts from.
-
-    Raises:
-        HetflError: something is missing; one line says which command makes or fetches it.
-    """
-    card = workspace.dataset(cell.dataset) / "card.json"
-    if not card.exists():
-        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download-{cell.dataset}")
-    partition = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
-    if not partition.exists():
-        raise HetflError(f"{partition}: the partition is missing; make it with dvc repro partition@{cell.dataset}")
-    public = {}
-    if cell.public is not None:
-        shared = workspace.dataset(cell.public.dataset) / "card.json"
-        if not shared.exists():
-            make = f"dvc repro download-{cell.public.dataset}"
-            raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
-        public = {"public": read_json(shared)["checksum"]}
-    return {
-        "dataset": read_json(card)["checksum"],
-        "partition": read_json(partition)["sha256"],
-        "weights": {name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
-        **public,
-    }
-
-
-def fingerprint(cell: Cell, inputs: Mapping[str, Any]) -> str:
-    """What makes a run this run: its settings, its inputs and the code that can change a number."""
-    # Titles and names of rows are for people, stored features for figures.
-    essential = cell.model_dump(exclude={"title", "paper", "experiment", "row", "features"})
-    return sha256_json({"cell": essential, "inputs": inputs, "code": code_checksum()})
 
 
 def _known(kind: str, name: str, known: Mapping[str, Any], where: str) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 from datetime import UTC, datetime
 from functools import cache
@@ -34,10 +33,7 @@ CORE = (
     "methods",
     "federation",
 )
-"""The parts of the package that can change a number; dvc.yaml's train stages depend on the same.
-
-What prepares data sets and partitions is not among them: a run knows the checksums of what they made.
-"""
+"""The parts of the package that a run goes through, whose digest its record keeps."""
 
 
 class Record:
@@ -52,17 +48,20 @@ class Record:
         self._rounds = folder / "rounds.jsonl"
 
     def is_complete(self, fingerprint: str) -> bool:
-        """Whether the folder holds the finished run of these settings, inputs and code."""
+        """Whether the folder holds the finished run of this identity."""
         if not all((self.folder / name).exists() for name in ("run.json", "rounds.jsonl", "model.safetensors")):
             return False
-        run = read_json(self.folder / "run.json")
-        return run.get("status") == "complete" and run.get("fingerprint") == fingerprint
+        return self.finished and self.read().get("fingerprint") == fingerprint
 
-    def discard_unless(self, fingerprint: str) -> None:
-        """Remove the record of a run with other settings, inputs or code."""
+    @property
+    def finished(self) -> bool:
+        """Whether the folder holds a finished run, of whatever identity."""
+        return self.read().get("status") == "complete"
+
+    def read(self) -> dict[str, Any]:
+        """The content of ``run.json``; empty where there is none."""
         path = self.folder / "run.json"
-        if path.exists() and read_json(path).get("fingerprint") != fingerprint:
-            shutil.rmtree(self.folder)
+        return read_json(path) if path.exists() else {}
 
     def begin(self, run: dict[str, Any], completed: int) -> None:
         """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
@@ -102,8 +101,8 @@ class Record:
 
 
 @cache
-def code_checksum() -> str:
-    """SHA-256 over the training core's source, in hex: other code is another run."""
+def source_digest() -> str:
+    """SHA-256 over the source that a run goes through, in hex."""
     root = Path(hetfl.__file__).parent
     parts = [root / part for part in CORE]
     files = sorted(path for part in parts for path in ([part] if part.is_file() else part.rglob("*.py")))

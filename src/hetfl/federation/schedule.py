@@ -12,7 +12,8 @@ from joblib import Parallel, cpu_count, delayed
 from hetfl.errors import HetflError
 from hetfl.federation.cell import run_cell
 from hetfl.federation.evaluation import evaluate_cell
-from hetfl.federation.plan import Cell, ComputeSettings, Workspace, fingerprint, inputs
+from hetfl.federation.identity import fingerprint, inputs
+from hetfl.federation.plan import Cell, ComputeSettings, Workspace
 from hetfl.federation.record import Record
 
 

@@ -166,6 +166,8 @@ class Method(ABC):
     Class attributes declare what the support matrix and the tests need to know.
 
     Attributes:
+        numerics: version of the formulas in the class's own body, raised by one when they give other numbers; each
+            method declares its own. See ``federation/versions.py``.
         title: the name the field uses.
         source: authors, venue, equations.
         heterogeneous: whether clients may have different architectures.
@@ -177,6 +179,7 @@ class Method(ABC):
         mapped: whether ``torch.vmap`` can map the objective over clients.
     """
 
+    numerics: ClassVar[int]
     title: ClassVar[str]
     source: ClassVar[str]
     heterogeneous: ClassVar[bool] = True

@@ -19,6 +19,7 @@ from hetfl.models.base import Model, ModelOptions
 class FedAvg(Method):
     """McMahan et al., AISTATS 2017. FedHPL Table 1 trains it from random weights."""
 
+    numerics = 1
     title = "FedAvg"
     source = "McMahan et al., AISTATS 2017"
     heterogeneous = False

@@ -17,6 +17,7 @@ from hetfl.models.base import Model
 class FedBABU(FedAvg):
     """Oh et al., ICLR 2022. The common head is drawn from the shared seed, so it never travels."""
 
+    numerics = 1
     title = "FedBABU"
     source = "Oh et al., ICLR 2022"
     travels = "bodies"

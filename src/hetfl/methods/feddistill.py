@@ -23,6 +23,7 @@ class FedDistill(FedHE):
     FedHE without its wait for every client's first report; a class that nobody holds in a round has no row after it.
     """
 
+    numerics = 1
     title = "FedDistill"
     source = "Jeong et al., NeurIPS workshop 2018"
 

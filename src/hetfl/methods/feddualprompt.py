@@ -23,6 +23,7 @@ class FedDualPrompt(FGPT):
     prompt unchanged, which dilutes what the others learned.
     """
 
+    numerics = 1
     title = "Fed-DualPrompt"
     source = "Wang et al., ECCV 2022; FGPT, arXiv 2310.18285"
     travels = "prompts, keys and heads"

@@ -28,6 +28,7 @@ class FedGen(Scratch):
     The generator's batch normalisation always takes the statistics of its batch, so it has no running ones to send.
     """
 
+    numerics = 1
     title = "FedGen"
     source = "Zhu et al., ICML 2021"
     travels = "heads and labels up, a head and a generator down"

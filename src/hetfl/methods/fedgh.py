@@ -34,6 +34,7 @@ FRESH = "fresh/"
 class FedGH(Scratch):
     """Yi et al., ACM MM 2023; the client's model is tested right after its local training."""
 
+    numerics = 1
     title = "FedGH"
     source = "Yi et al., ACM MM 2023"
     travels = "class means up, a head down"

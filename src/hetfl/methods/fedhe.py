@@ -31,6 +31,7 @@ from hetfl.models.base import Model
 class FedHE(Scratch):
     """Chan and Ngai, MSN 2021, with all participants of a round at once instead of one after the other."""
 
+    numerics = 1
     title = "FedHE"
     source = "Chan and Ngai, MSN 2021"
     travels = "class means of logits"

@@ -40,6 +40,7 @@ INITIAL = "initial/"
 class FedHPL(Method):
     """Clients train prompts and a head; what crosses are logits with their labels, back come global logits."""
 
+    numerics = 1
     title = "FedHPL"
     source = "Ma et al., arXiv 2405.17267"
     travels = "logits of correctly classified samples"

@@ -28,6 +28,7 @@ class FedKD(FML):
     ones and never travels; all clients start from the same common network.
     """
 
+    numerics = 1
     title = "FedKD"
     source = "Wu et al., Nature Communications 2022"
     travels = "the common network, truncated"

@@ -34,6 +34,7 @@ class FedMD(Scratch):
     and sends its logits of the next alignment set.
     """
 
+    numerics = 1
     title = "FedMD"
     source = "Li and Wang, NeurIPS workshop 2019"
     travels = "logits of public samples"

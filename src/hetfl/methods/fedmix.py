@@ -29,6 +29,7 @@ class FedMix(PTFedAvg):
     in the size in which images are stored. A client gets the pool of them with its first downlink.
     """
 
+    numerics = 1
     title = "FedMix"
     source = "Yoon et al., ICLR 2021; FGPT, arXiv 2310.18285"
     travels = "prompts and heads; mean images once"

@@ -23,6 +23,7 @@ class FedMOON(PTFedAvg):
     Features are the class token's, without MOON's projection. On a client's first visit there is no contrast.
     """
 
+    numerics = 1
     title = "FedMOON"
     source = "Li et al., CVPR 2021; FGPT, arXiv 2310.18285"
 

@@ -26,6 +26,7 @@ class FedPR(PTFedAvg):
     except in the first round.
     """
 
+    numerics = 1
     title = "FedPR"
     source = "Feng et al., CVPR 2023"
 

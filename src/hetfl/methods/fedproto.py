@@ -37,6 +37,7 @@ class FedProto(Scratch):
     global prototype.
     """
 
+    numerics = 1
     title = "FedProto"
     source = "Tan et al., AAAI 2022"
     travels = "class prototypes"

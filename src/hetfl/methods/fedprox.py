@@ -16,6 +16,7 @@ from hetfl.models.base import Model
 class FedProx(FedAvg):
     """Li et al., MLSys 2020: the client adds (mu/2) ||w - W||^2, W being the weights it received."""
 
+    numerics = 1
     title = "FedProx"
     source = "Li et al., MLSys 2020"
 

@@ -14,6 +14,7 @@ from hetfl.methods.fedavg import FedAvg
 class FedRep(FedAvg):
     """Collins et al., ICML 2021."""
 
+    numerics = 1
     title = "FedRep"
     source = "Collins et al., ICML 2021"
     travels = "bodies"

@@ -25,6 +25,7 @@ NET = "net/"
 class FedTGP(FedProto):
     """Zhang et al., AAAI 2024: trainable global prototypes under adaptive-margin-enhanced contrastive learning."""
 
+    numerics = 1
     title = "FedTGP"
     source = "Zhang et al., AAAI 2024, Eq. 6-10"
 

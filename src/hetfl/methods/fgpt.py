@@ -28,6 +28,7 @@ class FGPT(PTFedAvg):
     A sample's group is that of the key nearest to its query, the frozen encoder's feature of it, so it never changes.
     """
 
+    numerics = 1
     title = "FGPT"
     source = "arXiv 2310.18285, Eq. 2-8"
     travels = "prompts, heads, and counts of the groups"

@@ -11,6 +11,7 @@ from hetfl.methods.fgpt import FGPT
 class FGPTFedMix(FGPT, FedMix):
     """FGPT (arXiv 2310.18285), Table 9."""
 
+    numerics = 1
     title = "FGPT+FedMix"
     source = "arXiv 2310.18285, Table 9"
     travels = "prompts, heads, and counts of the groups; mean images once"

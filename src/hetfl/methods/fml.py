@@ -24,6 +24,7 @@ class FML(Scratch):
     Both networks learn from each batch at once; the client predicts with its own.
     """
 
+    numerics = 1
     title = "FML"
     source = "Shen et al., 2020"
     travels = "the common network"

@@ -14,6 +14,7 @@ class LGFedAvg(Scratch, FedAvg):  # type: ignore[misc]  # the settings are those
     A client trains all of its network and is tested with the server's newest head.
     """
 
+    numerics = 1
     title = "LG-FedAvg"
     source = "Liang et al., NeurIPS workshop 2019"
     heterogeneous = True

@@ -27,6 +27,7 @@ class PFedHN(PTFedAvg):
     Every client has an embedding, whether it ever took part or not.
     """
 
+    numerics = 1
     title = "pFedHN"
     source = "Shamsian et al., ICML 2021; Li et al., 2023"
     personal = True

@@ -24,6 +24,7 @@ class PFedPG(Method):
     ICCV 2023; shapes are those that FedHPL's Table 5 counts.
     """
 
+    numerics = 1
     title = "pFedPG"
     source = "Yang et al., ICCV 2023"
     heterogeneous = False

@@ -15,6 +15,7 @@ from hetfl.models.base import ModelOptions
 class PFedPT(FedAvg):
     """Li et al., "Visual Prompt Based Personalized Federated Learning", TMLR 2024; tested after local training."""
 
+    numerics = 1
     title = "pFedPT"
     source = "Li et al., TMLR 2024"
     travels = "all parameters but the border"

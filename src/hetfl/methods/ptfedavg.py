@@ -23,6 +23,7 @@ GROUP = "model/group"
 class PTFedAvg(FedAvg):
     """FGPT's baseline (arXiv 2310.18285, D.4): prompts without groups; without ``group_blocks`` PT-FedAvg-share."""
 
+    numerics = 1
     title = "PT-FedAvg"
     source = "FGPT, arXiv 2310.18285"
     travels = "prompts and heads"

@@ -24,6 +24,7 @@ CONTROL, OWN = "control/", "own/"
 class Scaffold(FedAvg):
     """Karimireddy et al., ICML 2020, option II of its Eq. 4: the client's new control is its mean gradient."""
 
+    numerics = 1
     title = "SCAFFOLD"
     source = "Karimireddy et al., ICML 2020"
     travels = "all parameters and as many control variates"

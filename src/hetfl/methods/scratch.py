@@ -27,6 +27,7 @@ class ScratchSettings(MethodSettings):
 class Scratch(Method):
     """A method whose clients train whole networks from random values."""
 
+    numerics = 1
     Settings = ScratchSettings
 
     def model_options(self) -> ModelOptions:

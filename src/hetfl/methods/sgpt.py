@@ -34,6 +34,7 @@ class SGPT(FGPT):
     likely the more often it was picked.
     """
 
+    numerics = 1
     title = "SGPT"
     source = "CVPR 2024"
     travels = "prompts, keys, heads and counts of the groups"

@@ -3,6 +3,7 @@ they are.
 
 Ma et al., arXiv 2405.17267, Theorem 1 and its proof. In all of it phi(v) = softmax(v / T), p_i are the client's own
 logits of sample i after local training, y_i is the label, G the client's global logits and g_i = G[y_i].
+These formulas belong to FedHPL's ``numerics``.
 """
 
 from __future__ import annotations

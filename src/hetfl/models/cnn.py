@@ -12,12 +12,25 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hetfl.models.dropout import KeyedDropout
+from hetfl.models.fitting import Fitted
 
 KERNEL = 5
 """Pixels of a side of a plain network's convolutions, which pad nothing, where nothing else is said."""
 
 Pool = Literal["every", "last"]
 """Which convolutions a max-pool of 2 follows."""
+
+
+class PlainCNN(Fitted):
+    """What :func:`plain_cnn` makes, fitted out."""
+
+    numerics = 1
+
+
+class TorchvisionCNN(Fitted):
+    """Torchvision's GoogLeNet or MobileNet-v2, fitted out."""
+
+    numerics = 1
 
 
 def last_side(size: int, convs: Sequence[int], kernel: int = KERNEL, pool: Pool = "every") -> int:

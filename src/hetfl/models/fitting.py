@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,10 +44,13 @@ class Fitted(nn.Module):
         auxiliary: the second network.
 
     Attributes:
+        numerics: version of the family's arithmetic and start values, as a method's: see
+            ``federation/versions.py``. This one is of everything in this file.
         width: size of the feature that enters the head.
         lowered: whether the blocks' matrix products are in bfloat16.
     """
 
+    numerics: ClassVar[int] = 1
     prompts: nn.Parameter | PixelPrompts | None
     lowered = False
 

@@ -23,6 +23,7 @@ class GroupedViT(PromptedViT):
     block; ``keys`` [G, d] only travel and learn with them.
     """
 
+    numerics = 1
     shared: Tensor
     group: Tensor
     keys: Tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,13 @@ from hetfl.models.base import ModelOptions
 
 
 class PixelPrompts(nn.Module):
-    """Parameters that turn images [B, channels, H, W] into prompted ones."""
+    """Parameters that turn images [B, channels, H, W] into prompted ones.
+
+    Attributes:
+        numerics: version of the arithmetic and the start values, as a model family's.
+    """
+
+    numerics: ClassVar[int]
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Start values by name of parameter."""
@@ -29,6 +37,7 @@ class Frame(PixelPrompts):
         spec: size and channel statistics of the images.
     """
 
+    numerics = 1
     mean: Tensor
     std: Tensor
 
@@ -67,6 +76,8 @@ class Border(PixelPrompts):
         HetflError: the border leaves no middle.
     """
 
+    numerics = 1
+
     def __init__(self, width: int, spec: InputSpec) -> None:
         super().__init__()
         size, channels = spec.size, spec.channels
@@ -90,8 +101,10 @@ class Border(PixelPrompts):
         return {name: torch.empty(p.shape).normal_(generator=generator) for name, p in self.named_parameters()}
 
 
+PIXEL_PROMPTS: dict[str, type[Frame] | type[Border]] = {"frame": Frame, "border": Border}
+
+
 def pixel_prompts(options: ModelOptions, spec: InputSpec) -> PixelPrompts | None:
     """The frame or border of a method's options, or None."""
-    if options.prompts == "frame":
-        return Frame(options.prompt_length, spec)
-    return Border(options.prompt_length, spec) if options.prompts == "border" else None
+    kind = PIXEL_PROMPTS.get(options.prompts)
+    return kind(options.prompt_length, spec) if kind else None

@@ -27,7 +27,7 @@ from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError, unknown
 from hetfl.files import sha256_file
 from hetfl.models.base import Model, ModelOptions
-from hetfl.models.cnn import googlenet, last_side, mobilenet_v2, plain_cnn
+from hetfl.models.cnn import PlainCNN, TorchvisionCNN, googlenet, last_side, mobilenet_v2, plain_cnn
 from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
 from hetfl.models.grouped import GroupedViT
 from hetfl.models.parts import part
@@ -114,6 +114,15 @@ PLAIN_CNNS: dict[str, dict[str, Any]] = {**CIFAR_CNNS, **HTCNNS, **DIGITS_CNNS}
 """Networks whose fully connected layers fix the size of the image."""
 
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
+
+FAMILIES: dict[str, type[Fitted]] = {
+    "cnn": PlainCNN,
+    "torchvision": TorchvisionCNN,
+    "resnet": FittedResNet,
+    "vit": PromptedViT,
+    "grouped-vit": GroupedViT,
+}
+"""How backbones are used, each with ``numerics`` of its own, which those of the architectures' code are part of."""
 
 _HALF = (0.5, 0.5, 0.5)
 _GREY = (0.5,)
@@ -213,6 +222,15 @@ def _check_size(name: str, size: int, prefix: str) -> None:
 def architecture_of(name: str) -> str:
     """A model's name without its weights' tag and the kind of its head."""
     return name.partition("-")[0].partition(".")[0]
+
+
+def family_of(name: str, prompts: str = "none") -> str:
+    """The key of :data:`FAMILIES` that a model is one of when it has such prompts."""
+    if is_vit(name):
+        return "grouped-vit" if prompts == "inserted" else "vit"
+    if is_resnet(name):
+        return "resnet"
+    return "torchvision" if architecture_of(name) in TORCHVISION else "cnn"
 
 
 def head_of(name: str) -> str:
@@ -316,10 +334,7 @@ def _backbone(name: str, options: ModelOptions, size: int) -> Backbone:
     create = creator(name, size, zero_init_last=options.init != "torch")
     if options.stem == "cifar" and is_resnet(name):
         create = cifar_stem(create)
-    family: type[Fitted] = FittedResNet if is_resnet(name) else Fitted
-    if is_vit(name):
-        family = GroupedViT if options.prompts == "inserted" else PromptedViT
-    return Backbone(name, family, create, _head(name))
+    return Backbone(name, FAMILIES[family_of(name, options.prompts)], create, _head(name))
 
 
 def _head(name: str) -> Layer:

@@ -21,6 +21,8 @@ from hetfl.models.parts import part
 class FittedResNet(Fitted):
     """A residual network whose last map is averaged to one value per channel, or to a few and flattened."""
 
+    numerics = 1
+
     def feature_width(self, options: ModelOptions) -> int:
         """Channels, or ``flat`` where it is channels times a square.
 

@@ -24,6 +24,8 @@ class PromptedViT(Fitted):
     ones enter before the first block only (Eq. 4).
     """
 
+    numerics = 1
+
     def make_prompts(self, options: ModelOptions, spec: InputSpec) -> nn.Parameter | PixelPrompts | None:
         """Tokens [layers, n, d], or what every family takes."""
         if options.prompts not in ("shallow", "deep"):

@@ -251,7 +251,7 @@ def footnotes(table: Table) -> list[str]:
     notes += [text for text in table["footnotes"] if text not in own]
     if any(cell["unit"] == "%" for cell in table["cells"]):
         notes += _on_accuracies(table)
-    return [*notes, show_provenance(table)]
+    return [*notes, *show_differences(table), show_provenance(table)]
 
 
 def _on_accuracies(table: Table) -> list[str]:
@@ -357,6 +357,17 @@ def show_provenance(table: Table) -> str:
         f"commit {_join(shared['commits'])}",
     ]
     return f"Provenance: {'; '.join(parts)}."
+
+
+def show_differences(table: Table) -> list[str]:
+    """In what the runs of a table differ that is no part of their identity, in one line; none if in nothing."""
+    differences = table["provenance"].get("differences", {})
+    parts = [
+        f"{what} "
+        + ", ".join(f"{value} ({number} run{'' if number == 1 else 's'})" for value, number in kinds.items())
+        for what, kinds in differences.items()
+    ]
+    return [f"Runs differ in: {'; '.join(parts)}."] if parts else []
 
 
 def render_markdown(table: Table) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
@@ -108,7 +109,12 @@ def build_table(
 
 
 def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write ``<name>.json``, ``.md``, ``.csv`` and ``.tex`` into a folder, each atomically."""
+    """Write ``<name>.json``, ``.md``, ``.csv`` and ``.tex`` into a folder, each atomically.
+
+    Where the file that is there differs in nothing but commit and source, the table keeps the ones it names: at that
+    commit these very numbers were made, and a commit that makes them again is no news.
+    """
+    table = _settled(table, folder / f"{table['table']}.json")
     contents = {
         "json": json.dumps(table, indent=1, ensure_ascii=False) + "\n",
         "md": render_markdown(table),
@@ -118,6 +124,21 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
     for suffix, content in contents.items():
         write_text(folder / f"{table['table']}.{suffix}", content)
     return [folder / f"{table['table']}.{suffix}" for suffix in contents]
+
+
+def _settled(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    try:
+        told = json.loads(path.read_text())
+        same = _without_commits(told) == _without_commits(json.loads(json.dumps(table)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none there, or none of ours
+        return table
+    return {**table, "provenance": told["provenance"]} if same else table
+
+
+def _without_commits(table: Mapping[str, Any]) -> dict[str, Any]:
+    shared = {name: value for name, value in table["provenance"].items() if name != "commits"}
+    differences = {name: counts for name, counts in shared.get("differences", {}).items() if name not in _WHICH_CODE}
+    return {**table, "provenance": shared | {"differences": differences}}
 
 
 def _cell(entry: Entry, records: list[Record]) -> dict[str, Any]:
@@ -304,7 +325,23 @@ def _shared(records: list[Record]) -> dict[str, Any]:
         "devices": _distinct(record.run["device"] for record in records),
         "versions": versions,
         "commits": _distinct(record.run["commit"] for record in records),
+        "differences": _differences(records),
     }
+
+
+_WHICH_CODE = ("commit", "source")
+"""What a record tells of the code that its run went through."""
+
+
+def _differences(records: list[Record]) -> dict[str, dict[str, int]]:
+    """Where runs differ in what might matter and is no part of their identity: how many there are of each kind."""
+    found: dict[str, Counter[str]] = {}
+    for run in {record.path: record.run for record in records}.values():
+        beside = {name: run.get(name) for name in ("device", "engine", "precision", "threads", *_WHICH_CODE)}
+        for name, value in (beside | run["versions"]).items():
+            shown = "not recorded" if value is None else str(value)
+            found.setdefault(name, Counter())[shown[:12] if name == "source" else shown] += 1
+    return {name: dict(counts) for name, counts in found.items() if len(counts) > 1}
 
 
 def _engine(run: Mapping[str, Any]) -> str:

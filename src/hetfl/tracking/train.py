@@ -8,6 +8,7 @@ from hetfl.config import validate
 from hetfl.errors import HetflError
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace, cells, check_fit, check_models, load_params
 from hetfl.federation.schedule import identities, pick_device, run_cells, unfinished
+from hetfl.federation.versions import check_versions, keys
 from hetfl.tracking.mlflow_mirror import MlflowMirror
 from hetfl.tracking.progress import Progress
 from hetfl.tracking.watch import Subscriber, Watcher
@@ -34,6 +35,7 @@ def train_experiment(
     for group in dict.fromkeys(settings.rows[cell.row].models or settings.models for cell in chosen):
         check_models(params, group)
     check_fit(params, chosen)
+    check_versions(root, keys(chosen))
     pick_device(params.compute.device)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
     compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")

@@ -33,7 +33,9 @@ def write_partition(folder: Path, partition: Partition, settings: Scheme, datase
         # Not compressed: the bytes must not depend on the version of zlib.
         np.savez(indices, **arrays)
         card = {
-            "settings": settings.model_dump(mode="json"),
+            # A setting that is added must not change the cards, and so the runs, of those that do without it.
+            "settings": settings.model_dump(include={"scheme"})
+            | settings.model_dump(mode="json", exclude_defaults=True),
             "seed": seed if settings.seed is None else settings.seed,
             "dataset": dataset.name,
             "dataset_checksum": dataset.checksum,
