@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,38 @@ def trained_by(params: Params) -> dict[str, set[Path]]:
 
 def table_names(params: Params) -> list[str]:
     """Every table that has a stage: those of the papers, and of each experiment that is no paper's."""
-    own = [name for name, experiment in params.experiments.items() if Path(experiment.file).parent.name not in PAPERS]
-    return [*dict.fromkeys([*own, *PAPER_TABLES, *ARITHMETIC_TABLES])]
+    folders = {name: Path(experiment.file).parent.name for name, experiment in params.experiments.items()}
+    own = [name for name, folder in folders.items() if folder not in PAPERS]
+    shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]
+    counted = [name for name in ARITHMETIC_TABLES if name.partition("-")[0] in folders.values()]
+    return [*dict.fromkeys([*own, *shown, *counted])]
+
+
+def figure_names(params: Params) -> list[str]:
+    """Every figure that has a stage."""
+    drawn = []
+    for name in TITLES:
+        if name in PARTITION_FIGURES:
+            there = all(dataset in params.partitions for dataset, _ in PARTITION_FIGURES[name].panels.values())
+        elif name in DATA_FIGURES:
+            figure = DATA_FIGURES[name]
+            if isinstance(figure, FeatureFigure):
+                there = figure.experiment in params.experiments
+            else:
+                there = figure.dataset in params.data.sets
+        else:
+            there = _complete(RESULT_FIGURES[name], params)
+        drawn += [name] * there
+    return drawn
+
+
+def _complete(make: Callable[[Params], Any], params: Params) -> bool:
+    """Whether the experiments that a table or figure shows are there: a project may be without some papers."""
+    try:
+        make(params)
+    except (KeyError, HetflError):
+        return False
+    return True
 
 
 def check(params: Params, root: Path) -> None:
@@ -157,12 +187,13 @@ def files(params: Params) -> dict[str, str]:
             f"evaluate-{unit.name}": _evaluate(unit, params),
         }
     stages[ROOT] |= {name: _table(name, params, every) for name in table_names(params)}
-    stages[ROOT] |= {name: _figure(name, params, every) for name in TITLES}
+    figures = figure_names(params)
+    stages[ROOT] |= {name: _figure(name, params, every) for name in figures}
     stages[ROOT] |= {"report": _report(params)}
-    return {
-        file: _HEAD + _dump({"stages": some, **({"plots": [*map(_drawing, TITLES)]} if file == ROOT else {})})
-        for file, some in stages.items()
-    }
+    contents: dict[str, dict[str, Any]] = {file: {"stages": some} for file, some in stages.items()}
+    if figures:
+        contents[ROOT]["plots"] = [_drawing(name) for name in figures]
+    return {file: _HEAD + _dump(content) for file, content in contents.items()}
 
 
 def stale(params: Params, root: Path) -> dict[str, str | None]:
@@ -346,7 +377,7 @@ def _figure(name: str, params: Params, every: Sequence[Unit]) -> Stage:
 
 def _report(params: Params) -> Stage:
     tables = [name for name in table_names(params) if name.startswith(EMBEDDED)]
-    figures = [name for name in TITLES if name.startswith(EMBEDDED)]
+    figures = [name for name in figure_names(params) if name.startswith(EMBEDDED)]
     sets = sorted({params.experiments[name].dataset for name in tables})
     return {
         "desc": "static report over all tables that exist",

@@ -24,7 +24,7 @@ def _counted(seeds: Any) -> Any:
     return [*range(seeds)] if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
 
 
-Seeds = Annotated[list[int], BeforeValidator(_counted), Field(min_length=1)]
+Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted)]
 """Seeds, or how many there are: 3 stands for 0, 1 and 2."""
 
 Sweep = dict[str, Annotated[list[str | bool | int | float | None], Field(min_length=1)]]
