@@ -2,7 +2,7 @@
 
     python benchmarks/clients.py [--rounds 2] [--repeats 3]
 
-needs the prepared data/cifar100 (dvc repro download@cifar100) and writes its table beside itself. Clients hold five
+needs the prepared data/cifar100 (dvc repro download-cifar100) and writes its table beside itself. Clients hold five
 training samples each, cut from the indices sorted by label; all test images are shared among them, so that both
 sizes test the same 10,000. Every case is a process of its own, whole: set-up, rounds, record, resume points; the
 features that FGPT sorts samples by are there from the first one on.

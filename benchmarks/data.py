@@ -2,7 +2,7 @@
 
     python benchmarks/data.py [--device cpu] [--repeats 5]
 
-needs the prepared data/cifar10 (dvc repro download@cifar10) and writes its table beside itself. Every case runs the
+needs the prepared data/cifar10 (dvc repro download-cifar10) and writes its table beside itself. Every case runs the
 ways in turn, so that a machine whose speed drifts slows all of them; the ratio is to the faster DataLoader.
 """
 

@@ -6,7 +6,7 @@ The yardstick is the CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurI
 images each, 50 of them a round, one local epoch of SGD in batches of 10. Every contender gets the same initial
 weights, participants and batches. The peers live in an environment of their own, made from requirements-peers.txt,
 whose interpreter is --python; those that are not there are named in the table. data/cifar10 (dvc repro
-download@cifar10) is used where it is prepared, random pixels else. The table is written beside this file.
+download-cifar10) is used where it is prepared, random pixels else. The table is written beside this file.
 
 Every contender is a process of its own. This file is run by the peers' interpreter, too, so it imports hetfl only
 where hetfl runs.

@@ -2,7 +2,7 @@
 
     python benchmarks/start.py [--quick] [--json FILE]
 
-needs the digits of the embedded default (dvc repro partition@digits pretrain@digits); the table is also written
+needs the digits of the embedded default (dvc repro partition@digits pretrain-digits); the table is also written
 beside this file. Every time is that of a process of its own, from before it is started to the event, with its files
 in the page cache and its modules compiled: a first round of processes, not counted, sees to both. First steps are
 those of the real command, ``hetfl train``, in a folder of its own, until its first optimiser step is over.
@@ -106,7 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for needed in ("data/digits", "partitions/digits", "weights/digits_vit_base.safetensors"):
         if not (ROOT / needed).exists():
-            raise SystemExit(f"{needed}: is missing; run dvc repro partition@digits pretrain@digits")
+            raise SystemExit(f"{needed}: is missing; run dvc repro partition@digits pretrain-digits")
     names = ["hetfl --help", *CELLS, *IMPORTS]
     repeats = 2 if arguments.quick else 7
     found: dict[str, list[float]] = {name: [] for name in names}

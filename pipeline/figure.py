@@ -46,7 +46,7 @@ def draw_partitions(name: str, params: Params, workspace: Workspace) -> list[Pat
             panels += [Panel(f"{title}, client {k}", counts[[k]], card["class_names"]) for k in figure.clients]
         else:
             panels.append(Panel(title, counts, card["class_names"]))
-    return partition_figure(panels, figure.kind, workspace.figures / name, figure.columns)
+    return partition_figure(panels, figure.kind, workspace.figure(name), figure.columns)
 
 
 def draw_results(name: str, params: Params, workspace: Workspace) -> list[Path]:
@@ -55,17 +55,17 @@ def draw_results(name: str, params: Params, workspace: Workspace) -> list[Path]:
     there, wanted = results.count(figure.entries)
     print(f"{name}: {there} of {wanted} cells are there")
     if isinstance(figure, TheoremFigure):
-        return theorem_figure(figure, results, workspace.figures / name)
+        return theorem_figure(figure, results, workspace.figure(name))
     if isinstance(figure, SelectionFigure):
-        return selection_figure(figure, results, workspace.figures / name)
-    return result_figure(figure, results, workspace.figures / name)
+        return selection_figure(figure, results, workspace.figure(name))
+    return result_figure(figure, results, workspace.figure(name))
 
 
 def draw_data(name: str, params: Params, workspace: Workspace) -> list[Path]:
     figure = DATA_FIGURES[name]
     if isinstance(figure, ImageFigure):
-        return image_figure(figure, prepared(figure.dataset, workspace), workspace.figures / name)
-    return feature_figure(figure, features(figure, params, workspace), workspace.figures / name)
+        return image_figure(figure, prepared(figure.dataset, workspace), workspace.figure(name))
+    return feature_figure(figure, features(figure, params, workspace), workspace.figure(name))
 
 
 def features(figure: FeatureFigure, params: Params, workspace: Workspace) -> Features | None:
@@ -87,7 +87,7 @@ def prepared(name: str, workspace: Workspace) -> Dataset | None:
     folder = workspace.dataset(name)
     if (folder / "card.json").exists():
         return read_dataset(folder)
-    print(f"{folder}: does not exist; make it with dvc repro download@{name}")
+    print(f"{folder}: does not exist; make it with dvc repro download-{name}")
     return None
 
 

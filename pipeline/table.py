@@ -11,16 +11,17 @@ from hetfl.report.table import build_table, render_text, write_table
 
 def main(name: str) -> None:
     workspace = Workspace(Path.cwd())
+    params, folder = load_params(workspace.params), workspace.table(name)
     if name in ARITHMETIC_TABLES:
-        table = arithmetic_table(name)
-        write_table(table, workspace.tables)
+        table = arithmetic_table(name, params)
+        write_table(table, folder)
     else:
-        spec = table_spec(name, load_params(workspace.params))
+        spec = table_spec(name, params)
         table = build_table(spec, workspace.runs, workspace.evaluations)
-        write_table(table, workspace.tables)
+        write_table(table, folder)
         if spec.curves:
-            accuracy_curves(table, workspace.runs, workspace.figures)
-            communication_figure(table, workspace.runs, workspace.figures)
+            accuracy_curves(table, workspace.runs, folder)
+            communication_figure(table, workspace.runs, folder)
     print(render_text(table))
 
 

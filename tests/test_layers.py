@@ -22,6 +22,7 @@ LEVELS = [
     {"federation"},
     {"papers"},
     {"tracking", "report"},
+    {"stages"},
     {"cli"},
     {"__main__"},
 ]

@@ -43,15 +43,47 @@ def main() -> None:
 
 @app.command("check")
 def check() -> None:
-    """Check params.yaml in full: settings, names, methods against models."""
+    """Check params.yaml in full: settings, names, methods against models, DVC's stages."""
     from hetfl.federation.plan import cells, check_fit, check_models, load_params
+    from hetfl.stages import check as check_stages
 
     params = load_params(Path("params.yaml"))
     for group in params.models:
         check_models(params, group)
     for experiment in params.experiments:
-        check_fit(cells(params, experiment))
+        check_fit(params, cells(params, experiment))
+    check_stages(params, Path.cwd())
     print(f"params.yaml: {len(params.experiments)} experiments, no mistakes")
+
+
+@app.command("stages")
+def stages() -> None:
+    """Write every dvc.yaml anew: after adding or removing an experiment, a data set or a table."""
+    from hetfl.federation.plan import load_params
+    from hetfl.stages import write
+
+    for file in write(load_params(Path("params.yaml")), Path.cwd()):
+        print(f"{file}: written")
+
+
+@app.command("tables")
+def tables() -> None:
+    """List the tables: cells that their stages train, cells that they print, and how many of these are done."""
+    from tabulate import tabulate
+
+    from hetfl.federation.plan import Workspace, load_params
+    from hetfl.files import read_json
+    from hetfl.stages import printed_by, table_names, trained_by
+
+    workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    trained, rows = trained_by(params), []
+    for name in table_names(params):
+        printed = printed_by(name, params)
+        records = [path for cell in printed if (path := workspace.runs / cell / "run.json").exists()]
+        done = sum(read_json(path)["status"] == "complete" for path in records)
+        rows.append((name, len(trained[name]), len(printed), done) if printed else (name, "counted", "", ""))
+    print(tabulate(rows, headers=["table", "trains", "prints", "done"]))
 
 
 @app.command("methods")
@@ -94,17 +126,27 @@ def data(
 
 
 @app.command("cells")
-def list_cells(experiment: Experiment) -> None:
+def list_cells(
+    experiment: Experiment,
+    settings: Annotated[bool, typer.Option("--settings", help="Print each row's settings and their origin.")] = False,
+) -> None:
     """List an experiment's cells and whether they are done; of a record that no longer counts, why."""
     from tabulate import tabulate
 
     from hetfl.federation.identity import differences, inputs
-    from hetfl.federation.plan import Workspace, cells, load_params
+    from hetfl.federation.plan import Workspace, cells, load_params, origins
     from hetfl.federation.record import Record
 
     workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    if settings:
+        for cell in {cell.row: cell for cell in cells(params, experiment)}.values():
+            lines = [(name, str(value), origin) for name, (value, origin) in origins(params, cell).items()]
+            print(f"{cell.row}: {cell.method} on {', '.join(dict.fromkeys(cell.models))}")
+            print(tabulate(lines, headers=["setting", "value", "from"], disable_numparse=True), end="\n\n")
+        return
     rows = []
-    for cell in cells(load_params(workspace.params), experiment):
+    for cell in cells(params, experiment):
         record = Record(workspace.runs / cell.path)
         status, why = "broken", []
         try:
@@ -194,12 +236,12 @@ def show(tables: Annotated[list[str], typer.Argument(help="Tables of tables/.")]
     from hetfl.report.formats import render_text
 
     for table in tables:
-        print(render_text(read_json(Path("tables") / f"{table}.json")))
+        print(render_text(read_json(Path("tables") / table / f"{table}.json")))
 
 
 @app.command("compare")
 def compare(
-    reference: Annotated[Path, typer.Argument(help="A folder of tables.")],
+    reference: Annotated[Path, typer.Argument(help="A folder of tables, like tables/.")],
     fresh: Annotated[Path, typer.Argument(help="A folder with the same tables, made again.")],
     accuracy: Annotated[float, typer.Option(help="Allowed difference in percentage points.")] = 1.0,
     size: Annotated[float, typer.Option(help="Allowed share for sizes that depend on training.")] = 0.0,
@@ -208,12 +250,12 @@ def compare(
     from hetfl.files import read_json
     from hetfl.report.comparison import compare_tables, render_comparison
 
-    paths = sorted(reference.glob("*.json"))
+    paths = sorted(reference.glob("*/*.json"))
     if not paths:
-        raise HetflError(f"{reference}: holds no tables (*.json)")
+        raise HetflError(f"{reference}: holds no tables (<name>/<name>.json)")
     good = True
     for path in paths:
-        rows = compare_tables(read_json(path), read_json(fresh / path.name), accuracy, size)
+        rows = compare_tables(read_json(path), read_json(fresh / path.relative_to(reference)), accuracy, size)
         good = good and all(row["ok"] for row in rows)
         print(f"{path.stem}\n{render_comparison(rows)}\n")
     if not good:

@@ -85,14 +85,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def validate(kind: type[S], raw: Any, where: str, source: Path | None = None) -> S:
+Source = tuple[Path, *tuple[str, ...]]
+"""A YAML file, and the keys that lead to a place in it."""
+
+
+def validate(kind: type[S], raw: Any, where: str, source: Source | None = None) -> S:
     """Turn raw values into settings.
 
     Args:
         kind: the settings class.
         raw: what the YAML file held.
         where: the place to name in an error, e.g. ``"params.yaml: experiments.x"``.
-        source: the YAML file, if the values are all of it; an error then names the line, too.
+        source: where in a YAML file the values stand; an error then names the line, too.
 
     Raises:
         HetflError: a key is unknown, missing or out of range; the first one is named, the others counted.
@@ -101,7 +105,7 @@ def validate(kind: type[S], raw: Any, where: str, source: Path | None = None) ->
         return kind.model_validate(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        line = f" (line {_line(source, problems[0]['loc'])})" if source else ""
+        line = f" (line {_line(source[0], (*source[1:], *problems[0]['loc']))})" if source else ""
         raise HetflError(_one_line(kind, raw, problems[0], where, len(problems) - 1) + line) from error
 
 

@@ -174,21 +174,21 @@ def test_missing_split_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_folder_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(HetflError, match="cifar10: does not exist; run dvc repro download@cifar10"):
+    with pytest.raises(HetflError, match="cifar10: does not exist; run dvc repro download-cifar10"):
         read_dataset(tmp_path / "cifar10")
 
 
 def test_missing_file_says_what_to_run(tmp_path: Path) -> None:
     write(tmp_path / "tiny")
     (tmp_path / "tiny" / "test-labels.npy").unlink()
-    with pytest.raises(HetflError, match="test-labels.npy: does not exist; run dvc repro download@tiny"):
+    with pytest.raises(HetflError, match="test-labels.npy: does not exist; run dvc repro download-tiny"):
         read_dataset(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.unlink(), "test-domain.npy: does not exist; run dvc repro download@tiny"),
+        (lambda path: path.unlink(), "test-domain.npy: does not exist; run dvc repro download-tiny"),
         (lambda path: path.write_bytes(path.read_bytes()[:-8]), "test-domain.npy: has 136 bytes, the card says 144"),
         (lambda path: np.save(path, np.array([0, 2])), "test domain: 2 is not a domain"),
         (lambda path: np.save(path, np.array([0.0, 1.0])), r"test domain: float64 \[2\], int64 \[2\] is needed"),

@@ -1,10 +1,12 @@
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hetfl.errors import HetflError
+from hetfl.federation.plan import load_params
 from hetfl.papers.fedhpl import printed
 from hetfl.papers.fedhpl_counts import ARITHMETIC_TABLES, arithmetic_table
 
@@ -13,7 +15,8 @@ MISPRINTS = {
     ("fedhpl-table-6", "example-shallow", "ViT-S"): ("4.89", "4.88"),
 }
 
-table = cache(arithmetic_table)
+PARAMS = load_params(Path("params.yaml"))
+table = cache(lambda name: arithmetic_table(name, PARAMS))
 
 
 def numbers(content: Any) -> Iterator[Any]:
@@ -87,4 +90,4 @@ def test_what_the_paper_leaves_unclear_has_a_footnote() -> None:
 
 def test_unknown_table_is_one_line() -> None:
     with pytest.raises(HetflError, match="did you mean 'fedhpl-table-5'"):
-        arithmetic_table("fedhpl-table-55")
+        arithmetic_table("fedhpl-table-55", PARAMS)

@@ -10,23 +10,17 @@ import pytest
 import torch
 
 from hetfl.data.batches import Batch
-from hetfl.data.partitions import Practical
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation.plan import cells, load_params
-from hetfl.methods.base import create
+from hetfl.federation.plan import load_params
 from hetfl.metrics.flops import step_flops
 from hetfl.papers.fedtgp import METHODS
 from hetfl.papers.fedtgp_counts import (
     ARITHMETIC_TABLES,
     CLASSES,
-    CLIENTS,
-    DEALT,
     HTFE_8,
     LABELS,
-    OWN,
-    PIXELS,
-    PROTOCOL,
+    Setting,
     architecture_flops,
     arithmetic_table,
     fitted,
@@ -36,7 +30,6 @@ from hetfl.papers.fedtgp_counts import (
     held_classes,
     messages,
     method_flops,
-    practical_split,
     quick,
 )
 from hetfl.report.formats import blocks, filled, footnotes, render_text
@@ -45,8 +38,9 @@ PARAMS = load_params(Path("params.yaml"))
 OWNED = [33, 47, 54, 47, 57, 42, 41, 32, 39, 46, 47, 47, 41, 44, 40, 38, 44, 38, 45, 99]
 """C_i of all samples, training and test."""
 
-table = cache(arithmetic_table)
-of_architecture = cache(architecture_flops)
+OF = Setting.of(PARAMS)
+table = cache(lambda name: arithmetic_table(name, PARAMS))
+of_architecture = cache(lambda name: architecture_flops(OF, name))
 
 
 def found(name: str, row: str, column: str) -> dict:
@@ -54,26 +48,22 @@ def found(name: str, row: str, column: str) -> dict:
     return cell
 
 
-def test_settings_are_the_experiments():
-    experiment = "fedtgp-htfe8-cifar100"
-    for row in METHODS:
-        (cell,) = (c for c in cells(PARAMS, experiment) if (c.row, c.split, c.seed) == (row, "practical", 0))
-        theirs, ours = create(row, cell.settings, CLASSES), quick(row)
-        assert theirs.model_options() == ours.model_options()
-        for key in {**PROTOCOL, **OWN.get(row, {})}:
-            assert getattr(theirs.settings, key) == getattr(ours.settings, key)
-        assert theirs.sweep(round=1) == ours.sweep(round=1)
-        assert (list(cell.models), cell.input.size) == ([*HTFE_8], PIXELS)
-    assert PARAMS.partitions["cifar100"].splits["practical"] == Practical(clients=CLIENTS)
-    assert [DEALT.count(name) for name in HTFE_8] == [3] * 4 + [2] * 4
+def test_a_changed_setting_changes_what_is_counted():
+    protocol = PARAMS.protocols["fedtgp"]
+    changed = protocol.model_copy(update={"settings": protocol.settings | {"embedding": 64}})
+    params = PARAMS.model_copy(update={"protocols": {**PARAMS.protocols, "fedtgp": changed}})
+    assert formulas(Setting.of(params))["fedproto"] == 64 * (869 + 2000)
+    assert [OF.dealt.count(name) for name in HTFE_8] == [3] * 4 + [2] * 4
 
 
 def test_split_is_the_reference_partition():
-    split = practical_split()
+    split = OF.split
     train, test = (split.class_counts(LABELS, CLASSES, side) for side in ("train", "test"))
     assert np.count_nonzero(train + test, axis=1).tolist() == OWNED
-    assert (held_classes(), held_classes(["train", "test"])) == (869, 921)
-    gathered = {row: [np.unique(part) for part in gathered_labels(quick(row))] for row in ("fedproto", "fedtgp")}
+    assert (held_classes(OF), held_classes(OF, ["train", "test"])) == (869, 921)
+    gathered = {
+        row: [np.unique(part) for part in gathered_labels(OF, quick(OF, row))] for row in ("fedproto", "fedtgp")
+    }
     assert [sum(map(len, gathered[row])) for row in ("fedproto", "fedtgp")] == [868, 869]
 
 
@@ -90,7 +80,7 @@ def test_split_is_the_reference_partition():
     ],
 )
 def test_formulas_with_our_sizes(row, elements):
-    assert formulas()[row] == elements
+    assert formulas(OF)[row] == elements
 
 
 @pytest.mark.parametrize(
@@ -111,14 +101,14 @@ def test_messages_have_the_formulas_elements(row, elements, integers):
 
 def test_bytes_are_the_payload_of_safetensors():
     for row in METHODS:
-        for message in (some[0] for some in messages(quick(row), clients=2)):
+        for message in (some[0] for some in messages(OF, quick(OF, row), clients=2)):
             content = message.to_bytes()
             assert len(content) - 8 - int.from_bytes(content[:8], "little") == message.size.bytes
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "resnet18"])
 def test_what_travels_does_not_depend_on_the_architecture(name):
-    smallest, other = (fitted(quick("fedkd"), some) for some in ("cnn", name))
+    smallest, other = (fitted(OF, quick(OF, "fedkd"), some) for some in ("cnn", name))
     shapes = [
         {key: tuple(tensor.shape) for key, tensor in model.init(Draws(0), 0).items() if not key.startswith("body.")}
         for model in (smallest, other)
@@ -128,12 +118,12 @@ def test_what_travels_does_not_depend_on_the_architecture(name):
 
 
 def test_fedkd_sends_whole_ranks_if_all_energy_must_travel():
-    whole = create("fedkd", {**PROTOCOL, "energy_start": 1.0, "energy_end": 1.0}, CLASSES)
-    up, down = messages(whole, clients=1)
+    whole = quick(OF, "fedkd", energy_start=1.0, energy_end=1.0)
+    up, down = messages(OF, whole, clients=1)
     # t(o + i + 1) of the full rank t of each matrix, t o c (h + w + 1) of the 5 x 5 kernels; biases as they are.
     matrices = 512 * (512 + 1600 + 1) + 100 * (100 + 512 + 1) + 5 * (32 * 3 + 64 * 32) * (5 + 5 + 1)
     assert floating_elements(up) == floating_elements(down) == matrices + 32 + 64 + 512 + 100
-    cut_up, cut_down = messages(quick("fedkd"), clients=1)
+    cut_up, cut_down = messages(OF, quick(OF, "fedkd"), clients=1)
     assert floating_elements(cut_down) < floating_elements(cut_up) < floating_elements(up)
 
 
@@ -185,18 +175,18 @@ def test_table_12_is_four_times_the_sum_of_table_8(row, four, three, forward):
     cell = found("fedtgp-table-12", row, "times-4")
     assert (cell["value_text"], cell["printed_text"], cell["agrees"]) == (four, four, True)
     assert found("fedtgp-table-12", row, "times-3")["value_text"] == three
-    plain = sum(of_architecture(name).forward for name in DEALT) // 2
-    assert found("fedtgp-table-12", row, "forward")["value"] == (plain + CLIENTS * forward) / 1e9
+    plain = sum(of_architecture(name).forward for name in OF.dealt) // 2
+    assert found("fedtgp-table-12", row, "forward")["value"] == (plain + OF.clients * forward) / 1e9
 
 
 @pytest.mark.parametrize("row", ["fedgen", "fml", "fedkd"])
 def test_what_a_method_adds_does_not_depend_on_the_architecture(row):
-    method = quick(row)
-    received = method.receive(messages(method, clients=1)[1][0], {})
-    model = fitted(method, "resnet18")
-    batch = Batch(torch.zeros(10, 3, PIXELS, PIXELS), torch.zeros(10, dtype=torch.int64))
+    method = quick(OF, row)
+    received = method.receive(messages(OF, method, clients=1)[1][0], {})
+    model = fitted(OF, method, "resnet18")
+    batch = Batch(torch.zeros(10, 3, OF.pixels, OF.pixels), torch.zeros(10, dtype=torch.int64))
     both = step_flops(method, model, method.initial(model, Draws(0), 0), batch, received)
-    alone, own, plain = of_architecture("resnet18"), method_flops(row), method_flops("lg-fedavg")
+    alone, own, plain = of_architecture("resnet18"), method_flops(OF, row), method_flops(OF, "lg-fedavg")
     assert both.forward == 10 * (alone.forward + own.forward - plain.forward)
     assert both.backward == 10 * (alone.backward + own.backward - plain.backward)
 
@@ -218,9 +208,9 @@ def test_cells_fill_the_blocks(name):
 
 
 def test_table_is_the_same_every_time():
-    assert arithmetic_table("fedtgp-table-5") == table("fedtgp-table-5")
+    assert arithmetic_table("fedtgp-table-5", PARAMS) == table("fedtgp-table-5")
 
 
 def test_unknown_table_is_one_line():
     with pytest.raises(HetflError, match="did you mean 'fedtgp-table-5'"):
-        arithmetic_table("fedtgp-table-55")
+        arithmetic_table("fedtgp-table-55", PARAMS)

@@ -9,26 +9,21 @@ import pytest
 import torch
 
 from hetfl.data.batches import Batch
-from hetfl.data.partitions import Pathological
 from hetfl.errors import HetflError
-from hetfl.federation.plan import cells, load_params
-from hetfl.methods.base import Method, create
+from hetfl.federation.plan import load_params
 from hetfl.metrics.flops import flops, step_flops
-from hetfl.papers.fgpt import METHODS
 from hetfl.papers.fgpt_counts import (
     ARITHMETIC_TABLES,
     COSTS,
     FULL,
     MORE_COSTS,
-    PLACES,
     SENDERS,
     SGPTS,
-    VIT,
+    Places,
     arithmetic_table,
     exchange,
     fitted,
     image_gradient,
-    made,
     server_cost,
 )
 from hetfl.report.formats import blocks, filled, footnotes, render_markdown, render_text
@@ -45,7 +40,9 @@ EMPTY = {
 }
 """Where samples are not sorted there is no embedding, and SGPT's stages have steps alone."""
 
-table = cache(arithmetic_table)
+PLACES = Places(PARAMS)
+made = PLACES.made
+table = cache(lambda name: arithmetic_table(name, PARAMS))
 
 
 def found(name: str, row: str, column: str) -> dict:
@@ -63,39 +60,14 @@ HEAD = 100 * WIDTH
 PROMPTED = PATCHES + 5 * block(TOKENS + 5) + 7 * block(TOKENS + 6) + HEAD
 
 
-def same(theirs: Method, ours: Method) -> bool:
-    """Whether what decides numbers here is the same."""
-    keys = ("rounds", "participation", "local_epochs", "batch_size")
-    return (
-        type(theirs) is type(ours)
-        and theirs.model_options() == ours.model_options()
-        and theirs.queries() == ours.queries()
-        and all(getattr(theirs.settings, key) == getattr(ours.settings, key) for key in keys)
-    )
-
-
-@pytest.mark.parametrize(
-    ("experiment", "place"),
-    [("fgpt-cifar100-s10", "cifar100-20"), ("fgpt-cifar100-s5", "cifar100-25"), ("fgpt-five", "five")],
-)
-def test_settings_are_the_experiments(experiment, place):
-    there = cells(PARAMS, experiment)
-    assert {cell.row for cell in there} >= set(METHODS)
-    for cell in there:
-        assert same(create(cell.method, cell.settings, PLACES[place].classes), made(cell.row, PLACES[place]))
-        assert (cell.models[0], cell.partition["clients"]) == (VIT, PLACES[place].clients)
-
-
-@pytest.mark.parametrize("row", SGPTS)
-def test_settings_of_sgpt_are_the_experiments(row):
-    place = SGPTS[row]
-    experiment = {"sgpt-office": row}.get(row, row.replace("-", "-cifar100-"))
-    for cell in cells(PARAMS, experiment):
-        assert same(create(cell.method, cell.settings, place.classes), made("sgpt", place))
-
-
-def test_split_is_the_experiments():
-    assert PARAMS.partitions["cifar100"].splits["s10"] == Pathological(clients=100, classes_per_client=10)
+def test_a_changed_setting_changes_what_is_counted():
+    protocol = PARAMS.protocols["fgpt"]
+    changed = protocol.model_copy(update={"settings": protocol.settings | {"groups": 30}})
+    params = PARAMS.model_copy(update={"protocols": {**PARAMS.protocols, "fgpt": changed}})
+    more = exchange(Places(params).made("fgpt")).up.size.elements - exchange(made("fgpt")).up.size.elements
+    # A prompt and a count of each group.
+    assert more == 10 * (WIDTH + 1)
+    assert made("sgpt", "sgpt-office").settings.vote
 
 
 @pytest.mark.parametrize(
@@ -221,7 +193,7 @@ def test_fedmix_takes_the_gradient_of_the_images_along():
 
     needed = flops(forward) + flops(lambda: torch.autograd.grad(loss[0], list(leaves.values())))
     assert whole - needed == 2 * PATCHES
-    assert image_gradient() == PATCHES / 1e9
+    assert image_gradient(PLACES) == PATCHES / 1e9
     assert f"{needed / 2e9:.2f}" == "76.10"
     assert "76.10 without 0.12" in found("fgpt-table-10", "fedmix", "training")["footnote"]
 
@@ -229,8 +201,8 @@ def test_fedmix_takes_the_gradient_of_the_images_along():
 def test_server_of_pfedhn_costs_next_to_nothing():
     # Two products of each layer's size for each of five clients backward and one, made twice, forward, at least.
     layers = 128 * 150 + 3 * 150 * 150 + 150 * 6 * WIDTH
-    assert 2 * 5 * layers < server_cost() * 1e9 < 5 * 5 * layers
-    assert server_cost() < 0.02
+    assert 2 * 5 * layers < server_cost(PLACES) * 1e9 < 5 * 5 * layers
+    assert server_cost(PLACES) < 0.02
 
 
 def test_a_batch_costs_as_much_as_its_samples():
@@ -294,9 +266,9 @@ def test_rows_are_all_there():
 
 
 def test_table_is_the_same_every_time():
-    assert arithmetic_table("fgpt-table-10") == table("fgpt-table-10")
+    assert arithmetic_table("fgpt-table-10", PARAMS) == table("fgpt-table-10")
 
 
 def test_unknown_table_is_one_line():
     with pytest.raises(HetflError, match="did you mean 'fgpt-table-10'"):
-        arithmetic_table("fgpt-table-1o")
+        arithmetic_table("fgpt-table-1o", PARAMS)

@@ -64,7 +64,7 @@ def test_momenta_are_those_of_the_runs_and_the_other_one_is_the_default() -> Non
     assert rivals == [row for row in METHODS if row != "fgpt"]
 
 
-@pytest.mark.parametrize("name", ["fgpt-unseen", "cifar100-unseen-short"])
+@pytest.mark.parametrize("name", ["fgpt-unseen", "cifar100-unseen-short-clients"])
 def test_clients_are_held_out_as_the_caption_says(name: str) -> None:
     figure = FIGURES[name](PARAMS)
     for entry in figure.entries:
@@ -117,9 +117,9 @@ def stage(folder: Path, name: str) -> tuple[list[str], str]:
     ("name", "remedy"),
     [
         ("sgpt-figure-5", "the weights of vit_base_patch16_224.orig_in21k are missing; "),
-        ("cifar100-s10-short-tsne", "make them with dvc repro pretrain-mini@cifar10"),
+        ("cifar100-s10-short-tsne", "make them with dvc repro pretrain-cifar10"),
         ("sgpt-figure-7", "make it with dvc repro partition@cifar100"),
-        ("sgpt-figure-8", "make it with dvc repro download@five"),
+        ("sgpt-figure-8", "make it with dvc repro download-five"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line_with_its_remedy(tmp_path: Path, name: str, remedy: str) -> None:

@@ -345,13 +345,13 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         "train",
         "tiny",
         forget("data/digits"),
-        ["data/digits/card.json", "dvc repro download@digits"],
+        ["data/digits/card.json", "dvc repro download-digits"],
     ),
     "data set truncated": (
         "train",
         "tiny",
         truncate("data/digits/train-images.npy"),
-        ["data/digits/train-images.npy", "bytes", "dvc repro download@digits"],
+        ["data/digits/train-images.npy", "bytes", "dvc repro download-digits"],
     ),
     "partition missing": (
         "train",

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import pi
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from hetfl.config import Settings
 from hetfl.data.batches import InputSpec
 
-Channels = tuple[float, float, float]
+
+def _of_all_channels(value: Any) -> Any:
+    return (value,) * 3 if isinstance(value, int | float) else value
+
+
+Channels = Annotated[tuple[float, float, float], BeforeValidator(_of_all_channels)]
+"""One number stands for all three."""
 
 
 class Augmentation(Settings):

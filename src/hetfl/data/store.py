@@ -229,7 +229,7 @@ def _checksum(files: Mapping[str, StoredFile]) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    return f"run dvc repro download@{folder.name}"
+    return f"run dvc repro download-{folder.name}"
 
 
 def _open(folder: Path, name: str, card: Card) -> np.ndarray:

@@ -49,7 +49,7 @@ def evaluate_cell(
     folder = workspace.runs / cell.path
     run = read_json(folder / "run.json")
     if run["status"] != "complete":
-        raise HetflError(f"{folder}: training is not complete; run dvc repro train@{cell.experiment}")
+        raise HetflError(f"{folder}: training is not complete; run hetfl train {cell.experiment}")
     # In the precision of the training, which the record's accuracies are in.
     setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.get("precision", "float32")}))
     sizes = sorted({model.width for model in setup.federation.models})

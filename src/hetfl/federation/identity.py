@@ -10,10 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from hetfl.data.partitions import PartitionSettings, Scheme
 from hetfl.errors import HetflError
-from hetfl.federation.plan import Cell, Workspace
+from hetfl.federation.plan import Cell, Workspace, weights_read
 from hetfl.federation.versions import used
 from hetfl.files import read_json, sha256_json
-from hetfl.methods import create, method_class
+from hetfl.methods import method_class
 from hetfl.models.registry import weights_checksum
 
 _SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
@@ -87,24 +87,18 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
     """
     card = workspace.dataset(cell.dataset) / "card.json"
     if not card.exists():
-        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download@{cell.dataset}")
+        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download-{cell.dataset}")
     public = {}
     if cell.public is not None:
         shared = workspace.dataset(cell.public.dataset) / "card.json"
         if not shared.exists():
-            make = f"dvc repro download@{cell.public.dataset}"
+            make = f"dvc repro download-{cell.public.dataset}"
             raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
         public = {"public": read_json(shared)["checksum"]}
-    method, weights = create(cell.method, cell.settings, 2), {}
-    if (query := method.queries()) and query.model:
-        weights[query.model] = weights_checksum(query.model, workspace.weights)
-    if method.model_options().weights == "pretrained":
-        for name in dict.fromkeys(cell.models):
-            weights[name] = weights_checksum(name, workspace.weights)
     return {
         "dataset": read_json(card)["checksum"],
         "partition": _partition_checksum(cell, workspace),
-        "weights": weights,
+        "weights": {name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
         **public,
     }
 

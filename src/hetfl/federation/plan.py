@@ -1,4 +1,4 @@
-"""params.yaml in full: experiments expanded into cells, everything checked before any work starts."""
+"""params.yaml in full: experiments resolved into cells, everything checked before any work starts."""
 
 from __future__ import annotations
 
@@ -14,69 +14,26 @@ from hetfl.data import catalogue
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import PartitionSettings
 from hetfl.errors import HetflError, unknown
+from hetfl.federation.experiments import (
+    Experiment,
+    Name,
+    ProtocolSettings,
+    PublicSettings,
+    Row,
+    Seeds,
+    check_shared,
+    layers,
+    read_experiments,
+)
 from hetfl.methods import METHODS, create, method_class
 from hetfl.models import check_name, check_options
 from hetfl.models.registry import head_of
-
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-"""Names of experiments, rows and splits become folders and stages."""
-
-
-class PublicSettings(Settings):
-    """The data that clients and server share, for methods that need some."""
-
-    dataset: str
-    split: str = "train"
-
-
-class RowSettings(Settings):
-    """One row of a table: a method and what differs from its defaults and from the experiment.
-
-    Attributes:
-        models: a model group of the row's own.
-        input: what is done to the row's images, instead of the experiment's.
-        splits: partition names that the row is trained on, instead of the experiment's.
-        seeds: those of the experiment's seeds that the row is trained with; None: all.
-    """
-
-    method: str
-    title: str
-    settings: dict[str, Any] = {}
-    models: str | None = None
-    input: InputSettings | None = None
-    splits: Different[Name] | None = None
-    seeds: Different[int] | None = None
-
-
-class ExperimentSettings(Settings):
-    """A data set, a model group and a protocol; its cells are row x split x seed.
-
-    Attributes:
-        input: what is done to images between the store and the models.
-        public: the data that methods with a public data set share.
-        defaults: settings of every row, unless the row says otherwise.
-        splits: partition names of the data set, with their titles in the table.
-        features: test samples whose features the evaluation stores, with the clients' and the server's prototypes.
-    """
-
-    title: str
-    paper: str
-    dataset: str
-    models: str
-    splits: dict[Name, str] = Field(min_length=1)
-    seeds: Different[int]
-    input: InputSettings = InputSettings()
-    public: PublicSettings | None = None
-    features: int = Field(default=0, ge=0)
-    defaults: dict[str, Any] = {}
-    rows: dict[Name, RowSettings] = Field(min_length=1)
-    note: str = ""
 
 
 class PartitionsSettings(Settings):
     """How a data set is shared among clients: once per split and seed, for every experiment alike."""
 
-    seeds: Different[int]
+    seeds: Seeds
     splits: dict[Name, PartitionSettings] = Field(min_length=1)
 
 
@@ -141,14 +98,15 @@ class DataSettings(Settings):
 
 
 class Params(Settings):
-    """All of params.yaml."""
+    """All of params.yaml, with the papers' experiments; each by the name that its runs lie under."""
 
     compute: ComputeSettings = ComputeSettings()
     data: DataSettings
     partitions: dict[Name, PartitionsSettings]
     models: dict[str, Annotated[list[str], Field(min_length=1)]]
     pretrain: dict[str, PretrainSettings] = {}
-    experiments: dict[Name, ExperimentSettings]
+    protocols: dict[Name, ProtocolSettings] = {}
+    experiments: dict[str, Experiment] = {}
 
 
 class Cell(Settings):
@@ -198,6 +156,14 @@ class Workspace:
         """The folder of one partition."""
         return self.partitions / dataset / f"{split}-s{seed}"
 
+    def table(self, name: str) -> Path:
+        """The folder of a table in every format, with the curves of its runs."""
+        return self.tables / name
+
+    def figure(self, name: str) -> Path:
+        """A figure's files without their endings."""
+        return self.figures / name / name
+
     def resume_points(self, cell: Cell) -> Path:
         """The folder of a cell's resume points, one folder per fingerprint."""
         return self.scratch / "resume" / ".".join(cell.path.parts)
@@ -208,24 +174,48 @@ class Workspace:
 
 
 def load_params(path: Path) -> Params:
-    """Read and check params.yaml as a whole.
+    """Read and check params.yaml as a whole, and the experiments in ``pipeline/<paper>/params.yaml`` beside it.
 
     Raises:
         HetflError: one line about the first mistake.
     """
     where = path.name
-    # Keys that start with x- hold values for YAML's anchors.
-    raw = {key: value for key, value in read_yaml(path).items() if not str(key).startswith("x-")}
-    params = validate(Params, raw, where, source=path)
-    for name, raw in params.data.sets.items():
-        validate(catalogue.entry(name, f"{where}: data").settings, raw, f"{where}: data.{name}")
+    raw = read_yaml(path)
+    written = {where: raw.pop("experiments", {})}
+    params = validate(Params, raw, where, source=(path,))
+    for name, settings in params.data.sets.items():
+        validate(catalogue.entry(name, f"{where}: data").settings, settings, f"{where}: data.{name}")
     for dataset in params.partitions:
         _known("data set", dataset, params.data.sets, f"{where}: partitions")
     for name, pretrain in params.pretrain.items():
         _known("data set", pretrain.dataset, params.data.sets, f"{where}: pretrain.{name}.dataset")
+    for name, protocol in params.protocols.items():
+        _check_protocol(protocol, f"{where}: protocols.{name}")
+    for other in sorted(path.parent.glob("pipeline/*/params.yaml")):
+        content, file = read_yaml(other), str(other.relative_to(path.parent))
+        for key in content:
+            if key != "experiments":
+                raise unknown("setting", key, ["experiments"], file)
+        written[file] = content.get("experiments", {})
+    found: dict[str, Experiment] = {}
+    for file, blocks in written.items():
+        for name, experiment in read_experiments(blocks, path.parent, file, params.protocols).items():
+            if name in found:
+                raise HetflError(f"{file}: experiments: {name!r} is in {found[name].file} already; use another name")
+            found[name] = experiment
+    params = params.model_copy(update={"experiments": found})
     for name in params.experiments:
-        cells(params, name, where)
+        cells(params, name)
     return params
+
+
+def _check_protocol(protocol: ProtocolSettings, where: str) -> None:
+    check_shared(protocol.settings, f"{where}.settings")
+    for name, settings in protocol.methods.items():
+        cls = method_class(name, f"{where}.methods")
+        known = {key: value for key, value in protocol.settings.items() if key in cls.Settings.model_fields}
+        validate(cls.Settings, known, f"{where}.settings")
+        validate(cls.Settings, known | settings, f"{where}.methods.{name}")
 
 
 def check_models(params: Params, group: str, where: str = "params.yaml") -> None:
@@ -238,7 +228,7 @@ def check_models(params: Params, group: str, where: str = "params.yaml") -> None
         check_name(name, f"{where}: models.{group}")
 
 
-def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
+def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
     """Check that every cell's models can be fitted out as its method wants them; asks timm as :func:`check_models`.
 
     Raises:
@@ -246,7 +236,8 @@ def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
     """
     seen = set()
     for cell in chosen:
-        at = f"{where}: experiments.{cell.experiment}.rows.{cell.row}"
+        experiment = params.experiments[cell.experiment]
+        at = _at(experiment, f"rows.{experiment.rows[cell.row].written}")
         method = create(cell.method, cell.settings, 2)
         options = method.model_options()
         if method.linear_heads and (other := [name for name in cell.models if head_of(name)]):
@@ -260,14 +251,15 @@ def check_fit(chosen: Sequence[Cell], where: str = "params.yaml") -> None:
             seen.add(case)
 
 
-def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[Cell]:
+def cells(params: Params, experiment: str) -> list[Cell]:
     """Expand an experiment into its cells.
 
     Raises:
         HetflError: a name is unknown, a setting out of range, or a method cannot run on the model group.
     """
-    _known("experiment", experiment, params.experiments, f"{where}: experiments")
-    settings, key = params.experiments[experiment], f"{where}: experiments.{experiment}"
+    _known("experiment", experiment, params.experiments, "experiments")
+    settings = params.experiments[experiment]
+    key = _at(settings)
     _known("data set", settings.dataset, params.data.sets, f"{key}.dataset")
     _known("model group", settings.models, params.models, f"{key}.models")
     if settings.public is not None:
@@ -281,22 +273,21 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
         if seed not in shared.seeds:
             at = f"partitions.{settings.dataset}.seeds"
             raise HetflError(f"{key}.seeds: {seed} is not among {at} {shared.seeds}; add it there")
+    check_shared(settings.defaults, f"{key}.defaults")
+    resolved = {}
     for row, entry in settings.rows.items():
-        at = f"{key}.rows.{row}"
+        at = _at(settings, f"rows.{entry.written}")
         if entry.models is not None:
             _known("model group", entry.models, params.models, f"{at}.models")
         for split in entry.splits or ():
             _known("split", split, shared.splits, f"{at}.splits")
         if entry.seeds and (extra := set(entry.seeds) - set(settings.seeds)):
             raise HetflError(f"{at}.seeds: {min(extra)} is not among the experiment's seeds {settings.seeds}")
-    resolved = {row: _resolve(entry, settings, params, row, key) for row, entry in settings.rows.items()}
-    for row, entry in settings.rows.items():
+        resolved[row] = _resolve(entry, settings, params)
         for split in entry.splits or settings.splits:
             held_out, there = resolved[row]["held_out"], shared.splits[split].clients
             if held_out >= there:
-                raise HetflError(
-                    f"{key}.rows.{row}: held_out is {held_out}, split {split!r} has {there} clients; hold out fewer"
-                )
+                raise HetflError(f"{at}: held_out is {held_out}, split {split!r} has {there} clients; hold out fewer")
     return [
         Cell(
             experiment=experiment,
@@ -320,32 +311,62 @@ def cells(params: Params, experiment: str, where: str = "params.yaml") -> list[C
     ]
 
 
-def _resolve(
-    entry: RowSettings, experiment: ExperimentSettings, params: Params, row: str, key: str
-) -> dict[str, Any]:
-    """A row's settings in full: its own, else the experiment's defaults, else the method's."""
-    at = f"{key}.rows.{row}"
-    cls = method_class(entry.method, f"{at}.method")
-    group = entry.models or experiment.models
+def shared_settings(params: Params, experiment: str, method: str) -> dict[str, Any]:
+    """What a row of an experiment that says nothing of its own is set to beside its method's defaults."""
+    settings = params.experiments[experiment]
+    row = Row.plain(method)
+    return {name: value for _, layer in layers(settings, row, params.protocols) for name, value in layer.items()}
+
+
+def origins(params: Params, cell: Cell) -> dict[str, tuple[Any, str]]:
+    """A cell's settings, each with the place in the file that it comes from, or ``default`` of its method."""
+    experiment = params.experiments[cell.experiment]
+    found = dict.fromkeys(cell.settings, "default")
+    for place, settings in layers(experiment, experiment.rows[cell.row], params.protocols):
+        found |= dict.fromkeys(settings, f"{_file_of(place, experiment)}: {place}")
+    return {name: (value, found[name]) for name, value in cell.settings.items()}
+
+
+def _file_of(place: str, experiment: Experiment) -> str:
+    return experiment.file if place.startswith("experiments.") else "params.yaml"
+
+
+def _at(experiment: Experiment, place: str = "") -> str:
+    """A place of an experiment in its file, for messages."""
+    return f"{experiment.file}: experiments.{experiment.written}{f'.{place}' if place else ''}"
+
+
+def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]:
+    """A row's settings in full: its own, else what it shares with others, else the method's."""
+    at = _at(experiment, f"rows.{row.written}")
+    cls = method_class(row.method, f"{at}.method")
+    group = row.models or experiment.models
     kinds = len(set(params.models[group]))
     if not cls.heterogeneous and kinds > 1:
         raise HetflError(
-            f"{at}.method: {entry.method} needs one architecture for all clients, models {group!r} has {kinds}; "
+            f"{at}.method: {row.method} needs one architecture for all clients, models {group!r} has {kinds}; "
             "use a group of equal models"
         )
     if cls.public and experiment.public is None:
-        raise HetflError(f"{at}.method: {entry.method} needs a public data set; name one in {key}.public")
-    fields = cls.Settings.model_fields
-    for name in experiment.defaults:
-        if not any(name in other.Settings.model_fields for other in METHODS.values()):
-            raise unknown("setting", name, fields, f"{key}.defaults")
-    # Defaults reach a row as far as its method knows them.
-    defaults = {name: value for name, value in experiment.defaults.items() if name in fields}
-    validate(cls.Settings, defaults, f"{key}.defaults")
-    settings = validate(cls.Settings, defaults | entry.settings, f"{at}.settings")
+        raise HetflError(f"{at}.method: {row.method} needs a public data set; name one in {_at(experiment)}.public")
+    given = [*layers(experiment, row, params.protocols)]
+    merged: dict[str, Any] = {}
+    for place, layer in given:
+        if layer:
+            merged |= layer
+            settings = validate(cls.Settings, merged, f"{_file_of(place, experiment)}: {place}")
+    settings = validate(cls.Settings, merged, at)
     if settings.held_out and (cls.evaluates != "global" or cls.personal):
-        raise HetflError(f"{at}: {entry.method} has no model for clients that never took part; set held_out to 0")
+        raise HetflError(f"{at}: {row.method} has no model for clients that never took part; set held_out to 0")
     return settings.model_dump()
+
+
+def weights_read(cell: Cell) -> list[str]:
+    """The models whose stored weights a run starts from or sorts samples by."""
+    method = create(cell.method, cell.settings, 2)
+    query = method.queries()
+    by = [query.model] if query and query.model else []
+    return [*by, *(dict.fromkeys(cell.models) if method.model_options().weights == "pretrained" else ())]
 
 
 def _known(kind: str, name: str, known: Mapping[str, Any], where: str) -> None:

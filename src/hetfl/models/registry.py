@@ -446,7 +446,7 @@ def _remedy(name: str) -> str:
     if architecture in DIGITS_VITS or architecture in DIGITS_RESNETS:
         return "make them with dvc repro pretrain"
     if architecture in MINI_VITS:
-        return f"make them with dvc repro pretrain-mini@{name.partition('.')[2] or MINI_TAGS[0]}"
+        return f"make them with dvc repro pretrain-{name.partition('.')[2] or MINI_TAGS[0]}"
     if architecture in MOCO_FILES:
         return f"fetch {MOCO_FILES[architecture]} and run `hetfl weights {name} --from FILE`"
     if architecture in OWN_SPECS:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from hetfl.errors import unknown
+from hetfl.federation.plan import Params
 
 Cell = dict[str, Any]
 
@@ -38,11 +39,14 @@ class Counted:
     packages: Sequence[str] = ("torch", "timm")
 
 
-def arithmetic_table(name: str, tables: Mapping[str, Callable[[], Counted]], note: str) -> dict[str, Any]:
+def arithmetic_table(
+    name: str, params: Params, tables: Mapping[str, Callable[[Params], Counted]], note: str
+) -> dict[str, Any]:
     """Count what one of a paper's tables counts.
 
     Args:
         name: of the table.
+        params: whose experiments have the settings that it counts with.
         tables: the paper's counted tables.
         note: what holds for all of them.
 
@@ -56,7 +60,7 @@ def arithmetic_table(name: str, tables: Mapping[str, Callable[[], Counted]], not
     """
     if name not in tables:
         raise unknown("table", name, tables)
-    table = tables[name]()
+    table = tables[name](params)
     own = [cell["footnote"] for cell in table.cells if cell["footnote"]]
     return {
         "table": name,

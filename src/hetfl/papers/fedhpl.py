@@ -18,7 +18,9 @@ ALPHAS = {"noniid-0.1": "alpha_0.1", "noniid-0.5": "alpha_0.5", "noniid-1.0": "a
 """Our names, and the keys of the printed tables."""
 MODELS = {"H": "homogeneous", "V": "heterogeneous"}
 CLIENTS: tuple[Statistic, ...] = ("lowest", "average", "highest")
-ROUNDS = {"cifar10": 10, "cifar100": 15, "svhn": 15}
+
+FRAME_3 = "fedhpl-resnet-frame-3"
+"""Whose frame is as wide as printed counts need."""
 
 _BATCH_32 = (
     "The SVHN columns of Tables 1 and 2 lie below Table 11, which prints the same runs again; the only printed "
@@ -101,8 +103,9 @@ def table_2(params: Params) -> TableSpec:
         if split == "parameters":
             count, server = accuracy[rows[row]]["param_M"], row in ("fedgen", "fedtgp")
             more = {"statistic": "parameters_total", "server": server, "printed": count, "footnote": footnote}
-            counted = "fedhpl-cnn-w3" if row == "fedhpl-cnn" else row
-            return entry(params, f"fedhpl-{family}-cifar10", counted, "iid", **more)
+            if row == "fedhpl-cnn":
+                return entry(params, FRAME_3, "fedhpl-cnn-w3", "iid", **more)
+            return entry(params, f"fedhpl-{family}-cifar10", row, "iid", **more)
         value = accuracy[rows[row]][SETS[ours]][SPLITS[split]]
         return entry(params, f"fedhpl-{family}-{ours}", row, split, printed=value, footnote=footnote)
 
@@ -136,13 +139,14 @@ def table_3(params: Params) -> TableSpec:
     def fixed(split: str, column: str) -> Entry:
         group, statistic = column.split("-")
         value = left[alphas[split]][group][statistic]
-        return entry(params, _cifar10(group), "fedhpl", split, statistic=statistic, printed=value)
+        return entry(params, _of(group, split), "fedhpl", split, statistic=statistic, printed=value)
 
     def ablated(row: str, column: str) -> Entry:
         group, split = column.split("-")
         footnote = arrow if (row, column) == ("fedhpl-plus-h", "H-noniid") else ""
         value = right[rows[row]][group][SPLITS[split]]
-        return entry(params, _cifar10(group), row, split, printed=value, footnote=footnote)
+        experiment = _of(group) if row == "fedhpl" else f"fedhpl-ablations-{MODELS[group]}"
+        return entry(params, experiment, row, split, printed=value, footnote=footnote)
 
     return TableSpec(
         name="fedhpl-table-3",
@@ -209,7 +213,8 @@ def table_11(params: Params) -> TableSpec:
     def cell(row: str, column: str) -> Entry:
         (group, split), (ours, form) = row.split("-"), column.split("-")
         value = accuracy[group][SPLITS[split]][SETS[ours]][form]
-        return entry(params, f"fedhpl-{MODELS[group]}-{ours}", forms[form], split, printed=value)
+        family = f"upload-{MODELS[group]}" if form == "average" else MODELS[group]
+        return entry(params, f"fedhpl-{family}-{ours}", forms[form], split, printed=value)
 
     return TableSpec(
         name="fedhpl-table-11",
@@ -258,10 +263,12 @@ def table_13(params: Params) -> TableSpec:
 
     def cell(row: str, column: str) -> Entry:
         (ours, split), (group, start) = row.split("/"), column.split("-")
-        family = MODELS[group] if start == "supervised" else f"moco-{MODELS[group]}"
-        round = ROUNDS[ours] if start == "moco_1" else None
+        moco = f"fedhpl-moco-alpha-{MODELS[group]}-{ours}"
+        experiment = _of(group, split, ours) if start == "supervised" else moco
+        supervised = params.experiments[_of(group, split, ours)].defaults["rounds"]
+        round = supervised if start == "moco_1" else None
         value = accuracy[SETS[ours]][ALPHAS[split]][group][start]
-        return entry(params, f"fedhpl-{family}-{ours}", "fedhpl", split, round=round, printed=value)
+        return entry(params, experiment, "fedhpl", split, round=round, printed=value)
 
     return TableSpec(
         name="fedhpl-table-13",
@@ -281,7 +288,7 @@ def table_13(params: Params) -> TableSpec:
 def table_14(params: Params) -> TableSpec:
     """Table 14: one to four local epochs."""
     accuracy = printed()["table_14"]["rows"]
-    rows = {"1": "fedhpl", **{str(epochs): f"fedhpl-epochs-{epochs}" for epochs in (2, 3, 4)}}
+    rows = ("1", "2", "3", "4")
     columns = {
         f"{group}-{statistic}": f"{MODELS[group]}, {statistic}" for group, statistic in product(MODELS, CLIENTS)
     }
@@ -290,7 +297,10 @@ def table_14(params: Params) -> TableSpec:
         group, statistic = column.split("-")
         value = accuracy[f"Tc_{epochs}"][group][statistic]
         more = {"statistic": statistic, "printed": value}
-        return entry(params, _cifar10(group), rows[epochs], "noniid-0.1", **more)
+        experiment, row = f"fedhpl-epochs-{MODELS[group]}", f"fedhpl-local-epochs-{epochs}"
+        if epochs == "1":
+            experiment, row = _of(group, "noniid-0.1"), "fedhpl"
+        return entry(params, experiment, row, "noniid-0.1", **more)
 
     return TableSpec(
         name="fedhpl-table-14",
@@ -316,12 +326,20 @@ TABLES: dict[str, Callable[[Params], TableSpec]] = {
 }
 """The tables that show runs."""
 
-ARITHMETIC = tuple(f"fedhpl-table-{number}" for number in (5, 6, 7, 8, 9))
-"""The tables that are computed and never trained."""
+ARITHMETIC: dict[str, tuple[str, ...]] = {
+    "fedhpl-table-5": (),
+    "fedhpl-table-6": (),
+    "fedhpl-table-7": (FRAME_3,),
+    "fedhpl-table-8": (FRAME_3,),
+    "fedhpl-table-9": (),
+}
+"""The tables that are computed and never trained, each with the experiments whose settings it counts with."""
 
 
-def _cifar10(group: str) -> str:
-    return f"fedhpl-{MODELS[group]}-cifar10"
+def _of(group: str, split: str = "iid", dataset: str = "cifar10") -> str:
+    """The experiment of FedHPL itself; those of a fixed alpha are apart."""
+    alpha = split.partition("-")[2]
+    return f"fedhpl-alpha-{MODELS[group]}-{dataset}-{alpha}" if alpha else f"fedhpl-{MODELS[group]}-{dataset}"
 
 
 def _title(split: str) -> str:

@@ -13,11 +13,12 @@ import torch
 from hetfl.data.batches import Batch, class_counts
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
+from hetfl.federation.plan import Params
 from hetfl.methods.base import Client, Method, Statistics, Work, create
 from hetfl.models import Model, build
 from hetfl.papers import counted
 from hetfl.papers.counted import Cell, Counted, formula, number, remarked, rounded
-from hetfl.papers.fedhpl import printed
+from hetfl.papers.fedhpl import FRAME_3, printed
 
 K, M = 1024, 1024**2
 VITS = {
@@ -31,8 +32,6 @@ CLASSES = {"CIFAR10_SVHN": 10, "CIFAR100": 100}
 PUBLIC_CLASSES = 10
 """Of FedMD's public set."""
 CLIENTS = 5
-FRAME = 3
-"""Pixels of the ResNets' frame."""
 
 _TITLES = {"CIFAR10_SVHN": "CIFAR10, SVHN", "CIFAR100": "CIFAR100"}
 _NOTE = "Counted, not trained. 1 K = 1024 and 1 M = 1024² elements, never bytes."
@@ -42,19 +41,20 @@ _FRAME_NOTE = (
 )
 
 
-def arithmetic_table(name: str) -> dict[str, Any]:
+def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
     """Count what one of the tables counts; see :func:`hetfl.papers.counted.arithmetic_table`.
 
     Args:
         name: ``fedhpl-table-5`` to ``fedhpl-table-9``.
+        params: whose experiments have the settings that it counts with.
 
     Raises:
         HetflError: there is no such table.
     """
-    return counted.arithmetic_table(name, ARITHMETIC_TABLES, _NOTE)
+    return counted.arithmetic_table(name, params, ARITHMETIC_TABLES, _NOTE)
 
 
-def table_5() -> Counted:
+def table_5(_: Params) -> Counted:
     """Trainable elements of the baselines with homogeneous models."""
     columns = {
         **{f"backbone-{size}": f"Backbone, {size} (M)" for size in VITS},
@@ -105,7 +105,7 @@ def table_5() -> Counted:
     )
 
 
-def table_6() -> Counted:
+def table_6(_: Params) -> Counted:
     """Trainable elements of FedHPL over n prompts, and the caption's example."""
     depths = {"shallow": "VPT-shallow", "deep": "VPT-deep"}
     about = printed()["table_6"]
@@ -137,7 +137,7 @@ def table_6() -> Counted:
     )
 
 
-def table_7() -> Counted:
+def table_7(params: Params) -> Counted:
     """Elements of the entire client model in the heterogeneous ResNet setting."""
     given = printed()["table_7"]["rows"]
     methods = {
@@ -157,7 +157,7 @@ def table_7() -> Counted:
                 model = _counted(method, {}, name, classes)
                 cells.append(_number(row, column, model.total_elements, "M", 3, given[row][data][size]))
             for row, pixels in frames.items():
-                framed = _framed(name, pixels, classes)
+                framed = _framed(params, name, pixels, classes)
                 cells.append(_number(row, column, framed.total_elements, "M", 3, given[row][data][size]))
     return Counted(
         "FedHPL, Table 7: elements of the clients' entire models, heterogeneous ResNets (M)",
@@ -169,7 +169,7 @@ def table_7() -> Counted:
     )
 
 
-def table_8() -> Counted:
+def table_8(params: Params) -> Counted:
     """Trainable elements of FedHPL with ResNets and a frame around the image."""
     sizes = (32, 224)
     groups = {"R18_34": ("ResNet18", "ResNet34"), "R50": ("ResNet50",)}
@@ -187,7 +187,9 @@ def table_8() -> Counted:
     cells = []
     for row, classes in CLASSES.items():
         given = printed()["table_8"]["rows"][row]
-        models = {(size, pixels): _framed(RESNETS[size], pixels, classes) for size in RESNETS for pixels in sizes}
+        models = {
+            (size, pixels): _framed(params, RESNETS[size], pixels, classes) for size in RESNETS for pixels in sizes
+        }
         for pixels in sizes:
             for side, part in (("lr", "prompts.sides"), ("tb", "prompts.ends")):
                 count = _same(models[size, pixels].init(Draws(0), 0)[part].numel() for size in RESNETS)
@@ -209,7 +211,7 @@ def table_8() -> Counted:
     )
 
 
-def table_9() -> Counted:
+def table_9(_: Params) -> Counted:
     """Elements that a client sends in a round, measured on messages, and of the servers' models in the remarks."""
     given = printed()["table_9"]["rows"]
     rows = {
@@ -256,7 +258,7 @@ def table_9() -> Counted:
     )
 
 
-ARITHMETIC_TABLES: dict[str, Callable[[], Counted]] = {
+ARITHMETIC_TABLES: dict[str, Callable[[Params], Counted]] = {
     "fedhpl-table-5": table_5,
     "fedhpl-table-6": table_6,
     "fedhpl-table-7": table_7,
@@ -282,8 +284,9 @@ def _prompted(name: str, depth: str, n: int, classes: int) -> Model:
     return _counted("fedhpl", {"prompts": depth, "prompt_length": n}, name, classes)
 
 
-def _framed(name: str, pixels: int, classes: int) -> Model:
-    return _counted("fedhpl", {"prompts": "frame", "prompt_length": FRAME}, name, classes, pixels)
+def _framed(params: Params, name: str, pixels: int, classes: int) -> Model:
+    row = params.experiments[FRAME_3].rows["fedhpl-cnn-w3"]
+    return _counted(row.method, row.settings, name, classes, pixels)
 
 
 def _growth(method: Method, model: Model) -> tuple[int, int]:

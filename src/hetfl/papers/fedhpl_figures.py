@@ -22,6 +22,7 @@ from hetfl.papers.spec import Entry, entry
 
 SETS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN"}
 SPLITS = {"iid": "IID", "dir": "Dir", "noniid": "Non-IID"}
+HETEROGENEOUS = "fedhpl-heterogeneous-cifar10"
 DEPTHS = {"shallow": "VPT-shallow", "deep": "VPT-deep"}
 
 LENGTHS = (1, 2, 3, 5, 10)
@@ -38,18 +39,19 @@ def figure_3(params: Params) -> ResultFigure:
     """Figure 3: number of prompts, amount of data, ways to aggregate."""
     homogeneous = "fedhpl-homogeneous-cifar10"
     rows = {
-        "FedHPL": "fedhpl",
-        "average aggregation": "fedhpl-average-aggregation",
-        "upload all": "fedhpl-upload-all",
-        "Local": "local",
+        "FedHPL": (HETEROGENEOUS, "fedhpl"),
+        "average aggregation": ("fedhpl-aggregation", "fedhpl-average-aggregation"),
+        "upload all": ("fedhpl-aggregation", "fedhpl-upload-all"),
+        "Local": ("fedhpl-ablations-heterogeneous", "local"),
     }
     data = {
-        float(share): entry(params, homogeneous, "local", "iid" if share == 100 else f"iid-{share}pct")
+        float(share): entry(params, "fedhpl-ablations-homogeneous", "local", "iid")
+        if share == 100
+        else entry(params, "fedhpl-amount", "local", f"iid-{share}pct")
         for share in PERCENTAGES
     }
     ways = {
-        title: {name: _heterogeneous(params, row, split) for name, row in rows.items()}
-        for split, title in SPLITS.items()
+        title: {name: entry(params, *row, split) for name, row in rows.items()} for split, title in SPLITS.items()
     }
     return ResultFigure(
         (
@@ -133,9 +135,9 @@ def subsets(dataset: str) -> Callable[[Params], ResultFigure]:
 def figure_10(params: Params) -> ResultFigure:
     """Figure 10: FedHPL with ResNets on small and large images, and with ViTs."""
     rows = {
-        "ResNets, 32 x 32": ("fedhpl-resnet-cifar10", "fedhpl-cnn-32"),
+        "ResNets, 32 x 32": ("fedhpl-resnet-small-images", "fedhpl-cnn-32"),
         "ResNets, 224 x 224": ("fedhpl-resnet-cifar10", "fedhpl-cnn"),
-        "ViTs, 224 x 224": ("fedhpl-heterogeneous-cifar10", "fedhpl"),
+        "ViTs, 224 x 224": (HETEROGENEOUS, "fedhpl"),
     }
     return ResultFigure(
         tuple(
@@ -164,13 +166,14 @@ def figure_12(params: Params) -> ResultFigure:
     """Figure 12: weight and temperature of the distillation."""
     settings: dict[str, tuple[str, Iterable[float], float]] = {
         "gamma": ("Weight γ", WEIGHTS, 1.0),
-        "temp": ("Temperature", TEMPERATURES, 4.5),
+        "temperature": ("Temperature", TEMPERATURES, 4.5),
     }
     panels = []
     for (name, (label, values, usual)), (depth, title) in product(settings.items(), DEPTHS.items()):
-        base, prefix = ("fedhpl", "fedhpl") if depth == "deep" else ("fedhpl-shallow-n3", "fedhpl-shallow")
         points = {
-            value: _heterogeneous(params, base if value == usual else f"{prefix}-{name}-{value}", "dir")
+            value: _lengths(params, depth)[3.0]
+            if value == usual
+            else entry(params, f"fedhpl-{name}", f"{depth}-{name}-{value}", "dir")
             for value in values
         }
         panels.append(SweepPanel(f"{title}, {label[0].lower()}{label[1:]}", label, _readings(points)))
@@ -228,7 +231,7 @@ FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {
     "fedhpl-figure-11": figure_11,
     "fedhpl-figure-12": figure_12,
     "fedhpl-theorem": theorem(
-        {"homogeneous": "fedhpl-homogeneous-cifar10", "heterogeneous": "fedhpl-heterogeneous-cifar10"},
+        {"homogeneous": "fedhpl-homogeneous-cifar10", "heterogeneous": HETEROGENEOUS},
         "Theorem 1's terms, FedHPL on CIFAR10 with homogeneous and heterogeneous ViTs",
     ),
     "digits-theorem": theorem(
@@ -239,13 +242,14 @@ FIGURES: dict[str, Callable[[Params], ResultFigure | TheoremFigure]] = {
 """By the name of the stage."""
 
 
-def _heterogeneous(params: Params, row: str, split: str) -> Entry:
-    return entry(params, "fedhpl-heterogeneous-cifar10", row, split)
-
-
 def _lengths(params: Params, depth: str) -> dict[float, Entry]:
-    rows = {n: "fedhpl" if (depth, n) == ("deep", 3) else f"fedhpl-{depth}-n{n}" for n in LENGTHS}
-    return {float(n): _heterogeneous(params, row, "dir") for n, row in rows.items()}
+    """The cells over the number of prompts; three deep ones are FedHPL's default."""
+    return {
+        float(n): entry(params, HETEROGENEOUS, "fedhpl", "dir")
+        if (depth, n) == ("deep", 3)
+        else entry(params, "fedhpl-prompts", f"{depth}-prompt-length-{n}", "dir")
+        for n in LENGTHS
+    }
 
 
 def _readings(points: Mapping[float, Entry]) -> tuple[Line, ...]:

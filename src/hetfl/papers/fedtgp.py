@@ -23,7 +23,7 @@ METHODS = {
 SETS = {"cifar10": "Cifar10", "cifar100": "Cifar100", "flowers102": "Flowers102", "tiny-imagenet": "Tiny-ImageNet"}
 SETTINGS = {"blocks": "pathological", "practical": "practical"}
 """Our names, and the keys of the printed tables."""
-CIFAR100 = "fedtgp-htfe8-cifar100"
+CIFAR100 = "fedtgp-htfe8-cifar100-practical"
 FMNIST = "fedtgp-htcnn8-fashion-mnist"
 SHORT = "fashion-mnist-short"
 
@@ -63,7 +63,7 @@ def table_1(params: Params) -> TableSpec:
         ours, split = column.rsplit("-", 1)
         footnote = dropped if column == "flowers102-blocks" else ""
         value = rows[METHODS[method]][SETTINGS[split]][SETS[ours]]
-        return _entry(params, f"fedtgp-htfe8-{ours}", method, split, value, footnote=footnote)
+        return _entry(params, f"fedtgp-htfe8-{ours}-{SETTINGS[split]}", method, split, value, footnote=footnote)
 
     return TableSpec(
         name="fedtgp-table-1",
@@ -95,10 +95,11 @@ def table_2(params: Params) -> TableSpec:
     def cell(method: str, column: str) -> Entry:
         if column in clients:
             value = rows[METHODS[method]][f"{column}-clients"]
-            return _entry(params, CIFAR100, f"{method}-half", f"practical-{column}", value)
+            return _entry(params, "fedtgp-clients", method, f"practical-{column}", value)
         value = rows[METHODS[method]][(extractors | classifiers)[column].replace("_", "")]
         footnote = _ONE_BY_ONE if (method, column) == ("fedkd", "htfe3") else ""
-        return _entry(params, f"fedtgp-{column}-cifar100", method, "practical", value, footnote=footnote)
+        part = "extractors" if column in extractors else "classifiers"
+        return _entry(params, f"fedtgp-{part}-{column}", method, "practical", value, footnote=footnote)
 
     of_any_head = [method for method in METHODS if method not in ("lg-fedavg", "fedgen")]
     entries = grid(METHODS, [*extractors, *clients], cell)
@@ -133,6 +134,7 @@ def table_3(params: Params) -> TableSpec:
         3,
         "local epochs E",
         "epochs",
+        "local-epochs",
         {value: f"E={value}" for value in (5, 10, 20)},
         "FedTGP's server has 100 epochs (S) in all of them. E=1 is Table 1.",
     )
@@ -144,7 +146,8 @@ def table_4(params: Params) -> TableSpec:
         params,
         4,
         "size K of the feature",
-        "dim",
+        "embedding",
+        "embedding",
         {value: f"K={value}" for value in (64, 256, 1024)},
         "K=512 is Table 1.",
     )
@@ -173,7 +176,9 @@ def table_6(params: Params) -> TableSpec:
             "fedtgp": _TABLE_1,
         }
         value = rows[SETS[column]][variants[row].replace(" ", "-")]
-        return _entry(params, f"fedtgp-htfe8-{column}", row, "practical", value, footnote=footnotes.get(row, ""))
+        ablated = row not in METHODS
+        experiment = f"fedtgp-ablations-{column}" if ablated else f"fedtgp-htfe8-{column}-practical"
+        return _entry(params, experiment, row, "practical", value, footnote=footnotes.get(row, ""))
 
     return TableSpec(
         name="fedtgp-table-6",
@@ -199,11 +204,14 @@ def table_7(params: Params) -> TableSpec:
     values = {str(value): str(value) for value in (1, 10, 100, 1000)}
     columns = {"tau": "τ (S=100)", "server": "S (τ=100)"}
     keys = {"tau": "tau", "server": "S"}
+    swept = {"tau": ("fedtgp-margin", "margin-cap"), "server": ("fedtgp-server", "server-epochs")}
 
     def cell(value: str, column: str) -> Entry:
-        centre = value == "100"
-        row, footnote = ("fedtgp", _TABLE_1) if centre else (f"fedtgp-{column}-{value}", "")
-        return _entry(params, CIFAR100, row, "practical", rows[keys[column]][int(value)], footnote=footnote)
+        experiment, setting = swept[column]
+        given = rows[keys[column]][int(value)]
+        if value == "100":
+            return _entry(params, CIFAR100, "fedtgp", "practical", given, footnote=_TABLE_1)
+        return _entry(params, experiment, f"fedtgp-{setting}-{value}", "practical", given)
 
     return TableSpec(
         name="fedtgp-table-7",
@@ -236,7 +244,7 @@ def table_11(params: Params) -> TableSpec:
 
     def cell(method: str, column: str) -> Entry:
         value = rows[METHODS[method]][columns[column]]
-        return _entry(params, f"fedtgp-{column}-cifar100", method, "practical", value)
+        return _entry(params, f"fedtgp-same-{column}", method, "practical", value)
 
     return TableSpec(
         name="fedtgp-table-11",
@@ -276,8 +284,8 @@ TABLES: dict[str, Callable[[Params], TableSpec]] = {
 }
 """The tables that show runs."""
 
-ARITHMETIC = ("fedtgp-table-5", "fedtgp-table-12")
-"""The tables that are computed and never trained."""
+ARITHMETIC: dict[str, tuple[str, ...]] = {"fedtgp-table-5": (CIFAR100,), "fedtgp-table-12": (CIFAR100,)}
+"""The tables that are computed and never trained, each with the experiments whose settings it counts with."""
 
 
 def _entry(params: Params, experiment: str, row: str, split: str, value: float | list[float], **more: Any) -> Entry:
@@ -287,14 +295,16 @@ def _entry(params: Params, experiment: str, row: str, split: str, value: float |
     return entry(params, experiment, row, split, **more)
 
 
-def _sweep(params: Params, number: int, what: str, setting: str, columns: dict[int, str], footnote: str) -> TableSpec:
+def _sweep(
+    params: Params, number: int, what: str, experiment: str, setting: str, columns: dict[int, str], footnote: str
+) -> TableSpec:
     """A table of one setting's values, each a row of every method."""
     rows = printed()[f"table_{number}"]["rows"]
     titles = {str(value): title for value, title in columns.items()}
 
     def cell(method: str, column: str) -> Entry:
         value = rows[METHODS[method]][int(column)]
-        return _entry(params, CIFAR100, f"{method}-{setting}-{column}", "practical", value)
+        return _entry(params, f"fedtgp-{experiment}", f"{method}-{setting}-{column}", "practical", value)
 
     return TableSpec(
         name=f"fedtgp-table-{number}",

@@ -8,7 +8,8 @@ from hetfl.federation.plan import Params
 from hetfl.papers.panels import EmbeddingPanel, MarginPanel, Points, ResultFigure, RoundsPanel, first_seed
 from hetfl.papers.spec import Entry, entry
 
-FLOWERS, FASHION, SHORT = "fedtgp-htfe8-flowers102", "fedtgp-htcnn8-fashion-mnist", "fashion-mnist-short"
+FLOWERS = "fedtgp-htfe8-flowers102-practical"
+FASHION, SHORT = "fedtgp-htcnn8-fashion-mnist", "fashion-mnist-short"
 METHODS = ("lg-fedavg", "fedgen", "fml", "fedkd", "feddistill", "fedproto", "fedtgp")
 TITLES = {"fedproto": "FedProto", "fedtgp": "FedTGP"}
 
@@ -84,7 +85,7 @@ def short_tsne(params: Params) -> ResultFigure:
 
 FIGURES: dict[str, Callable[[Params], ResultFigure]] = {
     "fedtgp-figure-1": margins(
-        "fedtgp-htfe8-cifar10",
+        "fedtgp-htfe8-cifar10-practical",
         "Cifar10, HtFE_8, first seed; practical, as the paper does not say which setting.",
     ),
     "fedtgp-figure-4": figure_4,

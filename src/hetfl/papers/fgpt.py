@@ -39,8 +39,7 @@ S5 = Setting("CIFAR-100, s = 5", "fgpt-cifar100-s5", "s5", {"dataset": "cifar100
 CORRUPTED_S10 = Setting("CIFAR-100-C, s = 10", "fgpt-cifar100c-s10", "s10", {"dataset": "cifar100c", "s": 10})
 CORRUPTED_S2 = Setting("CIFAR-100-C, s = 2", "fgpt-cifar100c-s2", "s2", {"dataset": "cifar100c", "s": 2})
 FIVE = Setting("Five-Dataset", "fgpt-five", "domains", {"dataset": "five"})
-E2 = "fgpt-cifar100-s10-e2"
-SELECTION = "fgpt-selection"
+E2 = "fgpt-cifar100-e2-s10"
 
 _OPTIMISER = (
     "Local epochs and participation are the paper's, and so are the 60 rounds, which it states for some settings. "
@@ -117,7 +116,7 @@ def table_3(params: Params) -> TableSpec:
 
     def cell(row: str, column: str) -> Entry:
         there = main.get((row, column))
-        place = (there, "fgpt") if there else (f"fgpt-groups-{column}", f"fgpt-g{row}")
+        place = (there, "fgpt") if there else (f"fgpt-groups-{column}", f"fgpt-groups-{row}")
         return _entry(params, *place, column, _given(3, column, G=int(row)))
 
     rows = {str(size): str(size) for size in (15, 20, 25, 30, 35)}
@@ -136,7 +135,7 @@ def table_4(params: Params) -> TableSpec:
     values = {row: line[-1] for row, line in zip(rows, printed()["table_4"]["rows"], strict=True)}
 
     def cell(row: str, column: str) -> Entry:
-        experiment = SELECTION if row == "fgpt-random-keys" else S10.experiment
+        experiment = row if row == "fgpt-random-keys" else S10.experiment
         return _entry(params, experiment, row, S10.split, values[row])
 
     return _table(
@@ -185,7 +184,7 @@ def table_8(params: Params) -> TableSpec:
     settings = {
         f"s{s}-e{epochs}": Setting(
             f"s = {s}, E = {epochs}",
-            f"fgpt-cifar100-s{s}{'-e2' if epochs == 2 else ''}",
+            f"fgpt-cifar100-{'e2-' if epochs == 2 else ''}s{s}",
             f"s{s}",
             {"s": s, "E": epochs},
         )
@@ -215,7 +214,7 @@ def table_10_accuracy(params: Params) -> TableSpec:
     names = ("fgpt", "fgpt-resnet", "fedmix", "fedmoon", "pfedhn")
 
     def cell(row: str, column: str) -> Entry:
-        experiment = SELECTION if row == "fgpt-resnet" else S10.experiment
+        experiment = row if row == "fgpt-resnet" else S10.experiment
         return _entry(params, experiment, row, S10.split, _given(10, column, method=row.replace("-", "_")))
 
     spec = _table(
@@ -249,7 +248,8 @@ def table_11(params: Params) -> TableSpec:
         if (value := _given(11, column, method=row.replace("-", "_"))) is None:
             return None
         statistic = "window_pooled" if column == "accuracy" else f"cosine_{column}"
-        return _entry(params, E2, row, S10.split, value, statistic=statistic)
+        experiment = "fgpt-share" if row == "pt-fedavg-share" else E2
+        return _entry(params, experiment, row, S10.split, value, statistic=statistic)
 
     return _table(
         11,
@@ -286,8 +286,20 @@ TABLES: dict[str, Callable[[Params], TableSpec]] = {
 }
 """The tables that show runs."""
 
-ARITHMETIC = ("fgpt-table-2", "fgpt-table-10")
-"""The tables that are computed and never trained."""
+COUNTED = (
+    S10.experiment,
+    S5.experiment,
+    FIVE.experiment,
+    "fgpt-share",
+    "fgpt-resnet",
+    "sgpt-cifar100-s10",
+    "sgpt-cifar100-s50",
+    "sgpt-office",
+)
+"""Experiments whose settings the computed tables count with."""
+
+ARITHMETIC: dict[str, tuple[str, ...]] = {"fgpt-table-2": COUNTED, "fgpt-table-10": COUNTED}
+"""The tables that are computed and never trained, each with the experiments whose settings it counts with."""
 
 
 def _given(number: int, column: str, **of: Any) -> Any:

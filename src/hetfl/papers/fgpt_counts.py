@@ -7,7 +7,7 @@ and no weights are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Pathological, make_partition
+from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
+from hetfl.federation.plan import Params, cells, shared_settings
 from hetfl.federation.sampling import participants
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Client, Method, Statistics, Work, create, method_class
+from hetfl.methods.base import Client, Method, Statistics, Work, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.methods.sgpt import SGPT
 from hetfl.metrics.flops import flops, step_flops
@@ -33,7 +35,6 @@ from hetfl.papers.fgpt import METHODS, printed
 M, GIGA = 10**6, 10**9
 VIT = "vit_base_patch16_224.orig_in21k"
 RESNET = "resnet50.tv_in1k"
-"""FGPT-ResNet's encoder."""
 PIXELS, PATCH, BLOCKS = 224, 16, 12
 """Of ViT-B/16: sides of images and patches, and its blocks."""
 STORED = 32
@@ -46,50 +47,74 @@ class Place:
 
     Attributes:
         title: of the setting.
-        settings: of every method that has them.
+        experiment: whose settings they have.
         classes: C of the data set.
         clients: of the partition.
+        partition: its settings.
     """
 
     title: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    classes: int = 100
-    clients: int = 100
+    experiment: str
+    classes: int
+    clients: int
+    partition: Mapping[str, Any]
 
 
-CIFAR100 = Place("CIFAR-100 and CIFAR-100-C, G = 20", {"groups": 20})
+class Places:
+    """Where methods are compared: the experiments, and what a row of any method would be there.
+
+    Args:
+        params: with all of :data:`hetfl.papers.fgpt.COUNTED`.
+    """
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+
+    def of(self, name: str) -> Place:
+        """One of them; see :data:`PLACES` and :data:`SGPTS`."""
+        title, experiment = {**PLACES, **SGPTS}[name]
+        cell, *_ = cells(self._params, experiment)
+        classes = len(CATALOGUE[cell.dataset].class_names)
+        return Place(title, experiment, classes, cell.partition["clients"], cell.partition)
+
+    def made(self, row: str, place: str = "cifar100-20", **more: Any) -> Method:
+        """A method with the settings that it has in an experiment, and those of its variant."""
+        _, name, settings = FAMILY[row]
+        there = self.of(place)
+        if isinstance(settings, tuple):
+            experiment, variant = settings
+            settings = self._params.experiments[experiment].rows[variant].settings
+        common = shared_settings(self._params, there.experiment, name)
+        return create(name, {**common, **settings, **more}, there.classes)
+
+
+CIFAR100 = "cifar100-20"
 PLACES = {
-    "cifar100-20": CIFAR100,
-    "cifar100-25": Place("CIFAR-100, G = 25", {"groups": 25}),
-    "five": Place("Five-Dataset, C = 50, G = 5", {"groups": 5, "participation": 0.1}, classes=50, clients=20),
+    CIFAR100: ("CIFAR-100 and CIFAR-100-C, G = 20", "fgpt-cifar100-s10"),
+    "cifar100-25": ("CIFAR-100, G = 25", "fgpt-cifar100-s5"),
+    "five": ("Five-Dataset, C = 50, G = 5", "fgpt-five"),
 }
-_UPPER: dict[str, Any] = {"shared_blocks": (1, 2, 3, 4, 5), "group_blocks": (6, 7)}
-_OFFICE: dict[str, Any] = {"rounds": 40, "participation": 1.0, "local_epochs": 5, "batch_size": 50, "groups": 4}
+"""Titles and experiments."""
 SGPTS = {
-    "sgpt-s10": Place("SGPT, CIFAR-100, s = 10"),
-    "sgpt-s50": Place("SGPT, CIFAR-100, s = 50", _UPPER),
-    "sgpt-office": Place(
-        "SGPT, Office-Caltech10",
-        {**_UPPER, **_OFFICE, "query_block": 6, "vote": True, "key_momentum": 0.0},
-        classes=10,
-        clients=4,
-    ),
+    "sgpt-s10": ("SGPT, CIFAR-100, s = 10", "sgpt-cifar100-s10"),
+    "sgpt-s50": ("SGPT, CIFAR-100, s = 50", "sgpt-cifar100-s50"),
+    "sgpt-office": ("SGPT, Office-Caltech10", "sgpt-office"),
 }
-"""Settings of SGPT, which inserts its prompts elsewhere."""
+"""The same of SGPT, which inserts its prompts elsewhere."""
 
-FAMILY: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "pt-fedavg-share": ("PT-FedAvg-share", "pt-fedavg", {"group_blocks": ()}),
+FAMILY: dict[str, tuple[str, str, dict[str, Any] | tuple[str, str]]] = {
+    "pt-fedavg-share": ("PT-FedAvg-share", "pt-fedavg", ("fgpt-share", "pt-fedavg-share")),
     **{name: (METHODS[name], name, {}) for name in ("pt-fedavg", "fedmoon", "fedmix", "pfedhn")},
     "fedpr": ("FedPR", "fedpr", {}),
     "fgpt": (METHODS["fgpt"], "fgpt", {}),
     "fgpt-u2": ("FGPT-U, K = 2", "fgpt", {"branches": 2}),
     "fgpt-u5": ("FGPT-U, K = 5", "fgpt", {"branches": 5}),
-    "fgpt-resnet": ("FGPT-ResNet", "fgpt", {"encoder": RESNET}),
+    "fgpt-resnet": ("FGPT-ResNet", "fgpt", ("fgpt-resnet", "fgpt-resnet")),
     "fgpt-fedmix": ("FGPT+FedMix", "fgpt-fedmix", {}),
     "fed-dualprompt": (METHODS["fed-dualprompt"], "fed-dualprompt", {}),
     "sgpt": ("SGPT", "sgpt", {}),
 }
-"""Title, registered name and settings of every method."""
+"""Title, registered name and own settings of every method, or the experiment's row that has them."""
 SENDERS = [row for row in FAMILY if row not in ("fgpt-u2", "sgpt")]
 """Rows of the methods whose messages depend on C and G alone."""
 COSTS = ["fgpt", "fgpt-resnet", "fedmix", "fedmoon", "pfedhn"]
@@ -106,33 +131,35 @@ FULL = {
 _NOTE = "Counted, not trained. M: a million, MB: a million bytes, GMAC: a thousand million multiply-adds."
 
 
-def arithmetic_table(name: str) -> dict[str, Any]:
+def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
     """Count what one of the tables counts; see :func:`hetfl.papers.counted.arithmetic_table`.
 
     Args:
         name: ``fgpt-table-2`` or ``fgpt-table-10``.
+        params: whose experiments have the settings that it counts with.
 
     Raises:
         HetflError: there is no such table.
     """
-    return counted.arithmetic_table(name, ARITHMETIC_TABLES, _NOTE)
+    return counted.arithmetic_table(name, params, ARITHMETIC_TABLES, _NOTE)
 
 
-def table_2() -> Counted:
+def table_2(params: Params) -> Counted:
     """Numbers that train and travel; and those of every method, in the methods' own messages."""
     given = {(row["method"], row["arch"]): row["params_M"] for row in printed()["table_2"]["rows"]}
-    cells: list[Cell] = []
+    places, found = Places(params), list[Cell]()
+    made, main = places.made, places.of(CIFAR100)
     for row, (_, name) in FULL.items():
-        average = create("fedavg", {"rounds": 60, "participation": 0.05}, CIFAR100.classes)
-        cells += _trained(row, average, name, whole_network(average, name), given["fedavg_full", row], 0)
+        average = create("fedavg", shared_settings(params, main.experiment, "fedavg"), main.classes)
+        found += _trained(row, average, name, whole_network(average, name), main, given["fedavg_full", row], 0)
     ours = made("fgpt")
-    cells += _trained("vit_b16-fgpt", ours, VIT, exchange(ours), given["fgpt", "vit_b16"], 1)
-    for name, place in PLACES.items():
+    found += _trained("vit_b16-fgpt", ours, VIT, exchange(ours), main, given["fgpt", "vit_b16"], 1)
+    for name in PLACES:
         for row in SENDERS:
-            cells += _traffic(row, name, made(row, place), place)
-    for row, place in SGPTS.items():
-        cells += _traffic(row, "sgpt", made("sgpt", place), place)
-    once = _once()
+            found += _traffic(row, name, made(row, name), places.of(name))
+    for row in SGPTS:
+        found += _traffic(row, "sgpt", made("sgpt", row), places.of(row))
+    once, sizes = _once(places), client_sizes(main)
     trained = {
         "params": "Trained and sent (M)",
         "trained": "Trained (numbers)",
@@ -151,7 +178,7 @@ def table_2() -> Counted:
         "run": "Whole run (MB)",
     }
     kept = {"once-up": "Up, a client (B)", "once-down": "Down, a client (B)", "kept": "Kept, not sent (B)"}
-    parts = {name: (place.title, SENDERS) for name, place in PLACES.items()} | {"sgpt": ("SGPT", [*SGPTS])}
+    parts = {name: (title, SENDERS) for name, (title, _) in PLACES.items()} | {"sgpt": ("SGPT", [*SGPTS])}
     columns = {f"{name}-{column}": title for name in parts for column, title in traffic.items()}
     backbone = fitted(ours)
     frozen = backbone.total_elements - backbone.elements(ours.trains())
@@ -160,13 +187,13 @@ def table_2() -> Counted:
         {row: title for row, (title, _) in FULL.items()}
         | {"vit_b16-fgpt": f"{METHODS['fgpt']}, ViT-B/16"}
         | {row: FAMILY[row][0] for row in SENDERS}
-        | {row: place.title for row, place in SGPTS.items()}
+        | {row: title for row, (title, _) in SGPTS.items()}
         | {row: title for row, (title, _) in once.items()},
         trained | columns | kept,
-        [*cells, *(cell for _, some in once.values() for cell in some)],
+        [*found, *(cell for _, some in once.values() for cell in some)],
         [VIT, *(name for _, name in FULL.values() if name != VIT)],
         [
-            f"Table 2 is of C = {CIFAR100.classes} classes and counts what one participant sends, or is sent, in a "
+            f"Table 2 is of C = {main.classes} classes and counts what one participant sends, or is sent, in a "
             "round.",
             "Numbers: values of 32 bits in a participant's messages after the first round. Integers, of 32 bits too, "
             "stand beside them: how many samples each group has, which never changes, with FGPT; how often a client "
@@ -175,11 +202,11 @@ def table_2() -> Counted:
             f"The frozen backbone ({frozen:,} numbers, {rounded(4 * frozen / M, 1)} MB) is with the clients before "
             "and not counted.",
             f"Whole run: the values in all messages up and down; {made('fgpt').settings.rounds} rounds of "
-            f"{_participants(made('fgpt'), CIFAR100)} participants with CIFAR-100, as in the paper. Without integers "
+            f"{_participants(made('fgpt'), main)} participants with CIFAR-100, as in the paper. Without integers "
             "and what is sent once.",
             "Sent once: FedMix's pool goes to every client on its first visit; with chunks, up is the mean over "
-            f"clients, which have {min(client_sizes())} to {max(client_sizes())} samples in our split. FGPT's keys "
-            "are drawn from a seed that everybody knows.",
+            f"clients, which have {min(sizes)} to {max(sizes)} samples in our split. FGPT's keys are drawn "
+            "from a seed that everybody knows.",
         ],
         head="Method, model",
         blocks=[
@@ -197,10 +224,11 @@ def table_2() -> Counted:
     )
 
 
-def table_10() -> Counted:
+def table_10(params: Params) -> Counted:
     """Cost of a sample: its prediction, a step of training, the feature it is sorted by; and ratios to PT-FedAvg."""
     given = {row["method"].replace("_", "-"): row["values"] for row in printed()["table_10"]["rows"]}
-    methods = {row: made(row) for row in (*COSTS, *MORE_COSTS)}
+    places = Places(params)
+    methods = {row: places.made(row) for row in (*COSTS, *MORE_COSTS)}
     costs = {row: cost(method) for row, method in methods.items()}
     base = costs["pt-fedavg"]
     # PT-FedAvg is not printed; FedMix predicts as it does, and FGPT takes its steps.
@@ -238,7 +266,7 @@ def table_10() -> Counted:
         "FGPT, Table 10: cost of one sample, ViT-B/16, CIFAR-100",
         {row: FAMILY[row][0] for row in costs} | stages,
         columns | ratios,
-        remarked(cells, _on_costs(methods, costs)),
+        remarked(cells, _on_costs(places, methods, costs)),
         [VIT, RESNET],
         [
             "GMAC: matrix products and convolutions, those of attention included, for one image of "
@@ -259,16 +287,8 @@ def table_10() -> Counted:
     )
 
 
-ARITHMETIC_TABLES: dict[str, Callable[[], Counted]] = {"fgpt-table-2": table_2, "fgpt-table-10": table_10}
+ARITHMETIC_TABLES: dict[str, Callable[[Params], Counted]] = {"fgpt-table-2": table_2, "fgpt-table-10": table_10}
 """By the name of the stage."""
-
-
-def made(row: str, place: Place = CIFAR100, **more: Any) -> Method:
-    """A method of the family with the settings that it has somewhere."""
-    _, name, settings = FAMILY[row]
-    known = method_class(name).Settings.model_fields
-    common = {key: value for key, value in place.settings.items() if key in known}
-    return create(name, {**common, **settings, **more}, place.classes)
 
 
 def fitted(method: Method, name: str = VIT) -> Model:
@@ -373,17 +393,16 @@ def run_bytes(method: Method, sent: Exchange, place: Place) -> int:
     return int(method.settings.rounds * _participants(method, place) * each)
 
 
-@cache
-def client_sizes() -> tuple[int, ...]:
-    """Training samples of each client of CIFAR-100 with ten classes a client, seed 0.
+def client_sizes(place: Place) -> tuple[int, ...]:
+    """Training samples of each client of CIFAR-100 in a place of pathological shares, seed 0.
 
     They depend on how many samples a class has, not on the images.
     """
     each = {"train": 500, "test": 100}
-    labels = {side: np.repeat(np.arange(CIFAR100.classes), many) for side, many in each.items()}
+    labels = {side: np.repeat(np.arange(place.classes), many) for side, many in each.items()}
     splits = {side: Split(np.empty((len(some), 0), np.uint8), some) for side, some in labels.items()}
-    dataset = Dataset("cifar100", "CIFAR-100", tuple(map(str, range(CIFAR100.classes))), splits, checksum="")
-    scheme = Pathological(clients=CIFAR100.clients, classes_per_client=10)
+    dataset = Dataset("cifar100", "CIFAR-100", tuple(map(str, range(place.classes))), splits, checksum="")
+    scheme = Pathological.model_validate(place.partition)
     return tuple(len(part) for part in make_partition(scheme, dataset, Draws(0)).train)
 
 
@@ -444,18 +463,18 @@ class Stage(SGPT):
         return self.choose(params, batch, received)
 
 
-def server_cost() -> float:
+def server_cost(places: Places) -> float:
     """GMAC of pFedHN's server in a round."""
-    method = made("pfedhn")
-    sent = exchange(method, [1] * CIFAR100.clients)
-    uplinks = dict.fromkeys(range(_participants(method, CIFAR100)), sent.up)
+    method, main = places.made("pfedhn"), places.of(CIFAR100)
+    sent = exchange(method, [1] * main.clients)
+    uplinks = dict.fromkeys(range(_participants(method, main)), sent.up)
     prompts = flops(lambda: [method.downlink(sent.server, client) for client in uplinks])
     return _gmac(prompts + flops(lambda: method.aggregate(sent.server, uplinks, Draws(0, round=2))))
 
 
-def image_gradient() -> float:
+def image_gradient(places: Places) -> float:
     """GMAC of the gradient of an image from that of its patches' tokens."""
-    return (PIXELS // PATCH) ** 2 * 3 * PATCH**2 * fitted(made("fedmix")).width / GIGA
+    return (PIXELS // PATCH) ** 2 * 3 * PATCH**2 * fitted(places.made("fedmix")).width / GIGA
 
 
 def _work(method: Method, client: Client, round: int, received: Tensors, pixels: int) -> Work:
@@ -482,14 +501,16 @@ def _participants(method: Method, place: Place) -> int:
     return len(participants(place.clients, method.settings.participation, Draws(0)))
 
 
-def _trained(row: str, method: Method, name: str, sent: Exchange, given: float, digits: int) -> list[Cell]:
+def _trained(
+    row: str, method: Method, name: str, sent: Exchange, place: Place, given: float, digits: int
+) -> list[Cell]:
     return [
         number(row, "params", values(sent.up) / M, "M", digits, given),
         whole(row, "trained", fitted(method, name).elements(method.trains()), "elements"),
         whole(row, "up", values(sent.up), "elements"),
         whole(row, "down", values(sent.down), "elements"),
         whole(row, "bytes", value_bytes(sent.up), "B"),
-        number(row, "run", run_bytes(method, sent, CIFAR100) / M, "MB", 1),
+        number(row, "run", run_bytes(method, sent, place) / M, "MB", 1),
     ]
 
 
@@ -504,11 +525,11 @@ def _traffic(row: str, prefix: str, method: Method, place: Place) -> list[Cell]:
     ]
 
 
-def _once() -> dict[str, tuple[str, list[Cell]]]:
+def _once(places: Places) -> dict[str, tuple[str, list[Cell]]]:
     """Title and cells of what is sent once, and of what is kept instead of being sent."""
-    found = {}
+    found, made, main = {}, places.made, places.of(CIFAR100)
     for row, title, chunk in (("pool", "M_k = all", None), ("pool-5", "M_k = 5", 5)):
-        sent = exchange(made("fedmix", chunk=chunk), client_sizes())
+        sent = exchange(made("fedmix", chunk=chunk), client_sizes(main))
         up = sum(map(value_bytes, sent.registered)) / len(sent.registered)
         down = value_bytes(sent.first) - value_bytes(sent.down)
         found[row] = f"FedMix, pool, {title}", round(up), down, 0
@@ -520,7 +541,7 @@ def _once() -> dict[str, tuple[str, list[Cell]]]:
     moon = exchange(made("fedmoon"))
     found["previous"] = f"{METHODS['fedmoon']}, a client's last prompts", 0, 0, value_bytes(moon.kept)
     method = made("pfedhn")
-    network = method.learned(exchange(method, client_sizes()).server)
+    network = method.learned(exchange(method, client_sizes(main)).server)
     found["network"] = f"{METHODS['pfedhn']}, the server's network", 0, 0, value_bytes(network)
     width = fitted(made("fgpt")).width
     found["query"] = f"{METHODS['fgpt']}, a sample's query", 0, 0, value_bytes({"query": torch.zeros(width)})
@@ -533,12 +554,13 @@ def _once() -> dict[str, tuple[str, list[Cell]]]:
     }
 
 
-def _on_costs(methods: Mapping[str, Method], costs: Mapping[str, Cost]) -> dict[tuple[str, str], str]:
+def _on_costs(places: Places, methods: Mapping[str, Method], costs: Mapping[str, Cost]) -> dict[tuple[str, str], str]:
     """What is to be said about single cells of Table 10."""
     epochs = methods["fedmoon"].settings.local_epochs
     step, prompted = costs["pt-fedavg"].training, costs["pt-fedavg"].testing
     cached = step + 2 * prompted / epochs
-    mixed = costs["fedmix"].training - image_gradient()
+    images = image_gradient(places)
+    mixed = costs["fedmix"].training - images
     return {
         ("fgpt", "testing"): (
             "The embedding and a pass with prompts. Printed is twice 16.555, where 16.55 and 18.31, the pass with "
@@ -547,7 +569,7 @@ def _on_costs(methods: Mapping[str, Method], costs: Mapping[str, Cost]) -> dict[
         ("fgpt-resnet", "testing"): "Printed is 18.31, a pass with prompts, and 4.13.",
         ("fgpt-resnet", "constant"): "Printed with 4.12 here, 4.13 in the column before.",
         ("fedmix", "training"): (
-            f"Gradients of a gradient of the images. {rounded(mixed, 2)} without {rounded(image_gradient(), 2)} for "
+            f"Gradients of a gradient of the images. {rounded(mixed, 2)} without {rounded(images, 2)} for "
             "the images' own, which the step takes along and nobody needs."
         ),
         ("fedmoon", "training"): (
@@ -556,7 +578,7 @@ def _on_costs(methods: Mapping[str, Method], costs: Mapping[str, Cost]) -> dict[
         ),
         ("pfedhn", "training"): (
             "A step is PT-FedAvg's; the server's network takes "
-            f"{rounded(server_cost(), 3)} GMAC in a whole round. Nothing explains the printed number."
+            f"{rounded(server_cost(places), 3)} GMAC in a whole round. Nothing explains the printed number."
         ),
         ("sgpt", "training"): "Both stages, each with an update of its own.",
     }

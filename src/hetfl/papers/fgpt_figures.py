@@ -20,7 +20,7 @@ from hetfl.papers.panels import (
 )
 from hetfl.papers.spec import Entry, entry
 
-SGPT, MOMENTUM = "sgpt-cifar100-s10", "sgpt-momentum"
+SGPT = "sgpt-cifar100-s10"
 UNSEEN, SHORT, UNSEEN_SHORT = "fgpt-unseen", "cifar100-s10-short", "cifar100-unseen-short"
 HELD_OUT = {"fgpt": "FGPT", "pt-fedavg": "PT-FedAvg", "sgpt": "SGPT"}
 MOMENTA = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -149,7 +149,7 @@ FIGURES: dict[str, Callable[[Params], ResultFigure | SelectionFigure]] = {
     "fgpt-unseen": unseen(UNSEEN, "CIFAR-100, s = 10."),
     "sgpt-figure-6": figure_6,
     "cifar100-s10-short-groups": short_groups,
-    "cifar100-unseen-short": unseen(UNSEEN_SHORT, _SHORT),
+    "cifar100-unseen-short-clients": unseen(UNSEEN_SHORT, _SHORT),
 }
 """Of results, by the name of the stage."""
 
@@ -189,6 +189,6 @@ def _momenta(params: Params, kind: str) -> dict[float, Entry]:
     return {
         value: entry(params, SGPT, "sgpt", "s10")
         if value == DEFAULT_MOMENTUM
-        else entry(params, MOMENTUM, f"sgpt-{kind}-{value}", "s10")
+        else entry(params, f"sgpt-{kind}-momentum", f"sgpt-{kind}-momentum-{value}", "s10")
         for value in MOMENTA
     }

@@ -14,8 +14,8 @@ from hetfl.papers.spec import Entry, TableSpec, entry
 PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {**fedhpl.TABLES, **fedtgp.TABLES, **fgpt.TABLES}
 """The tables of the papers that show runs."""
 
-ARITHMETIC_TABLES = (*fedhpl.ARITHMETIC, *fedtgp.ARITHMETIC, *fgpt.ARITHMETIC)
-"""The tables of the papers that are computed."""
+ARITHMETIC_TABLES: dict[str, tuple[str, ...]] = {**fedhpl.ARITHMETIC, **fedtgp.ARITHMETIC, **fgpt.ARITHMETIC}
+"""The tables of the papers that are computed, each with the experiments whose settings it counts with."""
 
 
 def table_spec(name: str, params: Params) -> TableSpec:
@@ -73,9 +73,13 @@ def _windowed(spec: TableSpec, ensembles: Mapping[str, Sequence[int]]) -> TableS
     return spec.model_copy(update={"rows": rows, "columns": columns, "entries": entries, "decimals": 2})
 
 
-def arithmetic_table(name: str) -> dict[str, Any]:
+def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
     """A table of :data:`ARITHMETIC_TABLES`, computed anew, as its JSON file holds it."""
+    # It sees no experiments but those that its stage watches.
+    params = params.model_copy(
+        update={"experiments": {key: params.experiments[key] for key in ARITHMETIC_TABLES[name]}}
+    )
     # They build models, which takes seconds that other tables need not wait for.
     counts = import_module(f"hetfl.papers.{name.partition('-')[0]}_counts")
-    table: dict[str, Any] = counts.arithmetic_table(name)
+    table: dict[str, Any] = counts.arithmetic_table(name, params)
     return table

@@ -61,10 +61,10 @@ _CAPTIONS = {
 def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Path, out: Path) -> Path:
     """Write ``out/index.html`` from what the other stages left.
 
-    Every ``<name>.json`` of the tables folder becomes a section, with ``<name>-curves.svg`` and
-    ``<name>-communication.svg`` from the figures folder where they exist, and the heat maps
-    ``<dataset>/<split>-s<seed>/samples.svg`` of the first seed from the partitions folder. The papers' figures of
-    data distributions and of results, ``<paper>-figure-<number>.svg``, follow.
+    Every ``<name>/<name>.json`` of the tables folder becomes a section, with ``<name>-curves.svg`` and
+    ``<name>-communication.svg`` where they lie beside it, and the heat maps ``<dataset>/<split>-s<seed>/samples.svg``
+    of the first seed from the partitions folder. The papers' figures of data distributions and of results,
+    ``<name>/<name>.svg`` of the figures folder, follow.
 
     Returns:
         The page's path.
@@ -72,7 +72,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     Raises:
         HetflError: a JSON file in the tables folder is not a table.
     """
-    tables = [_read_table(path) for path in sorted(tables_folder.glob("*.json"))]
+    tables = [_read_table(path) for path in sorted(tables_folder.glob("*/*.json"))]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -81,7 +81,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
         lstrip_blocks=True,
     )
     page = environment.get_template("index.html.jinja").render(
-        tables=[_table_view(table, figures_folder) for table in tables],
+        tables=[_table_view(table, tables_folder) for table in tables],
         partitions=_partitions(tables, partitions_folder),
         distributions=_drawn([*PARTITION_FIGURES, *DATA_FIGURES], figures_folder),
         results=_drawn(RESULT_FIGURES, figures_folder),
@@ -97,7 +97,7 @@ def _read_table(path: Path) -> dict[str, Any]:
     return filled(table)
 
 
-def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any]:
+def _table_view(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     name, best = table["table"], best_cells(table)
     lows = [cell["lowest"] for cell in table["cells"] if cell["lowest"] is not None]
     scale = min(90, floor(min(lows) / 10) * 10) if lows else 0
@@ -125,7 +125,7 @@ def _table_view(table: Mapping[str, Any], figures_folder: Path) -> dict[str, Any
         "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
-        "figures": _figures(name, table["title"], figures_folder),
+        "figures": _figures(name, table["title"], folder / name),
         "provenance": _provenance(table),
     }
 
@@ -227,7 +227,7 @@ def _drawn(names: Iterable[str], folder: Path) -> list[dict[str, Any]]:
     return [
         {"name": name, "svg": inline_svg(path, name, name)}
         for name in names
-        if (path := folder / f"{name}.svg").exists()
+        if (path := folder / name / f"{name}.svg").exists()
     ]
 
 

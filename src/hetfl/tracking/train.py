@@ -35,7 +35,7 @@ def train_experiment(
     settings = params.experiments[experiment]
     for group in dict.fromkeys(settings.rows[cell.row].models or settings.models for cell in chosen):
         check_models(params, group)
-    check_fit(chosen)
+    check_fit(params, chosen)
     check_versions(root, keys(chosen))
     pick_device(params.compute.device)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}

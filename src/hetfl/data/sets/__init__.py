@@ -8,7 +8,10 @@ from hetfl.data.entry import Entry
 CATALOGUE: dict[str, Entry] = {}
 """Every data set by name."""
 
+MODULES: dict[str, str] = {}
+"""The file of this package that each of them is in, without its ending."""
+
 for _module in iter_modules(__path__):
     _found = import_module(f"{__name__}.{_module.name}")
     for _entry in getattr(_found, "ENTRIES", None) or (_found.ENTRY,):
-        CATALOGUE[_entry.name] = _entry
+        CATALOGUE[_entry.name], MODULES[_entry.name] = _entry, _module.name

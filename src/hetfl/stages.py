@@ -1,0 +1,483 @@
+"""DVC's stages, from params.yaml and the papers' tables: ``hetfl stages`` writes every dvc.yaml.
+
+DVC can repeat a stage over a mapping, but not with lists of dependencies that differ in length. What an experiment, a
+table or a data set reads does, so those stages are written out, each with exactly what it reads.
+
+An experiment of params.yaml has one training stage. One of a paper takes days, so each of its methods has a stage, so
+that a table waits for no more than it prints.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hetfl
+from hetfl.data.sets import CATALOGUE, MODULES
+from hetfl.errors import HetflError
+from hetfl.federation import versions
+from hetfl.federation.experiments import Experiment
+from hetfl.federation.plan import Cell, Params, cells, weights_read
+from hetfl.files import write_text
+from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
+from hetfl.papers.panels import FeatureFigure
+from hetfl.papers.spec import Entry
+from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
+
+ROOT = "dvc.yaml"
+PAPERS = ("fedhpl", "fedtgp", "fgpt")
+"""Folders of pipeline/ whose experiments are a paper's: they have its tables, and none of their own."""
+EMBEDDED = "digits-"
+"""How the names of the embedded default's experiments begin."""
+_HEAD = "# Written by `hetfl stages` from params.yaml, pipeline/*/params.yaml and src/hetfl/papers/: do not edit.\n"
+_SOURCE = Path(hetfl.__file__).parent
+COUNTED_ON = [f"src/hetfl/{part}" for part in ("data", "draws.py", "message.py", "methods", "metrics", "models")]
+"""What a table that is computed builds and sends."""
+_FINDING = ("data/entry.py", "data/fetch.py")
+"""How a data set's files are named and found, which cannot change what is in it."""
+
+WIDTH = 100
+"""Of a list or mapping on one line."""
+PLAIN = re.compile(r"[A-Za-z./][A-Za-z0-9 ./_+@=-]*")
+"""Strings that need no quotes anywhere in YAML."""
+
+Stage = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one training stage trains: an experiment, or one method of it.
+
+    Attributes:
+        file: the dvc.yaml that has the stage.
+        method: None: all of them.
+    """
+
+    experiment: str
+    method: str | None
+    file: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        """The end of its stages' names."""
+        return self.experiment if self.method is None else f"{self.experiment}-{self.method}"
+
+    @property
+    def folder(self) -> str:
+        """Where its runs lie below ``runs/`` and its evaluations below ``evaluations/``."""
+        return self.experiment if self.method is None else f"{self.experiment}/{self.method}"
+
+
+def units(params: Params) -> list[Unit]:
+    """All training stages."""
+    found = []
+    for name, experiment in params.experiments.items():
+        every, folder = cells(params, name), Path(experiment.file).parent
+        file = (folder / "dvc.yaml").as_posix()
+        if file == ROOT:
+            found.append(Unit(name, None, file, tuple(every)))
+            continue
+        for method in dict.fromkeys(cell.method for cell in every):
+            found.append(Unit(name, method, file, tuple(cell for cell in every if cell.method == method)))
+    return found
+
+
+def trained_for(entries: Iterable[Entry], every: Iterable[Unit]) -> list[Unit]:
+    """The training stages that a table or figure with these cells waits for."""
+    wanted = {entry.path(0).parts[:2] for entry in entries}
+    return [unit for unit in every if any((cell.experiment, cell.method) in wanted for cell in unit.cells)]
+
+
+def table_entries(name: str, params: Params) -> list[Entry]:
+    """All cells of a table; none of one that is computed."""
+    if name in ARITHMETIC_TABLES:
+        return []
+    return [entry for row in table_spec(name, params).entries.values() for entry in row.values()]
+
+
+def printed_by(name: str, params: Params) -> set[Path]:
+    """Cells that a table prints, as paths below ``runs/``; none of a table that is computed."""
+    return {entry.path(seed) for entry in table_entries(name, params) for seed in entry.seeds}
+
+
+def trained_by(params: Params) -> dict[str, set[Path]]:
+    """Of every table, the cells that DVC trains for it: those of all stages whose runs its stage depends on."""
+    every = units(params)
+    found = {}
+    for name in table_names(params):
+        folders = [
+            dep.removeprefix("runs/") for dep in _table(name, params, every)["deps"] if dep.startswith("runs/")
+        ]
+        within = [unit for unit in every if any(f"{unit.folder}/".startswith(f"{folder}/") for folder in folders)]
+        found[name] = {cell.path for unit in within for cell in unit.cells}
+    return found
+
+
+def table_names(params: Params) -> list[str]:
+    """Every table that has a stage: those of the papers, and of each experiment that is no paper's."""
+    folders = {name: Path(experiment.file).parent.name for name, experiment in params.experiments.items()}
+    own = [name for name, folder in folders.items() if folder not in PAPERS]
+    shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]
+    counted = [name for name in ARITHMETIC_TABLES if name.partition("-")[0] in folders.values()]
+    return [*dict.fromkeys([*own, *shown, *counted])]
+
+
+def figure_names(params: Params) -> list[str]:
+    """Every figure that has a stage."""
+    drawn = []
+    for name in TITLES:
+        if name in PARTITION_FIGURES:
+            there = all(dataset in params.partitions for dataset, _ in PARTITION_FIGURES[name].panels.values())
+        elif name in DATA_FIGURES:
+            figure = DATA_FIGURES[name]
+            if isinstance(figure, FeatureFigure):
+                there = figure.experiment in params.experiments
+            else:
+                there = figure.dataset in params.data.sets
+        else:
+            there = _complete(RESULT_FIGURES[name], params)
+        drawn += [name] * there
+    return drawn
+
+
+def _complete(make: Callable[[Params], Any], params: Params) -> bool:
+    """Whether the experiments that a table or figure shows are there: a project may be without some papers."""
+    try:
+        make(params)
+    except (KeyError, HetflError):
+        return False
+    return True
+
+
+def check(params: Params, root: Path) -> None:
+    """Check that DVC's stages are those of params.yaml and the tables.
+
+    Raises:
+        HetflError: a file is not.
+    """
+    for file in stale(params, root):
+        raise HetflError(f"{root / file}: is not what params.yaml and the papers' tables ask for; run hetfl stages")
+
+
+def files(params: Params) -> dict[str, str]:
+    """Content of every dvc.yaml, by its path.
+
+    Raises:
+        HetflError: a name has a dot in it, which DVC reads as a step into a mapping.
+    """
+    for key, names in (("experiments", {e.written for e in params.experiments.values()}), ("models", params.models)):
+        for name in names:
+            if "." in name:
+                raise HetflError(f"{key}.{name}: DVC reads a dot as a step into a mapping; use a dash")
+    every = units(params)
+    stages: dict[str, dict[str, Stage]] = {ROOT: {}}
+    stages[ROOT] |= {f"download-{name}": _download(name, params) for name in params.data.sets}
+    stages[ROOT] |= {f"pretrain-{name}": _pretrain(name, params) for name in params.pretrain}
+    stages[ROOT] |= {"partition": _partition()}
+    for unit in every:
+        stages.setdefault(unit.file, {})
+        stages[unit.file] |= {
+            f"train-{unit.name}": _train(unit, params),
+            f"evaluate-{unit.name}": _evaluate(unit, params),
+        }
+    stages[ROOT] |= {name: _table(name, params, every) for name in table_names(params)}
+    figures = figure_names(params)
+    stages[ROOT] |= {name: _figure(name, params, every) for name in figures}
+    stages[ROOT] |= {"report": _report(params)}
+    contents: dict[str, dict[str, Any]] = {file: {"stages": some} for file, some in stages.items()}
+    if figures:
+        contents[ROOT]["plots"] = [_drawing(name) for name in figures]
+    return {file: _HEAD + _dump(content) for file, content in contents.items()}
+
+
+def stale(params: Params, root: Path) -> dict[str, str | None]:
+    """The dvc.yaml files below ``root`` that are not what :func:`files` says: their right content, None: no file."""
+    wanted: dict[str, str | None] = dict(files(params))
+    there = [path.relative_to(root).as_posix() for path in (root / "pipeline").glob("*/dvc.yaml")]
+    wanted |= {file: None for file in there if file not in wanted}
+    found = {file: (root / file).read_text() if (root / file).exists() else None for file in wanted}
+    return {file: text for file, text in wanted.items() if found[file] != text}
+
+
+def write(params: Params, root: Path) -> list[str]:
+    """Bring every dvc.yaml up to date; the paths of those that were not."""
+    changed = stale(params, root)
+    for file, text in changed.items():
+        if text is None:
+            (root / file).unlink()
+        else:
+            write_text(root / file, text)
+    return [*changed]
+
+
+def sources(module: Path) -> list[str]:
+    """Files of the package that a data set's module reads its content with: the imports, and theirs."""
+    waiting, seen = [module], set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        waiting += _imports(path)
+    relative = {path.relative_to(_SOURCE).as_posix() for path in seen}
+    kept = {name for name in relative if name.startswith("data/") and name not in _FINDING} | {"draws.py"}
+    return sorted(f"src/hetfl/{name}" for name in kept)
+
+
+def _imports(path: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetfl."):
+            found = _SOURCE.joinpath(*str(node.module).split(".")[1:]).with_suffix(".py")
+            if found.exists():
+                yield found
+
+
+def _download(name: str, params: Params) -> Stage:
+    return {
+        "desc": f"prepare {CATALOGUE[name].title}",
+        "cmd": f"python pipeline/download.py {name}",
+        "deps": ["pipeline/download.py", *sources(_SOURCE / "data" / "sets" / f"{MODULES[name]}.py")],
+        "params": [f"data.{name}"],
+        "outs": [f"data/{name}"],
+    }
+
+
+def _pretrain(name: str, params: Params) -> Stage:
+    settings = params.pretrain[name]
+    numerics = versions.keys_of_pretraining(settings.models)
+    numerics += ["augmentation"] if settings.input.transform() else []
+    return {
+        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.split}",
+        "cmd": f"python pipeline/pretrain.py {name}",
+        "deps": [f"data/{settings.dataset}"],
+        "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],
+        "outs": [_weights(model) for model in settings.models],
+    }
+
+
+def _partition() -> Stage:
+    return {
+        "foreach": "${partitions}",
+        "do": {
+            "desc": "share a data set among clients, once per split and seed",
+            "cmd": "python pipeline/partition.py ${key}",
+            "deps": ["data/${key}", "pipeline/partition.py", "src/hetfl/data/partitions", "src/hetfl/draws.py"],
+            "params": ["partitions.${key}"],
+            "outs": [_kept("partitions/${key}")],
+        },
+    }
+
+
+def _train(unit: Unit, params: Params) -> Stage:
+    return _at(unit.file) | {
+        "cmd": f"python pipeline/train.py {unit.folder.replace('/', ' ')}",
+        "deps": reads(unit, params),
+        "params": watched(unit, params),
+        "outs": [{f"runs/{unit.folder}": {"cache": False, "persist": True}}],
+    }
+
+
+def _evaluate(unit: Unit, params: Params) -> Stage:
+    # What else its experiment says has changed the runs.
+    features = any(cell.features for cell in unit.cells)
+    block = [_key(params.experiments[unit.experiment])] if features else []
+    return _at(unit.file) | {
+        "cmd": f"python pipeline/evaluate.py {unit.folder.replace('/', ' ')}",
+        "deps": [*reads(unit, params), f"runs/{unit.folder}"],
+        "params": [*_by_file(block), {versions.FILE: ["evaluation"]}],
+        "outs": [_kept(f"evaluations/{unit.folder}")],
+    }
+
+
+def reads(unit: Unit, params: Params) -> list[str]:
+    """Files and folders that a unit's runs read."""
+    made = {model for settings in params.pretrain.values() for model in settings.models}
+    data = {cell.dataset for cell in unit.cells}
+    public = {cell.public.dataset for cell in unit.cells if cell.public}
+    weights = {name for cell in unit.cells for name in weights_read(cell)}
+    return [
+        *(f"data/{name}" for name in sorted(data | public)),
+        *(f"partitions/{name}" for name in sorted(data)),
+        # Others come from elsewhere: a run says what is missing.
+        *(_weights(name) for name in sorted(weights & made)),
+    ]
+
+
+def watched(unit: Unit, params: Params) -> list[Any]:
+    """Keys of params.yaml, and of the file of versions, that decide about a unit's runs."""
+    experiment = params.experiments[unit.experiment]
+    rows = [experiment.rows[name] for name in dict.fromkeys(cell.row for cell in unit.cells)]
+    groups = sorted({row.models or experiment.models for row in rows})
+    protocols = sorted({name for name in (experiment.protocol, *(row.protocol for row in rows)) if name})
+    keys = [
+        _key(experiment),
+        *(("params.yaml", f"models.{name}") for name in groups),
+        *(("params.yaml", f"protocols.{name}") for name in protocols),
+    ]
+    return [*_by_file(keys), {versions.FILE: versions.keys(unit.cells)}]
+
+
+def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
+    if name in ARITHMETIC_TABLES:
+        used, deps = [params.experiments[one] for one in ARITHMETIC_TABLES[name]], COUNTED_ON
+        title = f"{name}, counted"
+    else:
+        entries = table_entries(name, params)
+        used = [params.experiments[one] for one in dict.fromkeys(entry.experiment for entry in entries)]
+        deps, title = _results(_folders(trained_for(entries, every), every)), table_spec(name, params).title
+    return {
+        "desc": title,
+        "cmd": f"python pipeline/table.py {name}",
+        "deps": [*deps, "pipeline/table.py", "src/hetfl/papers", "src/hetfl/report"],
+        **_shown(used),
+        "outs": [_kept(f"tables/{name}")],
+    }
+
+
+def _figure(name: str, params: Params, every: Sequence[Unit]) -> Stage:
+    if name in PARTITION_FIGURES:
+        drawn = sorted({dataset for dataset, _ in PARTITION_FIGURES[name].panels.values()})
+        deps = [f"partitions/{dataset}" for dataset in drawn]
+        used: list[Experiment] = []
+    elif name in DATA_FIGURES:
+        figure = DATA_FIGURES[name]
+        deps, used = ["src/hetfl/data"], []
+        if isinstance(figure, FeatureFigure):
+            experiment = params.experiments[figure.experiment]
+            used = [experiment]
+            models = params.models[experiment.models]
+            made = {model for settings in params.pretrain.values() for model in settings.models}
+            deps = [
+                f"data/{experiment.dataset}",
+                *(_weights(model) for model in models[:1] if model in made),
+                *deps,
+                "src/hetfl/models",
+            ]
+        else:
+            deps = [f"data/{figure.dataset}", *deps]
+    else:
+        entries = [*RESULT_FIGURES[name](params).entries]
+        used = [params.experiments[one] for one in dict.fromkeys(entry.experiment for entry in entries)]
+        deps = [*_results(_folders(trained_for(entries, every), every)), "src/hetfl/metrics"]
+    groups = [experiment.models for experiment in used] if name in DATA_FIGURES else []
+    return {
+        "desc": TITLES[name],
+        "cmd": f"python pipeline/figure.py {name}",
+        "deps": [*deps, "pipeline/figure.py", "src/hetfl/papers", "src/hetfl/report"],
+        **_shown(used, groups),
+        "outs": [_kept(f"figures/{name}")],
+    }
+
+
+def _report(params: Params) -> Stage:
+    tables = [name for name in table_names(params) if name.startswith(EMBEDDED)]
+    figures = [name for name in figure_names(params) if name.startswith(EMBEDDED)]
+    sets = sorted({params.experiments[name].dataset for name in tables})
+    return {
+        "desc": "static report over all tables that exist",
+        "cmd": "python pipeline/report.py",
+        "deps": [
+            *(f"tables/{name}" for name in tables),
+            *(f"figures/{name}" for name in figures),
+            *(f"partitions/{name}" for name in sets),
+            "pipeline/report.py",
+            "src/hetfl/papers",
+            "src/hetfl/report",
+        ],
+        "outs": [_kept("report")],
+    }
+
+
+def _folders(wanted: Sequence[Unit], every: Sequence[Unit]) -> list[str]:
+    """Folders that hold what some units make: an experiment's where all of its methods are wanted."""
+    names = {unit.name for unit in wanted}
+    whole = {unit.experiment for unit in wanted}
+    whole -= {unit.experiment for unit in every if unit.name not in names}
+    return [*dict.fromkeys(unit.experiment if unit.experiment in whole else unit.folder for unit in wanted)]
+
+
+def _results(folders: Iterable[str]) -> list[str]:
+    return [f"{kind}/{folder}" for kind in ("runs", "evaluations") for folder in folders]
+
+
+def _shown(used: Iterable[Experiment], groups: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """The ``params`` of a stage that shows experiments: they, their protocols and some groups of models."""
+    used = [*used]
+    protocols = sorted({experiment.protocol for experiment in used if experiment.protocol})
+    keys = [_key(experiment) for experiment in used]
+    keys += [("params.yaml", f"models.{name}") for name in groups]
+    keys += [("params.yaml", f"protocols.{name}") for name in protocols]
+    return {"params": _by_file(keys)} if keys else {}
+
+
+def _key(experiment: Experiment) -> tuple[str, str]:
+    """Where an experiment is written: file and key."""
+    return experiment.file, f"experiments.{experiment.written}"
+
+
+def _by_file(keys: Iterable[tuple[str, str]]) -> list[Any]:
+    """Keys as a stage lists them: those of params.yaml by themselves, others below their file."""
+    own: list[str] = []
+    others: dict[str, list[str]] = {}
+    for file, key in dict.fromkeys(keys):
+        if file == "params.yaml":
+            own.append(key)
+        else:
+            others.setdefault(file, []).append(key)
+    return [*own, *({file: names} for file, names in others.items())]
+
+
+def _at(file: str) -> Stage:
+    """Every path in a stage is one from the checkout's root."""
+    return {} if file == ROOT else {"wdir": "/".join([".."] * (len(Path(file).parts) - 1))}
+
+
+def _weights(model: str) -> str:
+    return f"weights/{model}.safetensors"
+
+
+def _kept(path: str) -> dict[str, Any]:
+    return {path: {"cache": False}}
+
+
+def _drawing(name: str) -> str:
+    return f"figures/{name}/{name}.svg"
+
+
+def _dump(content: Mapping[str, Any]) -> str:
+    """YAML of nested mappings and lists; what fits stands on one line."""
+    return "".join(f"{line}\n" for line in _lines(content))
+
+
+def _lines(value: Any) -> Iterator[str]:
+    entries = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
+    for key, inner in entries:
+        start = f"{key}:" if key else "-"
+        if not isinstance(inner, dict | list) or len(_flow(inner)) <= WIDTH and not _nested(inner):
+            yield f"{start} {_flow(inner)}"
+        elif key:
+            yield start
+            yield from (f"  {line}" for line in _lines(inner))
+        else:
+            first, *others = _lines(inner)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in others)
+
+
+def _nested(value: Any) -> bool:
+    return any(isinstance(inner, dict) for inner in (value.values() if isinstance(value, dict) else value))
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    # JSON's strings are YAML's, too.
+    return value if isinstance(value, str) and PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)

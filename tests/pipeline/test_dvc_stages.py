@@ -1,0 +1,270 @@
+"""What DVC is told: the stages follow from params.yaml and the tables, and list all that they read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hetfl import stages
+from hetfl.errors import HetflError
+from hetfl.federation.plan import Params, Workspace, cells, load_params, weights_read
+from hetfl.federation.schedule import identities
+from hetfl.federation.versions import used
+from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
+from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES
+
+ROOT = Path(__file__).parents[2]
+PARAMS = load_params(ROOT / "params.yaml")
+UNITS = stages.units(PARAMS)
+FILES = ["params.yaml", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("pipeline/*/params.yaml"))]
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read(path: str) -> dict[str, Any]:
+    return yaml.load((ROOT / path).read_text(), Loader=LOADER)
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, dict[str, Any]]:
+    """Every stage of every dvc.yaml as committed, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in ["dvc.yaml", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("pipeline/*/dvc.yaml"))]:
+        some = read(path)["stages"]
+        assert not set(some) & set(found)
+        found |= some
+    return found
+
+
+def watched(stage: dict[str, Any]) -> dict[str, list[str]]:
+    """The keys that a stage depends on, by file."""
+    found: dict[str, list[str]] = {}
+    for entry in stage.get("params", []):
+        for file, keys in (entry if isinstance(entry, dict) else {"params.yaml": [entry]}).items():
+            found.setdefault(file, []).extend(keys)
+    return found
+
+
+def test_the_files_are_current() -> None:
+    assert [*stages.stale(PARAMS, ROOT)] == []
+
+
+def test_every_table_and_figure_has_a_stage(written: dict[str, dict[str, Any]]) -> None:
+    assert {*PAPER_TABLES, *ARITHMETIC_TABLES, *PARTITION_FIGURES, *DATA_FIGURES, *RESULT_FIGURES} <= set(written)
+    assert set(TITLES) == {*PARTITION_FIGURES, *DATA_FIGURES, *RESULT_FIGURES}
+    for name in (*PAPER_TABLES, *ARITHMETIC_TABLES):
+        assert (*written[name]["outs"],) == ({f"tables/{name}": {"cache": False}},)
+
+
+def test_a_table_trains_what_it_prints_and_no_more(written: dict[str, dict[str, Any]]) -> None:
+    """By the committed files: what runs before a table's stage, and the cells that those commands train."""
+    trained = {
+        next(iter(out)): [argument for argument in stage["cmd"].split()[2:]]
+        for name, stage in written.items()
+        if name.startswith("train-")
+        for out in stage["outs"]
+    }
+    for name in stages.table_names(PARAMS):
+        deps = [dep for dep in written[name]["deps"] if dep.startswith("runs/")]
+        commands = [names for out, names in trained.items() if any(f"{out}/".startswith(f"{dep}/") for dep in deps)]
+        found = {
+            cell.path
+            for experiment, *method in commands
+            for cell in cells(PARAMS, experiment)
+            if not method or cell.method == method[0]
+        }
+        assert found == stages.printed_by(name, PARAMS), name
+        assert found == stages.trained_by(PARAMS)[name], name
+        assert {dep.replace("runs/", "evaluations/") for dep in deps} <= set(written[name]["deps"])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_training_stage_watches_every_key_that_decides_about_its_cells(
+    file: str, written: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """With what the stages of an experiment do not watch taken out of the files, its cells are the same."""
+    raw = {path: read(path) for path in FILES}
+    blocks = {experiment.written for experiment in PARAMS.experiments.values() if experiment.file == file}
+    for block in blocks:
+        some = [unit for unit in UNITS if PARAMS.experiments[unit.experiment].written == block]
+        keys: dict[str, set[str]] = {path: set() for path in FILES}
+        for unit in some:
+            for path, names in watched(written[f"train-{unit.name}"]).items():
+                if path in keys:
+                    keys[path] |= set(names)
+        kept = {name: raw["params.yaml"][name] for name in ("data", "partitions")}
+        kept |= {"models": {}, "protocols": {}, "experiments": {}}
+        for path, names in keys.items():
+            for section, _, key in (name.partition(".") for name in names):
+                kept[section][key] = raw[path][section][key]
+        (tmp_path / "params.yaml").write_text(json.dumps(kept))
+        params = load_params(tmp_path / "params.yaml")
+        for name in {unit.experiment for unit in some}:
+            assert cells(params, name) == cells(PARAMS, name), name
+
+
+def test_a_training_stage_lists_what_its_cells_read(
+    written: dict[str, dict[str, Any]],
+) -> None:
+    made = {model for settings in PARAMS.pretrain.values() for model in settings.models}
+    for unit in UNITS:
+        train, evaluate = written[f"train-{unit.name}"], written[f"evaluate-{unit.name}"]
+        for cell in unit.cells:
+            reads = {f"data/{cell.dataset}", f"partitions/{cell.dataset}"}
+            reads |= {f"data/{cell.public.dataset}"} if cell.public else set()
+            reads |= {f"weights/{name}.safetensors" for name in weights_read(cell) if name in made}
+            assert reads <= set(train["deps"])
+            assert reads | {f"runs/{unit.folder}"} <= set(evaluate["deps"])
+            assert set(used(cell)) <= set(watched(train)["versions.yaml"])
+        assert f"models.{PARAMS.experiments[unit.experiment].models}" in watched(train)["params.yaml"] or any(
+            row.models for row in PARAMS.experiments[unit.experiment].rows.values()
+        )
+        # What source says is in the versions.
+        assert not [dep for dep in (*train["deps"], *evaluate["deps"]) if dep.startswith("src/")]
+        assert watched(evaluate)["versions.yaml"] == ["evaluation"]
+    assert "models.fedhpl-pfedpt" in watched(written["train-fedhpl-homogeneous-cifar10-pfedpt"])["params.yaml"]
+    assert "data/svhn" in written["train-fedhpl-resnet-cifar10-fedmd"]["deps"]
+
+
+OPENED = """
+import sys
+from pathlib import Path
+opened = set()
+sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
+from hetfl.federation.plan import load_params
+from hetfl.data.catalogue import Sources, entry, prepare_dataset
+from hetfl.config import validate
+params = load_params(Path("params.yaml"))
+known = entry("digits")
+settings = validate(known.settings, params.data.sets["digits"], "")
+import hetfl.data
+run = set()
+sys.setprofile(lambda frame, event, arg: run.add(frame.f_code.co_filename))
+prepare_dataset("digits", settings, Path(sys.argv[1]), Sources(None, Path(sys.argv[1]) / "none"))
+sys.setprofile(None)
+print(*run, sep="\\n")
+"""
+
+
+def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    corrupted = written["download-cifar100c"]["deps"]
+    for part in ("corruptions", "readers", "archive", "sets/cifar", "sets/cifar100c"):
+        assert f"src/hetfl/data/{part}.py" in corrupted
+    for part in ("mnist", "notmnist", "svhn", "cifar"):
+        assert f"src/hetfl/data/sets/{part}.py" in written["download-five"]["deps"]
+    assert not [dep for dep in written["download-mnist"]["deps"] if "corruptions" in dep]
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, tmp_path / "digits"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    executed = {path.partition("src/")[2] for path in done.stdout.split() if "/src/hetfl/data/" in path}
+    finding = {"hetfl/data/catalogue.py", "hetfl/data/fetch.py", "hetfl/data/entry.py"}
+    assert {f"src/{path}" for path in executed - finding} <= set(written["download-digits"]["deps"])
+
+
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        ("params.yaml", "experiments.digits-homogeneous.rows.fedprox.settings.mu=1.0"),
+        ("params.yaml", "partitions.digits.splits.iid.clients=6"),
+        ("pipeline/fedhpl/params.yaml", "experiments.fedhpl-batch-32.defaults.batch_size=64"),
+        ("pipeline/fedtgp/params.yaml", "experiments.fedtgp-clients.defaults.participation=0.25"),
+        ("pipeline/fgpt/params.yaml", "experiments.fgpt-five.defaults.groups=4"),
+        ("pipeline/short/params.yaml", "experiments.cifar10-small.defaults.rounds=7"),
+    ],
+)
+def test_an_override_of_dvc_changes_one_line(file: str, key: str, tmp_path: Path) -> None:
+    """What `dvc exp run -S` does to a file: it reads it, sets a value and writes it anew."""
+    from dvc.utils.hydra import apply_overrides
+
+    copy = tmp_path / "params.yaml"
+    shutil.copy(ROOT / file, copy)
+    apply_overrides(copy, [key])
+    before, after = (path.read_text().splitlines() for path in (ROOT / file, copy))
+    assert len(before) == len(after)
+    assert len([line for line, other in zip(before, after, strict=True) if line != other]) == 1
+
+
+def test_hand_written_settings_stay_short_and_without_anchors() -> None:
+    texts = [(ROOT / file).read_text() for file in FILES]
+    assert sum(len(text.splitlines()) for text in texts) <= 1600
+    assert not any("<<:" in text or ": &" in text or ": *" in text for text in texts)
+
+
+def own(tmp_path: Path, **experiment: Any) -> Params:
+    raw = read("params.yaml")
+    raw["experiments"] = {
+        "mine": {
+            "title": "Mine",
+            "dataset": "digits",
+            "models": "digits-resnet",
+            "splits": {"iid": "IID"},
+            "seeds": 1,
+            "defaults": {"rounds": 1},
+            "rows": {"fedavg": None, "fedprox": {"settings": {"mu": 0.1}}},
+        }
+        | experiment
+    }
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    return load_params(tmp_path / "params.yaml")
+
+
+def test_an_experiment_of_ones_own_has_its_stages(tmp_path: Path) -> None:
+    files = stages.files(own(tmp_path))
+    found = yaml.safe_load(files["dvc.yaml"])["stages"]
+    assert {"train-mine", "evaluate-mine", "mine", "partition", "download-digits"} <= set(found)
+    assert found["train-mine"]["deps"] == ["data/digits", "partitions/digits"]
+    assert found["mine"]["outs"] == [{"tables/mine": {"cache": False}}]
+    assert not [name for name in found if "-table-" in name]
+    with pytest.raises(HetflError, match=r"dvc.yaml: is not what .* ask for; run hetfl stages"):
+        stages.check(own(tmp_path), tmp_path)
+    assert stages.write(own(tmp_path), tmp_path) == ["dvc.yaml"]
+    stages.check(own(tmp_path), tmp_path)
+
+
+def test_a_row_of_its_own_models_is_watched(tmp_path: Path) -> None:
+    rows = {"fedavg": None, "pfedpt": {"models": "digits-pfedpt"}, "fedhpl": {"models": "digits-homogeneous"}}
+    found = yaml.safe_load(stages.files(own(tmp_path, rows=rows))["dvc.yaml"])["stages"]["train-mine"]
+    assert {"models.digits-resnet", "models.digits-pfedpt", "models.digits-homogeneous"} <= set(
+        watched(found)["params.yaml"]
+    )
+    assert "weights/digits_vit_base.safetensors" in found["deps"]
+
+
+def test_a_name_that_dvc_would_misread_is_refused(tmp_path: Path) -> None:
+    raw = read("params.yaml")
+    raw["experiments"] = {"mine.2": raw["experiments"]["digits-fgpt"]}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    with pytest.raises(HetflError, match=r"experiments.mine.2: DVC reads a dot as a step into a mapping; use a dash"):
+        stages.files(load_params(tmp_path / "params.yaml"))
+
+
+@pytest.mark.slow
+def test_dvc_repro_of_ones_own_experiment_makes_its_table(tmp_path: Path) -> None:
+    """From a clone: params.yaml is changed, `hetfl stages` typed, and one target makes everything."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    own(clone)
+    tools = Path(sys.executable).parent
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(clone / "src"), "HOME": str(tmp_path)}
+
+    def tell(*command: str) -> str:
+        command = (str(tools / command[0]), *command[1:])
+        done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    tell("hetfl", "stages")
+    tell("dvc", "repro", "mine")
+    table = json.loads((clone / "tables/mine/mine.json").read_text())
+    assert {cell["row"]: cell["status"] for cell in table["cells"]} == {"fedavg": "ours", "fedprox": "ours"}
+    workspace = Workspace(clone)
+    params = load_params(workspace.params)
+    assert len(identities(cells(params, "mine"), workspace)) == 2
+    assert tell("dvc", "status", "mine", "train-mine", "evaluate-mine") == "Data and pipelines are up to date.\n"
