@@ -122,7 +122,7 @@ def cases() -> dict[str, Case]:
         paper(f"fedhpl-{kind}-cifar10", "fedhpl", "iid", Iid, 10) for kind in ("homogeneous", "heterogeneous")
     )
     fedproto, fedtgp = (
-        paper("fedtgp-htfe8-cifar100", row, "practical", Practical, 100) for row in ("fedproto", "fedtgp")
+        paper("fedtgp-htfe8-cifar100-practical", row, "practical", Practical, 100) for row in ("fedproto", "fedtgp")
     )
     fgpt = paper("fgpt-cifar100-s10", "fgpt", "s10", Pathological, 100)
     sgd = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 10}

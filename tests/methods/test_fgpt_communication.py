@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
 from hetfl.draws import Draws
+from hetfl.federation.plan import load_params
 from hetfl.federation.rounds import play_round, start
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.papers.fgpt_counts import (
+    CIFAR100,
     FAMILY,
     FULL,
     PLACES,
     SENDERS,
     SGPTS,
     Exchange,
+    Places,
     client_sizes,
     encoder,
     exchange,
     fitted,
     integer_bytes,
-    made,
     run_bytes,
     value_bytes,
     values,
     whole_network,
 )
 
+THERE = Places(load_params(Path(__file__).parents[2] / "params.yaml"))
+made = THERE.made
 BYTES = {
     "pt-fedavg-share": (322_960, 322_960, 169_160),
     **dict.fromkeys(["pt-fedavg", "fedmoon", "fedmix", "pfedhn"], (326_032, 326_032, 172_232)),
@@ -42,8 +47,8 @@ COUNTING = ["fgpt", "fgpt-u5", "fgpt-resnet", "fgpt-fedmix"]
 POOLED = ["fedmix", "fgpt-fedmix"]
 CASES = [(row, place) for row in SENDERS for place in PLACES]
 MADE = {
-    **{f"{row} {place}": (row, PLACES[place]) for row, place in CASES},
-    **{row: ("sgpt", place) for row, place in SGPTS.items()},
+    **{f"{row} {place}": (row, place) for row, place in CASES},
+    **{row: ("sgpt", row) for row in SGPTS},
 }
 
 
@@ -128,11 +133,11 @@ def test_what_trains_is_what_travels_and_the_backbone_does_not():
 def test_fedmix_sends_its_pool_once(row):
     item = 4 * (3 * 32 * 32 + 100)
     assert item == 12_688
-    whole = exchange(made(row), client_sizes())
+    whole = exchange(made(row), client_sizes(THERE.of(CIFAR100)))
     assert {value_bytes(message) for message in whole.registered} == {item}
     assert value_bytes(whole.first) - value_bytes(whole.down) == 100 * item == 1_268_800
-    chunks = [-(-size // 5) for size in client_sizes()]
-    parts = exchange(made(row, chunk=5), client_sizes())
+    chunks = [-(-size // 5) for size in client_sizes(THERE.of(CIFAR100))]
+    parts = exchange(made(row, chunk=5), client_sizes(THERE.of(CIFAR100)))
     assert [value_bytes(message) for message in parts.registered] == [many * item for many in chunks]
     assert value_bytes(parts.first) - value_bytes(parts.down) == sum(chunks) * item
     # The sheet's round figures: 99 items, 1.26 MB up and 126 MB down.
@@ -167,7 +172,7 @@ def test_what_else_stays_where_it_is():
 
 
 def test_split_is_the_sheets():
-    sizes = client_sizes()
+    sizes = client_sizes(THERE.of(CIFAR100))
     assert len(sizes) == 100
     assert sum(sizes) == pytest.approx(49_490, abs=50)
     assert min(sizes) > 430
@@ -180,14 +185,14 @@ def test_split_is_the_sheets():
 def test_a_whole_run(name, megabytes):
     row, place = MADE[name]
     method = made(row, place)
-    assert round(run_bytes(method, sent(name), place) / 1e6, 1) == megabytes
+    assert round(run_bytes(method, sent(name), THERE.of(place)) / 1e6, 1) == megabytes
     one = value_bytes(sent(name).up)
-    assert run_bytes(method, sent(name), place) == 60 * 5 * 2 * one
+    assert run_bytes(method, sent(name), THERE.of(place)) == 60 * 5 * 2 * one
 
 
 def test_a_whole_run_of_a_whole_transformer():
     method = create("fedavg", {"rounds": 60, "participation": 0.05}, 100)
-    place = PLACES["cifar100-20"]
+    place = THERE.of(CIFAR100)
     assert round(run_bytes(method, whole_network(method, FULL["vit_b16"][1]), place) / 1e9) == 206
 
 

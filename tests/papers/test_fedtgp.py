@@ -12,12 +12,14 @@ from hetfl.draws import Draws
 from hetfl.files import read_json
 from hetfl.methods import create
 from hetfl.models import build
-from hetfl.papers.fedtgp import CIFAR100, METHODS, TABLES, printed
+from hetfl.papers.fedtgp import METHODS, TABLES, printed
 from hetfl.papers.tables import table_spec
 from hetfl.report.table import render_text
 
 OF_PAPER = [name for name in CELLS if name.startswith("fedtgp-")]
-HTC4 = ("fedtgp-res34-htc4-cifar100", "fedtgp-htfe8-htc4-cifar100")
+HTC4 = ("fedtgp-classifiers-res34-htc4", "fedtgp-classifiers-htfe8-htc4")
+OF_FEDTGP = ("fedtgp-ablations", "fedtgp-margin", "fedtgp-server")
+"""How the names of experiments with FedTGP alone begin."""
 SHORT = "fashion-mnist-short"
 
 
@@ -40,6 +42,9 @@ def test_the_run_matrix_is_complete_and_trains_nothing_twice():
 def test_every_experiment_has_the_methods_that_fit_its_heads():
     for name in OF_PAPER:
         methods = {cell.method for cell in CELLS[name].values()}
+        if name.startswith(OF_FEDTGP):
+            assert methods == {"fedtgp"}
+            continue
         assert methods == set(METHODS) - ({"lg-fedavg", "fedgen"} if name in HTC4 else set()), name
 
 
@@ -63,14 +68,16 @@ def test_settings_are_the_papers():
         usual = varied | varied_by.get(cell.method, {})
         changed = {name for name, value in usual.items() if cell.settings[name] != value}
         # A row that is named after its method has the usual settings, any other changes one of them.
-        assert len(changed) == (cell.row != cell.method), cell.path
-    settings = {cell.row: cell.settings for cell in CELLS[CIFAR100].values()}
+        assert len(changed) == (cell.row != cell.method or cell.experiment == "fedtgp-clients"), cell.path
+    every = {name: {cell.row: cell.settings for cell in CELLS[name].values()} for name in OF_PAPER}
+    epochs, sizes = every["fedtgp-epochs"], every["fedtgp-embedding"]
     for method in METHODS:
-        assert settings[f"{method}-half"]["participation"] == 0.5
-        assert [settings[f"{method}-epochs-{epochs}"]["local_epochs"] for epochs in (5, 10, 20)] == [5, 10, 20]
-        assert [settings[f"{method}-dim-{size}"]["embedding"] for size in (64, 256, 1024)] == [64, 256, 1024]
-    assert [settings[f"fedtgp-tau-{tau}"]["margin_cap"] for tau in (1, 10, 1000)] == [1, 10, 1000]
-    assert [settings[f"fedtgp-server-{epochs}"]["server_epochs"] for epochs in (1, 10, 1000)] == [1, 10, 1000]
+        assert every["fedtgp-clients"][method]["participation"] == 0.5
+        assert [epochs[f"{method}-local-epochs-{many}"]["local_epochs"] for many in (5, 10, 20)] == [5, 10, 20]
+        assert [sizes[f"{method}-embedding-{size}"]["embedding"] for size in (64, 256, 1024)] == [64, 256, 1024]
+    for name, setting in (("fedtgp-margin", "margin_cap"), ("fedtgp-server", "server_epochs")):
+        assert [settings[setting] for settings in every[name].values()] == [1, 10, 1000]
+    settings = every["fedtgp-ablations-cifar100"]
     assert settings["fedtgp-scl"]["margin"] == "none" and not settings["fedtgp-no-f"]["network"]
     assert (settings["fedtgp-fm"]["margin"], settings["fedtgp-fm"]["margin_cap"]) == ("fixed", 100)
 
@@ -112,20 +119,26 @@ def test_groups_of_models_deal_the_architectures_in_the_papers_order():
 @pytest.mark.parametrize(
     ("number", "row", "column", "value", "of"),
     [
-        (1, "fedgen", "flowers102-blocks", (59.90, 0.15), "htfe8-flowers102/fedgen/fedgen/blocks"),
-        (1, "fedtgp", "tiny-imagenet-practical", (27.37, 0.12), "htfe8-tiny-imagenet/fedtgp/fedtgp/practical"),
-        (2, "fedkd", "htfe9", (42.15, 0.36), "htfe9-cifar100/fedkd/fedkd/practical"),
-        (2, "fedproto", "htfe8-htc4", (25.57, 0.72), "htfe8-htc4-cifar100/fedproto/fedproto/practical"),
-        (2, "lg-fedavg", "100", (35.14, 0.47), "htfe8-cifar100/lg-fedavg/lg-fedavg-half/practical-100"),
-        (3, "fml", "20", (36.02, 0.22), "htfe8-cifar100/fml/fml-epochs-20/practical"),
-        (4, "feddistill", "1024", (40.09, 0.27), "htfe8-cifar100/feddistill/feddistill-dim-1024/practical"),
-        (6, "fedtgp-no-f", "flowers102", (49.39, None), "htfe8-flowers102/fedtgp/fedtgp-no-f/practical"),
-        (6, "fedproto", "cifar100", (36.34, None), "htfe8-cifar100/fedproto/fedproto/practical"),
-        (7, "1000", "tau", (46.09, None), "htfe8-cifar100/fedtgp/fedtgp-tau-1000/practical"),
-        (7, "1000", "server", (47.01, None), "htfe8-cifar100/fedtgp/fedtgp-server-1000/practical"),
-        (7, "100", "server", (46.94, None), "htfe8-cifar100/fedtgp/fedtgp/practical"),
+        (1, "fedgen", "flowers102-blocks", (59.90, 0.15), "htfe8-flowers102-pathological/fedgen/fedgen/blocks"),
+        (
+            1,
+            "fedtgp",
+            "tiny-imagenet-practical",
+            (27.37, 0.12),
+            "htfe8-tiny-imagenet-practical/fedtgp/fedtgp/practical",
+        ),
+        (2, "fedkd", "htfe9", (42.15, 0.36), "extractors-htfe9/fedkd/fedkd/practical"),
+        (2, "fedproto", "htfe8-htc4", (25.57, 0.72), "classifiers-htfe8-htc4/fedproto/fedproto/practical"),
+        (2, "lg-fedavg", "100", (35.14, 0.47), "clients/lg-fedavg/lg-fedavg/practical-100"),
+        (3, "fml", "20", (36.02, 0.22), "epochs/fml/fml-local-epochs-20/practical"),
+        (4, "feddistill", "1024", (40.09, 0.27), "embedding/feddistill/feddistill-embedding-1024/practical"),
+        (6, "fedtgp-no-f", "flowers102", (49.39, None), "ablations-flowers102/fedtgp/fedtgp-no-f/practical"),
+        (6, "fedproto", "cifar100", (36.34, None), "htfe8-cifar100-practical/fedproto/fedproto/practical"),
+        (7, "1000", "tau", (46.09, None), "margin/fedtgp/fedtgp-margin-cap-1000/practical"),
+        (7, "1000", "server", (47.01, None), "server/fedtgp/fedtgp-server-epochs-1000/practical"),
+        (7, "100", "server", (46.94, None), "htfe8-cifar100-practical/fedtgp/fedtgp/practical"),
         (10, "feddistill", "practical", (97.48, 0.04), "htcnn8-fashion-mnist/feddistill/feddistill/practical"),
-        (11, "fedgen", "resnet34", (43.71, 0.04), "resnet34-cifar100/fedgen/fedgen/practical"),
+        (11, "fedgen", "resnet34", (43.71, 0.04), "same-resnet34/fedgen/fedgen/practical"),
     ],
 )
 def test_printed_numbers_stand_beside_their_runs(number, row, column, value, of):

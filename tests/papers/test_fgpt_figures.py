@@ -1,7 +1,6 @@
 """What the figures of FGPT and SGPT ask for, and the stages that draw samples of data sets."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from settings_files import copy_params
 
 from hetfl.data.store import Split, write_dataset
 from hetfl.federation.plan import Cell, cells, load_params
@@ -90,7 +90,7 @@ def test_figures_of_samples_have_a_stage_and_a_data_set(name: str) -> None:
     assert dataset in PARAMS.data.sets
     assert {f"data/{dataset}", "pipeline/figure.py"} <= set(stage["deps"])
     assert stage["cmd"] == f"python pipeline/figure.py {name}"
-    assert [next(iter(out)) for out in stage["outs"]] == [f"figures/{name}.svg", f"figures/{name}.png"]
+    assert stage["outs"] == [{f"figures/{name}": {"cache": False}}]
 
 
 def test_features_are_taken_after_the_first_and_the_last_block_and_between() -> None:
@@ -104,12 +104,12 @@ def test_features_are_taken_after_the_first_and_the_last_block_and_between() -> 
 
 def stage(folder: Path, name: str) -> tuple[list[str], str]:
     """What a stage prints before its files, and its figure."""
-    shutil.copy(ROOT / "params.yaml", folder)
+    copy_params(folder)
     command = [sys.executable, ROOT / "pipeline" / "figure.py", name]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *said, svg, png = done.stdout.splitlines()
-    assert [svg, png] == [f"figures/{name}.svg", f"figures/{name}.png"]
+    assert [svg, png] == [f"figures/{name}/{name}.svg", f"figures/{name}/{name}.png"]
     return said, (folder / svg).read_text()
 
 

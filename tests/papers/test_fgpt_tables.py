@@ -61,8 +61,8 @@ def test_the_run_matrix_is_complete_and_trains_nothing_twice():
         ("fgpt-cifar100c-s10", "cifar100c", "s10", 50, 5, 5, 20),
         ("fgpt-cifar100c-s2", "cifar100c", "s2", 50, 5, 5, 25),
         ("fgpt-five", "five", "domains", 20, 2, 5, 5),
-        ("fgpt-cifar100-s10-e2", "cifar100", "s10", 100, 5, 2, 20),
-        ("fgpt-cifar100-s5-e2", "cifar100", "s5", 100, 5, 2, 25),
+        ("fgpt-cifar100-e2-s10", "cifar100", "s10", 100, 5, 2, 20),
+        ("fgpt-cifar100-e2-s5", "cifar100", "s5", 100, 5, 2, 25),
         ("fgpt-cifar100-dirichlet", "cifar100", "pachinko-0.1", 100, 5, 5, 20),
         ("fgpt-cifar100-dirichlet", "cifar100", "pachinko-0.01", 100, 5, 5, 20),
     ],
@@ -102,7 +102,7 @@ def test_images_are_prepared_as_the_authors_do():
 def test_variants_differ_in_one_setting_each():
     of_row = {cell.row: cell.settings for name in OF_PAPER for cell in CELLS[name].values()}
     for size in (15, 20, 25, 30, 35):
-        assert of_row[f"fgpt-g{size}"]["groups"] == size
+        assert of_row[f"fgpt-groups-{size}"]["groups"] == size
     assert (of_row["fgpt-random-keys"]["keys"], of_row["fgpt-resnet"]["encoder"]) == ("random", "resnet50.tv_in1k")
     of_fgpt = [cell for name in OF_PAPER for cell in CELLS[name].values() if cell.row == "fgpt"]
     ensembles = {cell.experiment: cell.settings["ensembles"] for cell in of_fgpt}
@@ -137,8 +137,8 @@ def test_settings_of_sgpt_are_the_authors():
         assert (s["query_block"], s["vote"]) == ((6, True) if office else (None, False))
         assert s["groups"] == {"sgpt-office": 4, "sgpt-domainnet": 6}.get(name, 20)
         key, group = (0.0 if office else 0.5), 0.5
-        if name == "sgpt-momentum":
-            which, value = row.removeprefix("sgpt-").split("-")
+        if name.endswith("-momentum"):
+            which, _, value = row.removeprefix("sgpt-").split("-")
             key, group = (float(value), 0.5) if which == "key" else (0.5, float(value))
         assert (s["key_momentum"], s["group_momentum"]) == (key, group), row
 
@@ -150,20 +150,20 @@ def test_settings_of_sgpt_are_the_authors():
         ("1", "pt-fedavg", "five", (77.82, 23.17), "five/pt-fedavg/pt-fedavg/domains", ""),
         ("1", "fedmix", "c-s2", (61.47, 8.44), "cifar100c-s2/fedmix/fedmix/s2", ""),
         ("3", "20", "s10", (81.09, 0.40), "cifar100-s10/fgpt/fgpt/s10", ""),
-        ("3", "20", "s5", (78.25, 0.40), "groups-s5/fgpt/fgpt-g20/s5", ""),
-        ("3", "35", "s10", (79.21, 0.42), "groups-s10/fgpt/fgpt-g35/s10", ""),
-        ("4", "fgpt-random-keys", "accuracy", (80.56, None), "selection/fgpt/fgpt-random-keys/s10", ""),
+        ("3", "20", "s5", (78.25, 0.40), "groups-s5/fgpt/fgpt-groups-20/s5", ""),
+        ("3", "35", "s10", (79.21, 0.42), "groups-s10/fgpt/fgpt-groups-35/s10", ""),
+        ("4", "fgpt-random-keys", "accuracy", (80.56, None), "random-keys/fgpt/fgpt-random-keys/s10", ""),
         ("4", "fgpt-u", "accuracy", (82.45, None), "cifar100-s10/fgpt/fgpt/s10", "top-5"),
         ("6", "fgpt-u2", "c-s10", (71.51, 0.38), "cifar100c-s10/fgpt/fgpt/s10", "top-2"),
         ("6", "fgpt-u", "s10", (82.45, 0.41), "cifar100-s10/fgpt/fgpt/s10", "top-5"),
         ("7", "fedmoon", "0.01", (78.97, 0.03), "cifar100-dirichlet/fedmoon/fedmoon/pachinko-0.01", ""),
-        ("8", "pfedhn", "s5-e2", (71.06, 2.04), "cifar100-s5-e2/pfedhn/pfedhn/s5", ""),
+        ("8", "pfedhn", "s5-e2", (71.06, 2.04), "cifar100-e2-s5/pfedhn/pfedhn/s5", ""),
         ("8", "fgpt", "s5-e5", (78.32, 0.35), "cifar100-s5/fgpt/fgpt/s5", ""),
         ("9", "fgpt-fedmix", "c-s10", (71.40, 0.30), "cifar100c-s10/fgpt-fedmix/fgpt-fedmix/s10", ""),
         ("9", "fedmix", "s10", (80.52, 0.41), "cifar100-s10/fedmix/fedmix/s10", ""),
-        ("10-accuracy", "fgpt-resnet", "accuracy", (80.53, 0.64), "selection/fgpt/fgpt-resnet/s10", ""),
-        ("11", "pt-fedavg-share", "shared", (0.8334, None), "cifar100-s10-e2/pt-fedavg/pt-fedavg-share/s10", ""),
-        ("11", "fed-dualprompt", "accuracy", (77.48, 0.11), "cifar100-s10-e2/fed-dualprompt/fed-dualprompt/s10", ""),
+        ("10-accuracy", "fgpt-resnet", "accuracy", (80.53, 0.64), "resnet/fgpt/fgpt-resnet/s10", ""),
+        ("11", "pt-fedavg-share", "shared", (0.8334, None), "share/pt-fedavg/pt-fedavg-share/s10", ""),
+        ("11", "fed-dualprompt", "accuracy", (77.48, 0.11), "cifar100-e2-s10/fed-dualprompt/fed-dualprompt/s10", ""),
     ],
 )
 def test_printed_numbers_stand_beside_their_runs(name, row, column, value, of, reading):

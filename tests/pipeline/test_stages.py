@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from settings_files import copy_params
 from typer.testing import CliRunner
 
 from hetfl.cli import app, run
@@ -160,8 +161,8 @@ def test_stages_leave_what_a_person_looks_for(finished: Path) -> None:
         "partitions/digits/iid-s0/samples.png",
         *(f"runs/{cell}/{name}" for cell in CELLS for name in ("run.json", "rounds.jsonl", "model.safetensors")),
         *(f"evaluations/{cell}/{name}" for cell in CELLS for name in ("metrics.json", "per_class.csv")),
-        *(f"tables/tiny.{suffix}" for suffix in ("json", "md", "csv", "tex")),
-        *(f"figures/tiny-{kind}.{suffix}" for kind in ("curves", "communication") for suffix in ("svg", "png")),
+        *(f"tables/tiny/tiny.{suffix}" for suffix in ("json", "md", "csv", "tex")),
+        *(f"tables/tiny/tiny-{kind}.{suffix}" for kind in ("curves", "communication") for suffix in ("svg", "png")),
         "report/index.html",
         "mlruns/mlflow.db",
     ]
@@ -173,7 +174,7 @@ def test_stages_leave_what_a_person_looks_for(finished: Path) -> None:
 def test_record_evaluation_and_table_agree(finished: Path, cell: Path) -> None:
     last = lines(finished, cell)[-1]
     metrics = read_json(finished / "evaluations" / cell / "metrics.json")
-    table = read_json(finished / "tables/tiny.json")
+    table = read_json(finished / "tables/tiny/tiny.json")
     printed = next(entry for entry in table["cells"] if entry["row"] == cell.parts[1])
     assert last["round"] == ROUNDS
     assert metrics["accuracy"] == last["accuracy"]
@@ -269,7 +270,7 @@ def test_engine_and_precision_are_recorded_and_change_little(finished: Path, unt
         assert (run["engine"], run["precision"]) == ("batched", precision)
         there, here = (np.array(lines(root, cell)[-1]["accuracy"]) for root in (finished, untrained))
         assert np.abs(there - here).max() < 0.05
-    assert "bfloat16" in (untrained / "tables/tiny.md").read_text()
+    assert "bfloat16" in (untrained / "tables/tiny/tiny.md").read_text()
 
 
 def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
@@ -278,20 +279,20 @@ def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
     for kind in ("runs", "evaluations"):
         assert [path.name for path in (untrained / kind / "tiny").iterdir()] == ["fedavg"]
     assert run_stage(untrained, "table", "tiny") == (0, "")
-    shown = read_json(untrained / "tables/tiny.json")["cells"]
+    shown = read_json(untrained / "tables/tiny/tiny.json")["cells"]
     assert {cell["row"]: cell["status"] for cell in shown} == {"fedhpl": "not run", "fedavg": "ours"}
 
 
 def test_paper_tables_are_laid_out_where_nothing_has_run(finished: Path, tmp_path: Path) -> None:
-    shutil.copy(PIPELINE.parent / "params.yaml", tmp_path)
+    copy_params(tmp_path)
     for name in ("fedhpl-table-3", "fedhpl-table-9", "fedtgp-table-2", "fashion-mnist-short"):
         assert run_stage(tmp_path, "table", name) == (0, "")
-        assert (tmp_path / f"tables/{name}.md").exists()
+        assert (tmp_path / f"tables/{name}/{name}.md").exists()
     assert not (tmp_path / "runs").exists()
 
 
 def test_clients_of_the_digits_have_test_samples_of_their_own_in_fedtgps_settings(tmp_path: Path) -> None:
-    shutil.copy(PIPELINE.parent / "params.yaml", tmp_path)
+    copy_params(tmp_path)
     assert run_stage(tmp_path, "download", "digits") == (0, "")
     params, dataset = load_params(tmp_path / "params.yaml"), read_dataset(tmp_path / "data/digits")
     labels = dataset.labels(("train", "test"))

@@ -17,7 +17,7 @@ from hetfl.federation.sequential import Sequential
 from hetfl.methods import create
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
-EXPERIMENTS = ["fedtgp-htfe8-cifar100", "fedtgp-htfe9-cifar100", "fedtgp-htfe8-htc4-cifar100"]
+EXPERIMENTS = ["fedtgp-htfe8-cifar100-practical", "fedtgp-extractors-htfe9", "fedtgp-classifiers-htfe8-htc4"]
 METHODS = ("lg-fedavg", "fedgen", "fml", "fedkd", "feddistill", "fedproto", "fedtgp")
 CASES = [
     (experiment, method)
