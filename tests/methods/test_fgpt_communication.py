@@ -91,7 +91,7 @@ def test_sgpt_sends_keys_and_picks_too(row, numbers, counts):
 @pytest.mark.parametrize(("row", "place"), CASES)
 def test_integers_travel_beside_the_values(row, place):
     own = sent(f"{row} {place}")
-    assert integer_bytes(own.up) == (4 * PLACES[place].settings["groups"] if row in COUNTING else 0)
+    assert integer_bytes(own.up) == (4 * made(row, place).settings.groups if row in COUNTING else 0)
     # FedPR's seed, from the second round on.
     assert integer_bytes(own.down) == (4 if row == "fedpr" else 0)
     assert integer_bytes(own.first) == 0
