@@ -245,6 +245,9 @@ def compare(
     fresh: Annotated[Path, typer.Argument(help="A folder with the same tables, made again.")],
     accuracy: Annotated[float, typer.Option(help="Allowed difference in percentage points.")] = 1.0,
     size: Annotated[float, typer.Option(help="Allowed share for sizes that depend on training.")] = 0.0,
+    elsewhere: Annotated[
+        float | None, typer.Option(help="Allowed difference of a mean between processors or versions of torch.")
+    ] = None,
 ) -> None:
     """Compare tables cell by cell; an error if any cell differs by more than is allowed."""
     from hetfl.files import read_json
@@ -255,7 +258,8 @@ def compare(
         raise HetflError(f"{reference}: holds no tables (<name>/<name>.json)")
     good = True
     for path in paths:
-        rows = compare_tables(read_json(path), read_json(fresh / path.relative_to(reference)), accuracy, size)
+        told, made = read_json(path), read_json(fresh / path.relative_to(reference))
+        rows = compare_tables(told, made, accuracy, size, elsewhere)
         good = good and all(row["ok"] for row in rows)
         print(f"{path.stem}\n{render_comparison(rows)}\n")
     if not good:

@@ -688,6 +688,17 @@ def test_comparison_catches_accuracy(finished: Path) -> None:
     assert "1 of 9 cells differ" in render_comparison([bad] + [row for row in compare_tables(table, fresh, 9)][1:])
 
 
+def test_between_processors_means_alone_are_compared(finished: Path) -> None:
+    table, fresh = make(finished), make(finished)
+    cell = cell_of(fresh, "local", "iid")
+    cell["lowest"] += 9
+    assert not all(row["ok"] for row in compare_tables(table, fresh, 1.0, elsewhere_tolerance=5.0))
+    fresh["provenance"]["devices"] = ["cpu: another one"]
+    assert all(row["ok"] for row in compare_tables(table, fresh, 1.0, elsewhere_tolerance=5.0))
+    cell["value"] += 6
+    assert not all(row["ok"] for row in compare_tables(table, fresh, 1.0, elsewhere_tolerance=5.0))
+
+
 @pytest.mark.parametrize("key", ["elements", "bytes"])
 def test_comparison_catches_sizes(finished: Path, key: str) -> None:
     table, fresh = make(finished), make(finished)

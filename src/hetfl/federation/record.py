@@ -150,16 +150,17 @@ def versions() -> dict[str, str]:
 
 @cache
 def device_name(device: torch.device) -> str:
-    """The kind of device and its model."""
+    """The kind of device and its model; of a processor with family and model number, as clouds hide its name."""
     if device.type == "cuda":
         return f"cuda: {torch.cuda.get_device_name(device)}"
-    cpu = Path("/proc/cpuinfo")
-    models = (
-        [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if "model name" in line]
-        if cpu.exists()
-        else []
-    )
-    return f"{device.type}: {models[0] if models else platform.processor() or platform.machine()}"
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        told = {
+            name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())
+        }
+        return f"{device.type}: {told['model name']} ({told['cpu family']}/{told['model']})"
+    except (OSError, KeyError):
+        return f"{device.type}: {platform.processor() or platform.machine()}"
 
 
 def reset_peak_memory(device: torch.device) -> None:
