@@ -34,7 +34,8 @@ PROMPTED = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "pa
 TOY = {
     **{name: PROMPTED for name in ("pt-fedavg", "fedmoon", "fedmix", "pfedhn")},
     **{name: PROMPTED | {"groups": 3} for name in ("fgpt", "fed-dualprompt", "sgpt", "fgpt-fedmix")},
-    "fedpr": PROMPTED | {"group_blocks": ()},
+    # Two prompts of 48 elements: with less kept, which of the 46 free directions go is the processor's choice.
+    "fedpr": PROMPTED | {"group_blocks": (), "kept": 0.958},
     "fedkd": {"embedding": 16, "auxiliary": "digits_resnet_small"},
     "fml": {"embedding": 16, "auxiliary": "digits_resnet_small"},
     "lg-fedavg": {"embedding": 16},

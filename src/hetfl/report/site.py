@@ -29,6 +29,7 @@ from hetfl.report.formats import (
     has_run,
     show_bytes,
     show_count,
+    show_differences,
     show_digits,
     show_marks,
     show_measure,
@@ -247,6 +248,7 @@ def _provenance(table: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str
         "Device": [(device, "") for device in shared["devices"]],
         "Versions": [(", ".join(versions), "")],
         "Commit": [(commit, "") for commit in shared["commits"]],
+        "Remarks": [(line, "") for line in show_differences(table)],
     }
     return [(name, values) for name, values in pairs.items() if values]
 
