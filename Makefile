@@ -18,7 +18,7 @@ repro: $(VENV)/.ready
 	@dvc repro --quiet report || { echo "make: where nothing above says why, 'dvc repro report' does" >&2; exit 1; }
 	@echo
 	@hetfl show digits-homogeneous digits-heterogeneous digits-fedtgp digits-fgpt
-	@echo "tables:  tables/*.{md,csv,tex,json}    figures: figures/"
+	@echo "tables:  tables/<name>/           figures: figures/<name>/"
 	@echo "report:  report/index.html             runs:    make ui"
 
 test: $(VENV)/.ready

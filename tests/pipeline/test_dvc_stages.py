@@ -268,3 +268,14 @@ def test_dvc_repro_of_ones_own_experiment_makes_its_table(tmp_path: Path) -> Non
     params = load_params(workspace.params)
     assert len(identities(cells(params, "mine"), workspace)) == 2
     assert tell("dvc", "status", "mine", "train-mine", "evaluate-mine") == "Data and pipelines are up to date.\n"
+
+
+def test_the_readmes_experiment_is_sound(tmp_path: Path) -> None:
+    (block,) = [part for part in (ROOT / "README.md").read_text().split("```yaml\n")[1:] if "  mine:" in part]
+    raw = read("params.yaml") | yaml.safe_load(block.partition("```")[0])
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    params = load_params(tmp_path / "params.yaml")
+    assert sorted({(cell.row, cell.settings["lr"]) for cell in cells(params, "mine")}) == [
+        (f"{method}-lr-{rate}", rate) for method in ("fedavg", "fedprox") for rate in (0.003, 0.01)
+    ]
+    assert "mine" in yaml.safe_load(stages.files(params)["dvc.yaml"])["stages"]

@@ -131,7 +131,7 @@ def project(finished: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def untrained(project: Path) -> Path:
     """A project whose inputs are ready and in which nothing has been trained; it keeps MLflow's new database."""
-    for name in ("runs", "evaluations", "tables", "figures", "report", ".hetfl"):
+    for name in ("runs", "evaluations", "tables", "report", ".hetfl"):
         shutil.rmtree(project / name)
     return project
 

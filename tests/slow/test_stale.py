@@ -11,6 +11,9 @@ import pytest
 import yaml
 from test_kills import PARAMS, Project
 
+from hetfl.federation.plan import load_params
+from hetfl.stages import write
+
 pytestmark = pytest.mark.slow
 
 METHOD = '''"""One's own."""
@@ -32,20 +35,12 @@ class Mine(FedAvg):
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with its two cells trained and evaluated, and committed."""
     made = Project.make(tmp_path_factory.mktemp("stale") / "project")
-    repository = Path(__file__).parents[2]
-    stages = yaml.safe_load((repository / "dvc.yaml").read_text())["stages"]
-    stages = {name: stages[name] for name in ("download", "pretrain", "partition", "train", "evaluate")}
-    for name in ("train", "evaluate"):
-        stages[name]["foreach"] = ["kills"]
-    unused = {"models.digits-pfedpt", "models.digits-resnet", "models.digits-resnets"}
-    train = stages["train"]["do"]
-    train["params"] = [key for key in train["params"] if not isinstance(key, str) or key not in unused]
-    (made.root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
     experiment = PARAMS["experiments"]["kills"] | {"seeds": [0], "defaults": {"rounds": 1}}
     params = PARAMS | {"compute": {"device": "cpu"}, "experiments": {"kills": experiment}}
     (made.root / "params.yaml").write_text(yaml.safe_dump(params))
-    shutil.copy(repository / ".dvcignore", made.root)
-    tell(made, "dvc", "repro", "evaluate@kills")
+    write(load_params(made.root / "params.yaml"), made.root)
+    shutil.copy(Path(__file__).parents[2] / ".dvcignore", made.root)
+    tell(made, "dvc", "repro", "evaluate-kills")
     return made
 
 
@@ -67,7 +62,7 @@ def records(project: Project) -> dict[str, int]:
 
 
 def test_only_versions_and_settings_are_changes(project: Project):
-    stages = ["train@kills", "evaluate@kills", "pretrain@digits"]
+    stages = ["train-kills", "evaluate-kills", "pretrain-digits"]
     clean = "Data and pipelines are up to date.\n"
     assert tell(project, "dvc", "status", *stages) == clean
     before = records(project)
@@ -89,7 +84,7 @@ def test_only_versions_and_settings_are_changes(project: Project):
     assert [line.split()[-6:] for line in told.splitlines() if "stale" in line] == [
         ["0", "stale", "methods.fedavg", "1,", "now", "2"]
     ]
-    tell(project, "dvc", "repro", "evaluate@kills")
+    tell(project, "dvc", "repro", "evaluate-kills")
     after = records(project)
     assert {path for path in after if after[path] == before.get(path)} == {p for p in before if "/fedhpl/" in p}
     assert "fedavg/fedavg/iid-s0" in tell(project, "hetfl", "superseded")
@@ -97,6 +92,6 @@ def test_only_versions_and_settings_are_changes(project: Project):
     # Back at the old version the old record is back, and the new one waits in its place.
     edit(project, "methods/fedavg.py", "numerics = 2", "numerics = 1")
     tell(project, "hetfl", "versions")
-    tell(project, "dvc", "repro", "evaluate@kills")
+    tell(project, "dvc", "repro", "evaluate-kills")
     assert records(project) == before
     assert "1 superseded records removed" in tell(project, "hetfl", "prune")

@@ -257,7 +257,7 @@ def cells(params: Params, experiment: str) -> list[Cell]:
     Raises:
         HetflError: a name is unknown, a setting out of range, or a method cannot run on the model group.
     """
-    _known("experiment", experiment, params.experiments, "experiments")
+    _known("experiment", experiment, params.experiments, "params.yaml: experiments")
     settings = params.experiments[experiment]
     key = _at(settings)
     _known("data set", settings.dataset, params.data.sets, f"{key}.dataset")

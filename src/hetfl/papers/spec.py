@@ -114,11 +114,13 @@ def entry(params: Params, experiment: str, row: str, split: str, **more: Any) ->
     """The cell of an experiment's row and split.
 
     Raises:
-        HetflError: there is no such row.
+        HetflError: there is no such experiment or row.
     """
+    if experiment not in params.experiments:
+        raise unknown("experiment", experiment, params.experiments)
     settings = params.experiments[experiment]
     if row not in settings.rows:
-        raise unknown("row", row, settings.rows, f"params.yaml: experiments.{experiment}")
+        raise unknown("row", row, settings.rows, f"{settings.file}: experiments.{settings.written}")
     of_row = settings.rows[row]
     seeds = of_row.seeds or settings.seeds
     return Entry(experiment=experiment, method=of_row.method, row=row, split=split, seeds=seeds, **more)

@@ -61,7 +61,7 @@ _CAPTIONS = {
 def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Path, out: Path) -> Path:
     """Write ``out/index.html`` from what the other stages left.
 
-    Every ``<name>/<name>.json`` of the tables folder becomes a section, with ``<name>-curves.svg`` and
+    Every ``<name>.json`` below the tables folder becomes a section, with ``<name>-curves.svg`` and
     ``<name>-communication.svg`` where they lie beside it, and the heat maps ``<dataset>/<split>-s<seed>/samples.svg``
     of the first seed from the partitions folder. The papers' figures of data distributions and of results,
     ``<name>/<name>.svg`` of the figures folder, follow.
@@ -72,7 +72,8 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     Raises:
         HetflError: a JSON file in the tables folder is not a table.
     """
-    tables = [_read_table(path) for path in sorted(tables_folder.glob("*/*.json"))]
+    paths = sorted(tables_folder.rglob("*.json"))
+    tables = [_read_table(path) for path in paths]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -81,7 +82,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
         lstrip_blocks=True,
     )
     page = environment.get_template("index.html.jinja").render(
-        tables=[_table_view(table, tables_folder) for table in tables],
+        tables=[_table_view(table, path.parent) for table, path in zip(tables, paths, strict=True)],
         partitions=_partitions(tables, partitions_folder),
         distributions=_drawn([*PARTITION_FIGURES, *DATA_FIGURES], figures_folder),
         results=_drawn(RESULT_FIGURES, figures_folder),
@@ -125,7 +126,7 @@ def _table_view(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
-        "figures": _figures(name, table["title"], folder / name),
+        "figures": _figures(name, table["title"], folder),
         "provenance": _provenance(table),
     }
 
