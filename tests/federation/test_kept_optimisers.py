@@ -72,7 +72,7 @@ def test_alternating_phases_are_persistent_optimisers_of_torchs(toy_engine, engi
     made, model = reference.method, reference.federation.clients[0].model
     chosen = ENGINES[engine](made, reference.federation)
     state, _ = start(chosen, Draws(0))
-    clients = [leaves_of(model.init(Draws(0).at(0), k)) for k in range(3)]
+    clients = [leaves_of(made.initial(model, Draws(0).at(0), k)) for k in range(3)]
     optimisers: list[dict] = [{}, {}, {}]
     for round in (1, 2, 3):
         for k, params in enumerate(clients):
@@ -115,7 +115,7 @@ def test_fedmds_two_networks_keep_an_adam_each(toy_engine, engine, kept):
     made, model = reference.method, reference.federation.clients[0].model
     chosen = ENGINES[engine](made, reference.federation)
     state, _ = start(chosen, Draws(0))
-    clients = [leaves_of(model.init(Draws(0).at(0), k)) for k in range(3)]
+    clients = [leaves_of(made.initial(model, Draws(0).at(0), k)) for k in range(3)]
     optimisers: list[dict] = [{}, {}, {}]
     for round in range(4):
         if round:

@@ -437,7 +437,7 @@ def test_fedmixs_chunks_do_not_depend_on_how_the_device_cuts_batches(toy_engine,
     """Averages of 4 images, in batches of 5, of 16 and of everything; a last one of what is left over."""
     pools = []
     for size in (5, 16, 1000):
-        monkeypatch.setattr(DeviceImages, "large_batch", size)
+        monkeypatch.setattr(DeviceImages, "large_batch", lambda self, largest_map=0, size=size: size)
         engine = toy_engine("fedmix", dtype=torch.float64, chunk=4, **SMALL)
         pools.append([update.uplink for update in engine.introduce(Draws(0))])
     for client, samples in enumerate((15, 19, 26)):

@@ -424,9 +424,9 @@ def test_broken_checkpoint_keeps_no_other_cell_from_its_evaluation(project: Path
     assert status == 2 and line.startswith("error: ") and f"runs/{CELLS[0]}/model.safetensors" in line
     assert (project / "evaluations" / CELLS[1] / "metrics.json").exists()
     assert run_stage(project, "table", "tiny") == (0, "")
-    shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny.json")["cells"]}
+    shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny/tiny.json")["cells"]}
     assert (shown["fedhpl"]["status"], shown["fedavg"]["status"]) == ("not evaluated", "ours")
-    assert "not evaluated" in (project / "tables/tiny.md").read_text()
+    assert "not evaluated" in (project / "tables/tiny/tiny.md").read_text()
 
 
 WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -457,12 +457,12 @@ def test_damaged_record_keeps_no_other_cell_from_its_training(
     assert status == 2 and f"error: runs/{CELLS[0]}/run.json: is not JSON" in line
     assert result(project, CELLS[1]) == result(finished, CELLS[1])
     assert run_stage(project, "table", "tiny") == (0, "")
-    shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny.json")["cells"]}
+    shown = {cell["row"]: cell for cell in read_json(project / "tables/tiny/tiny.json")["cells"]}
     assert (shown["fedhpl"]["status"], shown["fedavg"]["status"]) == ("broken", "ours")
     assert f"runs/{CELLS[0]}/run.json: is not JSON" in shown["fedhpl"]["footnote"]
     monkeypatch.chdir(project)
     listed = CliRunner().invoke(app, ["cells", "tiny"]).output.splitlines()
-    assert [line.split()[-1] for line in listed[2:]] == ["broken", "complete"]
+    assert [line.split()[4] for line in listed[2:]] == ["broken", "complete"]
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -490,7 +490,7 @@ def test_without_mlflow_everything_else_works(finished: Path, untrained: Path) -
         assert status == 0 and line.startswith("hetfl: ")
         assert "MLflow could not be reached" in line and "`hetfl sync`" in line
     assert run_stage(untrained, "table", "tiny", tracking=away) == (0, "")
-    there, here = (read_json(root / "tables/tiny.json")["cells"] for root in (finished, untrained))
+    there, here = (read_json(root / "tables/tiny/tiny.json")["cells"] for root in (finished, untrained))
     assert [cell["value"] for cell in here] == [cell["value"] for cell in there]
 
 

@@ -80,8 +80,13 @@ def null_space(prompts: Tensor, kept: float, seed: int) -> Tensor:
         prompts: P.
         kept: share of the directions that are kept.
         seed: of the random directions.
+
+    Returns:
+        NaN where P is not finite, as in a run that diverged.
     """
     width = prompts.shape[1]
+    if not prompts.isfinite().all():
+        return prompts.new_full((width, width), torch.nan)
     dropped = int((1 - kept) * width)
     # From the singular vectors and not by QR of P itself, which cannot tell span from rounding.
     _, weights, directions = torch.linalg.svd(prompts.double(), full_matrices=False)
