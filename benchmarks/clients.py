@@ -33,12 +33,15 @@ from hetfl.federation.sequential import Sequential
 from hetfl.federation.state import ResumePoints
 from hetfl.files import write_text
 from hetfl.methods import create
+from hetfl.schema import Parameters, Run
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("pt-fedavg", "fgpt")
 CLIENTS = (100, 10_000)
 SAMPLES, PARTICIPANTS = 5, 5
 MODEL = "mini_vit.random"
+DESCRIPTION = Run.model_construct(parameters=Parameters(trainable=[], total=[]))
+"""Of a run that nobody will look at."""
 
 
 def partition(dataset: Dataset, clients: int) -> Partition:
@@ -66,9 +69,9 @@ def case(method: str, clients: int, rounds: int, features: Path) -> dict[str, fl
     with tempfile.TemporaryDirectory() as folder:
         record = Record(Path(folder) / "run")
         built = time.perf_counter()
-        run_rounds(engine, Draws(0), record, ResumePoints(Path(folder) / "resume"), {"fingerprint": ""})
+        run_rounds(engine, Draws(0), record, ResumePoints(Path(folder) / "resume"), DESCRIPTION)
         ended = time.perf_counter()
-        assert all(len(line["participants"]) == PARTICIPANTS for line in record.lines()[1:])
+        assert all(len(line.participants) == PARTICIPANTS for line in record.lines()[1:])
     peak = peak_memory(federation.device)
     return {
         "set-up": built - started,

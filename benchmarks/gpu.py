@@ -209,7 +209,7 @@ class Amounts:
 def amounts(method: Method, rounds: Rounds, federation: Federation) -> Amounts:
     """Those of the last round that was played, if these were the clients."""
     settings, data = method.settings, federation.data
-    chosen = [data[client] for client in rounds.line["participants"]]
+    chosen = [data[client] for client in rounds.line.participants]
     tests = {id(one.test): one.test for one in data}
     together = one_for_all(rounds.engine, rounds.state)
     return Amounts(

@@ -220,12 +220,12 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     clock.skip()
     for round in range(rounds):
         state, line = play_round(engine, state, draws.at(round + 1))
-        assert line["participants"] == plan["participants"][round]
+        assert line.participants == plan["participants"][round]
         clock.lap(clock.rounds)
-        clock.rounds[-1] -= line["seconds"]["evaluate"]
+        clock.rounds[-1] -= line.seconds["evaluate"]
         if "pooled" in line:
-            clock.evaluations.append(line["seconds"]["evaluate"])
-            clock.accuracy = line["pooled"]
+            clock.evaluations.append(line.seconds["evaluate"])
+            clock.accuracy = line.pooled
 
 
 def pfl(folder: str, name: str, clock: Clock) -> None:

@@ -112,7 +112,7 @@ def accuracy(cell: Cell, precision: str) -> float:
     state, _ = start(setup.engine, setup.draws)
     for round in range(1, setup.method.settings.rounds + 1):
         state, line = play_round(setup.engine, state, setup.draws.at(round))
-    return float(100 * line["pooled"])
+    return float(100 * line.pooled)
 
 
 def main() -> None:

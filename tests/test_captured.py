@@ -79,7 +79,7 @@ def test_recorded_steps_train_like_called_ones(toy_engine, recordings, monkeypat
         state, _ = start(engine, Draws(0))
         for number in (1, 2, 3):
             state, line = play_round(engine, state, Draws(0).at(number))
-        return state.tensors(), line["loss"]
+        return state.tensors(), line.loss
 
     (expected, losses), (found, again) = run(False), run(True)
     assert recordings and sum(recordings) > len(recordings)

@@ -13,7 +13,7 @@ ROOT = Path(hetfl.__file__).parent
 LEVELS = [
     {"errors"},
     {"draws", "files", "config"},
-    {"message", "tensors", "optimisers"},
+    {"message", "tensors", "optimisers", "schema"},
     {"captured"},
     {"data"},
     {"models"},

@@ -72,7 +72,7 @@ def tables() -> None:
     from tabulate import tabulate
 
     from hetfl.federation.plan import Workspace, load_params
-    from hetfl.files import read_json
+    from hetfl.schema import read_run
     from hetfl.stages import printed_by, table_names, trained_by
 
     workspace = Workspace(Path.cwd())
@@ -80,8 +80,8 @@ def tables() -> None:
     trained, rows = trained_by(params), []
     for name in table_names(params):
         printed = printed_by(name, params)
-        records = [path for cell in printed if (path := workspace.runs / cell / "run.json").exists()]
-        done = sum(read_json(path)["status"] == "complete" for path in records)
+        found = (read_run(workspace.runs / cell) for cell in printed)
+        done = sum(run is not None and run.complete for run in found)
         rows.append((name, len(trained[name]), len(printed), done) if printed else (name, "counted", "", ""))
     print(tabulate(rows, headers=["table", "trains", "prints", "done"]))
 
@@ -151,7 +151,7 @@ def list_cells(
         status, why = "broken", []
         try:
             run = record.read()
-            status = run.get("status", "not run")
+            status = run.status if run else "not run"
             why = differences(run, cell, inputs(cell, workspace)) if run else []
         except HetflError as error:
             why = [str(error)]

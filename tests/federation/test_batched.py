@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from record_factory import make_run
 
 from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
@@ -192,7 +193,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monke
     def play(name: str) -> bytes:
         reference = toy_engine("fedproto", "two resnets", optimiser="adam", keep_optimiser=True)
         record, resume = Record(tmp_path / name), ResumePoints(tmp_path / f"{name}-resume")
-        run_rounds(Batched(reference.method, reference.federation), Draws(0), record, resume, {"fingerprint": "f"})
+        run_rounds(Batched(reference.method, reference.federation), Draws(0), record, resume, make_run())
         return (tmp_path / name / "model.safetensors").read_bytes()
 
     whole, save = play("whole"), ResumePoints.save

@@ -52,11 +52,11 @@ def test_clients_with_parameters_of_their_own_are_tested_by_themselves(toy_engin
 def test_a_client_without_test_samples_has_no_accuracy(toy_engine):
     engine = toy_engine("fgpt", partition=FIVE, groups=3, **SMALL)
     state, lines = run(engine, 1)
-    accuracy = lines[1]["accuracy"]
+    accuracy = lines[1].accuracy
     assert accuracy[2] is None and None not in accuracy[:2] + accuracy[3:]
     right = sum(share * len(part) for share, part in zip(accuracy, TESTS, strict=True) if share is not None)
-    assert lines[1]["pooled"] == pytest.approx(right / 30)
-    assert rounds.tested(engine, state, Draws(0).at(1)) == {"accuracy": accuracy, "pooled": lines[1]["pooled"]}
+    assert lines[1].pooled == pytest.approx(right / 30)
+    assert rounds.tested(engine, state, Draws(0).at(1)) == lines[1].test()
 
 
 @pytest.mark.parametrize("method", ["fgpt", "sgpt", "pt-fedavg", "fedmix", "fedavg"])
@@ -70,10 +70,10 @@ def test_held_out_clients_are_tested_and_change_nothing(toy_engine, method):
     for name, tensor in expected.server.items():
         assert torch.equal(state.server[name], tensor), name
     for line, other in zip(lines, known, strict=True):
-        assert line["participants"] == other["participants"] == [0, 1, 2]
-        assert (line["up"], line["down"]) == (other["up"], other["down"])
-        if "accuracy" in line:
-            assert len(line["accuracy"]) == 5 and line["accuracy"][:3] == other["accuracy"]
+        assert line.participants == other.participants == [0, 1, 2]
+        assert (line.up, line.down) == (other.up, other.down)
+        if line.accuracy is not None:
+            assert len(line.accuracy) == 5 and line.accuracy[:3] == other.accuracy
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_held_out_clients_are_tested_and_change_nothing(toy_engine, method):
 def test_only_participants_with_something_to_remember_have_a_state(toy_engine, method, kept):
     engine = toy_engine(method, partition=FIVE, **SMALL | {"participation": 0.4})
     state, lines = run(engine, 1)
-    assert len(lines[1]["participants"]) == 2
-    assert len(state.clients) == kept and set(state.clients) <= set(lines[1]["participants"])
+    assert len(lines[1].participants) == 2
+    assert len(state.clients) == kept and set(state.clients) <= set(lines[1].participants)

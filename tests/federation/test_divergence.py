@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from record_factory import make_round, make_run
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -28,7 +29,7 @@ VARIANTS = {name: (name, {}) for name in sorted(METHODS)} | {
 
 def play(engine, folder: Path):
     record = Record(folder / "run")
-    state = rounds.run_rounds(engine, Draws(0), record, ResumePoints(folder / "resume"), {"fingerprint": "f"})
+    state = rounds.run_rounds(engine, Draws(0), record, ResumePoints(folder / "resume"), make_run())
     return record, state
 
 
@@ -53,11 +54,11 @@ def test_a_diverged_model_gets_no_number_that_it_did_not_predict(toy_engine, tmp
     lines = record.lines()
     first = 0 if engine.method.phases(0) else 1
     assert read_json(record.folder / "run.json")["diverged"] == first
-    assert [line.get("diverged") for line in lines] == [None] * first + [CLIENTS] * (len(lines) - first)
+    assert [line.diverged for line in lines] == [[]] * first + [CLIENTS] * (len(lines) - first)
     for line in lines[first:]:
-        assert (line["accuracy"], line["pooled"]) == ([0.0] * 3, 0.0)
-        assert all(other["pooled"] == 0 for other in line.get("also", {}).values())
-    json.dumps(lines, allow_nan=False)
+        assert (line.accuracy, line.pooled) == ([0.0] * 3, 0.0)
+        assert all(other.pooled == 0 for other in line.also.values())
+    json.dumps([line.as_json() for line in lines], allow_nan=False)
     found = summary(matrices := confusions(engine, state, Draws(0).at(state.round)))
     assert (found["accuracy"], found["pooled"], found["macro_f1"]) == ([0.0] * 3, 0.0, 0.0)
     assert matrices[:, :, -1].sum() == matrices.sum()
@@ -77,30 +78,30 @@ def test_large_but_finite_scores_are_what_they_are(toy_engine, tmp_path, method)
             scores = engine.method.predict(engine.federation.models[k], params, batch, received)
         right = scores.isfinite().all(dim=1) & (scores.argmax(dim=1) == batch.labels)
         counts.append(right.double().mean().item())
-    assert record.lines()[-1]["accuracy"] == pytest.approx(counts)
+    assert record.lines()[-1].accuracy == pytest.approx(counts)
 
 
 def test_one_client_that_diverges_is_named_and_the_others_keep_their_accuracy(toy_engine, tmp_path):
     engine = toy_engine("fedhpl", communicate=False)
     record, state = play(engine, tmp_path)
     assert "diverged" not in read_json(record.folder / "run.json")
-    assert not any("diverged" in line for line in record.lines())
+    assert not any(line.diverged for line in record.lines())
     state.clients[1].params["head.weight"] = torch.full_like(state.clients[1].params["head.weight"], torch.nan)
     found = [predicted for predicted, _ in rounds.predictions(engine, state, Draws(0).at(3))]
     assert [bool((predicted == NONE).any()) for predicted in found] == [False, True, False]
     accuracy = summary(confusions(engine, state, Draws(0).at(3)))["accuracy"]
-    before = record.lines()[-1]["accuracy"]
+    before = record.lines()[-1].accuracy
     assert accuracy == [before[0], 0.0, before[2]]
 
 
 def test_the_first_round_survives_a_resume(toy_engine, tmp_path):
     """The record finds it in its lines, whichever process wrote them."""
     record = Record(tmp_path)
-    record.begin({"fingerprint": "f"}, completed=0)
+    record.begin(make_run(), completed=0)
     for number in range(4):
-        record.append({"round": number, **({"diverged": [2]} if number in (1, 3) else {})})
+        record.append(make_round(number, diverged=[2] if number in (1, 3) else []))
     again = Record(tmp_path)
-    again.begin({"fingerprint": "f"}, completed=3)
+    again.begin(make_run(), completed=3)
     engine = toy_engine("fedavg")
     again.finish(rounds.start(engine, Draws(0))[0])
     assert read_json(tmp_path / "run.json")["diverged"] == 1

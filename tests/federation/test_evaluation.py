@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from record_factory import make_round, make_run
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
@@ -119,7 +120,7 @@ def finished(toy_engine, toy_data, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         workspace = Workspace(tmp_path)
         record, resume = Record(workspace.runs / cell.path), ResumePoints(tmp_path / "resume")
-        run_rounds(engine, DRAWS, record, resume, {"fingerprint": "f", "device": "cpu", "precision": "float32"})
+        run_rounds(engine, DRAWS, record, resume, make_run(fingerprint="f", device="cpu"))
         setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
         monkeypatch.setattr(evaluation, "set_up", lambda *_: setup)
         return cell, workspace
@@ -176,15 +177,15 @@ def test_methods_that_do_not_sort_have_no_groups(toy_engine) -> None:
 def test_a_window_is_reported_where_the_method_has_one() -> None:
     other = [{"accuracy": [share, 0.5], "pooled": share} for share in (0.1, 0.3)]
     lines = [
-        {"round": 1, "accuracy": [0.0, 1.0], "pooled": 0.9},
-        *(
-            {"round": 2 + n, "accuracy": [0.2, None], "pooled": 0.2, "also": {"top-2": one}}
-            for n, one in enumerate(other)
-        ),
+        make_round(1, accuracy=[0.0, 1.0], pooled=0.9),
+        *(make_round(2 + n, accuracy=[0.2, None], pooled=0.2, also={"top-2": one}) for n, one in enumerate(other)),
     ]
     assert of_window(lines, {}) == {}
+    closing = make_round(4, accuracy=[1.0, 1.0], pooled=1.0, closing=True, also={"top-2": other[0]})
+    assert of_window([*lines, closing], {"window": 2}) == of_window(lines, {"window": 2})
     # A round without a test between the other rule's two: its window of two has the last one only.
-    apart = [*lines[:2], {"round": 3}, lines[2] | {"round": 4}]
+    untested = make_round(3, accuracy=None, pooled=None)
+    apart = [*lines[:2], untested, lines[2].model_copy(update={"round": 4})]
     assert of_window(apart, {"window": 2})["also"]["top-2"]["window_rounds"] == 1
     found = of_window(lines, {"window": 2})
     assert (found["window_pooled"], found["window_variance"], found["window_rounds"]) == (0.2, 0.0, 2)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from pydantic import Field
+from record_factory import make_run, write_record
 
 from hetfl.data.inputs import Augmentation, InputSettings
 from hetfl.data.partitions import Iid, make_partition, write_partition
@@ -24,8 +24,9 @@ from hetfl.methods.base import register_method
 from hetfl.methods.fedavg import FedAvg
 from hetfl.methods.scratch import Scratch
 from hetfl.models.vit import PromptedViT
+from hetfl.schema import Inputs
 
-READS = {"dataset": "d", "partition": "p", "weights": {}}
+READS = Inputs(dataset="d", partition="p", weights={})
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def test_names_and_titles_decide_nothing_and_what_does_is_there(every):
     assert identity(renamed, READS) == identity(cell, READS)
     for change in ({"seed": 9}, {"models": ["digits_vit_large"]}, {"method": "fedbabu"}):
         assert fingerprint(cell.model_copy(update=change), READS) != fingerprint(cell, READS)
-    assert fingerprint(cell, {**READS, "partition": "q"}) != fingerprint(cell, READS)
+    assert fingerprint(cell, READS.model_copy(update={"partition": "q"})) != fingerprint(cell, READS)
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_partition_counts_by_indices_and_splits(prepared):
     assert inputs(cell, workspace) == before
     for change in ({"splits": {"train": ["test"], "test": ["train"]}}, {"sha256": "0"}, {"dataset_checksum": "0"}):
         write_json(path, card | change)
-        assert inputs(cell, workspace)["partition"] != before["partition"]
+        assert inputs(cell, workspace).partition != before.partition
 
 
 def test_a_partition_of_other_settings_is_refused(prepared):
@@ -189,18 +190,19 @@ def test_a_partition_of_other_settings_is_refused(prepared):
 
 def test_why_a_record_no_longer_counts(every, monkeypatch):
     cell = next(cell for cell in every if cell.method == "fedprox")
-    run: dict[str, Any] = {
-        "fingerprint": fingerprint(cell, READS),
-        "inputs": READS,
-        "numerics": used(cell),
-        "public": None,
+    run = make_run(
+        fingerprint=fingerprint(cell, READS),
+        inputs=READS,
+        numerics=used(cell),
+        public=None,
         **{name: getattr(cell, name) for name in ("method", "seed", "settings")},
-        "input": cell.input.model_dump(),
-    }
+        input=cell.input.model_dump(),
+    )
     assert differences(run, cell, READS) == []
     changed = cell.model_copy(update={"settings": cell.settings | {"mu": 0.5}})
     was = cell.settings["mu"]
-    assert differences(run, changed, {**READS, "dataset": "e"}) == [f"mu {was}, now 0.5", "dataset d, now e"]
+    reads = READS.model_copy(update={"dataset": "e"})
+    assert differences(run, changed, reads) == [f"mu {was}, now 0.5", "dataset d, now e"]
     monkeypatch.setattr(FedAvg, "numerics", 2)
     assert differences(run, cell, READS) == ["methods.fedprox 1.1, now 2.1"]
 
@@ -219,7 +221,5 @@ def test_dvc_and_the_code_must_agree(tmp_path, every, monkeypatch):
 
 
 def test_a_record_is_complete_by_its_fingerprint_alone(tmp_path):
-    for name in ("rounds.jsonl", "model.safetensors"):
-        (tmp_path / name).touch()
-    write_json(tmp_path / "run.json", {"status": "complete", "fingerprint": "f", "source": "whatever"})
-    assert Record(tmp_path).is_complete("f") and not Record(tmp_path).is_complete("g")
+    record = Record(write_record(tmp_path, "x/fedavg/fedavg/iid-s0", [], fingerprint="f", source="whatever"))
+    assert record.is_complete("f") and not record.is_complete("g")

@@ -40,7 +40,7 @@ def test_who_takes_no_step_sends_no_rows(toy_engine, method, size):
             state, line = play_round(chosen, state, Draws(0).at(round))
             for k, samples in enumerate((15, 19, 26)):
                 rows = sent[k]["counts"].sum() if method == "sgpt" else sent[k].size.elements
-                assert bool(rows) == bool(line["loss"][k]) == (samples >= size)
+                assert bool(rows) == bool(line.loss[k]) == (samples >= size)
         assert all(torch.isfinite(tensor).all() for tensor in state.server.values())
         ends.append(state.tensors())
     assert ends[0].keys() == ends[1].keys()
@@ -54,4 +54,4 @@ def test_others_class_means_are_as_without_those_who_take_no_step(toy_engine):
     state, line = play_round(engine, state, Draws(0).at(1))
     only = engine.method.aggregate({}, {2: engine.method.downlink(state.server, 0)}, Draws(0).at(1))
     assert all(torch.equal(state.server[name], only[name]) for name in only)
-    assert line["up"]["elements"] == 3 * (16 + 1)
+    assert line.up.elements == 3 * (16 + 1)

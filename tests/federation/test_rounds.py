@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from record_factory import make_run
 
 from hetfl.draws import Draws
 from hetfl.federation import rounds
 from hetfl.federation.record import Record
 from hetfl.federation.state import ClientState, ResumePoints, State
-
-RUN = {"fingerprint": "f", "rounds": 4}
+from hetfl.schema import Accuracies
 
 
 class KilledError(Exception):
@@ -31,7 +31,7 @@ def play(engine, folder: Path, kill_after: str = "") -> None:
 
         def call(value):
             original(value)
-            if (value["round"] if isinstance(value, dict) else value.round) == int(number):
+            if value.round == int(number):
                 raise KilledError
 
         setattr(target, name, call)
@@ -39,12 +39,12 @@ def play(engine, folder: Path, kill_after: str = "") -> None:
     if what:
         hook({"append": record, "save": resume}[what], what)
     with resume:
-        rounds.run_rounds(engine, Draws(0), record, resume, RUN)
+        rounds.run_rounds(engine, Draws(0), record, resume, make_run())
 
 
 def numbers(folder: Path) -> list[dict]:
-    drop = ("seconds", "peak_memory")
-    return [{k: v for k, v in line.items() if k not in drop} for line in Record(folder / "run").lines()]
+    lines = [line.as_json() for line in Record(folder / "run").lines()]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "peak_memory")} for line in lines]
 
 
 KILLED = {
@@ -93,7 +93,7 @@ def test_the_checkpoint_of_a_closed_run_gives_its_last_accuracy(toy_engine, tmp_
     play(engine, tmp_path)
     tensors, metadata = read_tensors(tmp_path / "run" / "model.safetensors")
     state = State.from_tensors(int(metadata["round"]), tensors)
-    assert rounds.tested(engine, state, Draws(0).at(state.round))["accuracy"] == numbers(tmp_path)[-1]["accuracy"]
+    assert rounds.tested(engine, state, Draws(0).at(state.round)).accuracy == numbers(tmp_path)[-1]["accuracy"]
 
 
 def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_run_without_progress_stops_early_and_still_closes(toy_engine, tmp_pat
 
     def scripted(engine, state, draws):
         state, line = real(engine, state, draws)
-        return state, line | {"pooled": scores[draws.round]}
+        return state, line.model_copy(update={"pooled": scores[draws.round]})
 
     monkeypatch.setattr(rounds, "play_round", scripted)
     settings = {"rounds": 9, "patience": 2, "finetune_epochs": 1}
@@ -222,7 +222,7 @@ def test_rounds_without_a_test_are_the_same_rounds(toy_engine, tmp_path, kill_af
 def test_a_run_with_few_tests_stops_after_one_of_them(toy_engine, tmp_path, monkeypatch):
     scores = {2: 0.6, 4: 0.5, 6: 0.6}
     monkeypatch.setattr(
-        rounds, "tested", lambda engine, state, draws: {"accuracy": [0.5], "pooled": scores[draws.round]}
+        rounds, "tested", lambda engine, state, draws: Accuracies(accuracy=[0.5], pooled=scores[draws.round])
     )
     play(toy_engine("fedavg", rounds=9, patience=4, evaluate_every=2), tmp_path)
     assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
@@ -235,9 +235,9 @@ def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data
     engine = toy_engine("fedproto", partition=partition, train_accuracy=True)
     state, _ = rounds.start(engine, Draws(0))
     state, line = rounds.play_round(engine, state, Draws(0).at(1))
-    assert line["pooled"] == pytest.approx((4 * line["accuracy"][0] + 26 * line["accuracy"][1]) / 30)
+    assert line.pooled == pytest.approx((4 * line.accuracy[0] + 26 * line.accuracy[1]) / 30)
     received = engine.method.receive(engine.method.downlink(state.server, 0), {})
-    for k, expected in enumerate(line["train_accuracy"]):
+    for k, expected in enumerate(line.train_accuracy):
         data, client = engine.federation.data[k], engine.federation.clients[k]
         batch = data.train_images.batch(data.train)
         scores = engine.method.predict(client.model, state.clients[k].params, batch, received)

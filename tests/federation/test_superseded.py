@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from record_factory import make_round, write_record
 
 from hetfl.federation.plan import Workspace
 from hetfl.federation.record import Record
 from hetfl.federation.superseded import FOLDER, Superseded, listing, prune
-from hetfl.files import write_json, write_text
+from hetfl.schema import needed_run
 
 PATH = Path("x/fedavg/fedavg/iid-s0")
 
@@ -21,18 +22,16 @@ class KilledError(Exception):
 
 
 def write(folder: Path, fingerprint: str, status: str = "complete", finished: str = "2026-01-01") -> None:
-    """A record whose content says whose it is."""
-    run = {"status": status, "fingerprint": fingerprint} | ({"finished": finished} if status == "complete" else {})
-    write_text(folder / "rounds.jsonl", fingerprint)
-    write_text(folder / "model.safetensors", fingerprint)
-    write_json(folder / "run.json", run)
+    """A record of a run of that name."""
+    runs = folder.parents[len(PATH.parts) - 1]
+    write_record(runs, folder.relative_to(runs), [make_round(0)], status, finished, fingerprint=fingerprint)
 
 
 def finished(runs: Path) -> set[str]:
     """Whole finished records, wherever below runs/."""
     found = set()
     for path in runs.rglob("run.json"):
-        name = Record(path.parent).read()["fingerprint"]
+        name = needed_run(path.parent).fingerprint
         whole = all((path.parent / file).exists() for file in ("rounds.jsonl", "model.safetensors"))
         if whole and Record(path.parent).is_complete(name) and not path.parent.name.startswith("."):
             found.add(name)
@@ -50,7 +49,7 @@ def test_the_old_one_moves_aside_and_comes_back(tmp_path):
     assert not earlier.restore("c")
     assert earlier.restore("a")
     assert (Record(tmp_path / PATH).is_complete("a"), finished(tmp_path)) == (True, {"a", "b"})
-    assert [record.read()["fingerprint"] for record in earlier.records()] == ["b"]
+    assert [run.fingerprint for _, run in earlier.runs()] == ["b"]
 
 
 def test_an_unfinished_one_is_not_kept(tmp_path):

@@ -10,6 +10,7 @@ from hetfl.draws import Draws
 from hetfl.federation.rounds import play_round, start
 from hetfl.message import Message
 from hetfl.methods import create
+from hetfl.schema import Traffic
 
 
 def run(engine, rounds: int = 3):
@@ -30,9 +31,9 @@ def test_fedavg_sends_everything_both_ways(toy_engine):
     engine = toy_engine("fedavg")
     elements = engine.federation.clients[0].model.total_elements
     state, line = run(engine, 1)
-    assert line["up"] == line["down"] == {"elements": 3 * elements, "bytes": 12 * elements}
+    assert line.up == line.down == Traffic(elements=3 * elements, bytes=12 * elements)
     assert all(not client.params for client in state.clients.values())
-    assert len(set(line["accuracy"])) == 1
+    assert len(set(line.accuracy)) == 1
 
 
 @pytest.mark.equation("fedavg")
@@ -153,8 +154,8 @@ def test_fedproto_predicts_the_nearest_prototype_far_from_the_origin(fedproto):
 def test_fedproto_sends_its_own_classes_only(toy_engine, group):
     """Table 9: (d + 1) elements per class; the first client has two of the three classes."""
     _, line = run(toy_engine("fedproto", group, embedding=16), 2)
-    assert line["up"]["elements"] == (16 + 1) * (2 + 3 + 3)
-    assert line["down"]["elements"] == (16 + 1) * 3 * 3
+    assert line.up.elements == (16 + 1) * (2 + 3 + 3)
+    assert line.down.elements == (16 + 1) * 3 * 3
 
 
 def test_fedproto_with_no_pull_trains_as_if_alone(toy_engine):

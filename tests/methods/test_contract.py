@@ -95,7 +95,7 @@ def test_state_survives_flattening(toy_engine, variant, group):
     assert set(again.clients) == set(state.clients)
     first, second = (play_round(engine, s, Draws(0).at(2)) for s in (state, again))
     assert same(first[0].tensors(), second[0].tensors())
-    assert first[1]["accuracy"] == second[1]["accuracy"]
+    assert first[1].accuracy == second[1].accuracy
 
 
 def same(first, second) -> bool:
@@ -106,10 +106,10 @@ def test_partial_participation_keeps_state_of_those_who_took_part_only(toy_engin
     engine = toy_engine("fedhpl", participation=0.34)
     state, _ = start(engine, Draws(0))
     state, line = play_round(engine, state, Draws(0).at(1))
-    assert len(line["participants"]) == 1
-    assert set(state.clients) == set(line["participants"])
-    assert len(line["accuracy"]) == 3
-    assert len(line["loss"]) == 1
+    assert len(line.participants) == 1
+    assert set(state.clients) == set(line.participants)
+    assert len(line.accuracy) == 3
+    assert len(line.loss) == 1
 
 
 def test_participants_are_a_function_of_seed_and_round_alone():

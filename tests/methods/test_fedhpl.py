@@ -13,6 +13,7 @@ from hetfl.federation.sequential import Visit
 from hetfl.message import Message, Size
 from hetfl.methods import create
 from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
+from hetfl.schema import Traffic
 
 WIDTHS = torch.tensor([384, 768, 1024])
 UPLOADS = {
@@ -150,11 +151,11 @@ def test_table_9_message_sizes(toy_engine, group, round):
         assert message.size == Size(3 * 3 + 3, 4 * (3 * 3 + 3))
     engine = toy_engine("fedhpl", group)
     state, first = start(engine, Draws(0))
-    assert first["up"] == {"elements": 3, "bytes": 12}  # the widths, once
+    assert first.up == Traffic(elements=3, bytes=12)  # the widths, once
     state, first = play_round(engine, state, Draws(0).at(1))
-    assert first["down"] == {"elements": 0, "bytes": 0}
+    assert first.down == Traffic(elements=0, bytes=0)
     _, second = play_round(engine, state, Draws(0).at(2))
-    assert second["down"] == {"elements": 3 * (9 + 3), "bytes": 3 * (4 * 9 + 3)}
+    assert second.down == Traffic(elements=3 * (9 + 3), bytes=3 * (4 * 9 + 3))
 
 
 def test_upload_holds_the_correctly_classified_samples_only(toy_engine):
@@ -204,7 +205,7 @@ def test_sharing_changes_nothing_where_every_client_is_alone_with_its_width(toy_
         state, _ = start(engine, Draws(0))
         for round in (1, 2, 3):
             state, line = play_round(engine, state, Draws(0).at(round))
-        accuracies.append((line["accuracy"], line["loss"]))
+        accuracies.append((line.accuracy, line.loss))
     assert accuracies[0] == accuracies[1]
 
 
@@ -218,7 +219,7 @@ def test_sharing_with_one_client_changes_nothing(toy_engine, toy_partition, shar
         state, _ = start(engine, Draws(0))
         for round in (1, 2, 3):
             state, line = play_round(engine, state, Draws(0).at(round))
-        accuracies.append((line["accuracy"], line["loss"]))
+        accuracies.append((line.accuracy, line.loss))
     assert accuracies[0] == accuracies[1]
 
 
@@ -236,7 +237,7 @@ def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names
     assert set(down) == {"logits", "valid"} | names
     parameters = sum(down[name].numel() for name in names)
     kept = sum(len(message["labels"]) for message in sent.values())
-    assert line["up"]["elements"] == 4 * kept + 3 * parameters
+    assert line.up.elements == 4 * kept + 3 * parameters
     # What was overwritten starts the next round without momentum, the rest goes on with it.
     params = state.clients[1].params
     adopted = engine.method.adopt(params, engine.method.receive(down, {}))
@@ -266,7 +267,7 @@ def test_prompt_dropout_changes_training_and_nothing_else(toy_engine):
         batch = data.train_images.batch(data.train)
         logits = client.model(dropping.clients[client.index].params, batch.images).logits
         right += int((logits.argmax(1) == batch.labels).sum())
-    assert line["diagnostics"]["uploaded_logits"] == right
+    assert line.diagnostics["uploaded_logits"] == right
 
 
 def test_dropout_of_a_frame_is_refused():
@@ -281,7 +282,7 @@ def test_a_lone_participants_parameters_are_its_widths_newest(toy_engine, share)
     state, _ = start(engine, Draws(0))
     for round in (1, 2, 3):
         state, line = play_round(engine, state, Draws(0).at(round))
-        (alone,) = line["participants"]
+        (alone,) = line.participants
         names = engine.federation.clients[alone].model.names([share])
         for client in range(3):
             down = engine.method.downlink(state.server, client)

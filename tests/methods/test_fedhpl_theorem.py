@@ -20,6 +20,7 @@ from hetfl.methods.theorem import (
     guidance,
     teacher_accuracy,
 )
+from hetfl.schema import Round
 
 TEACHER = torch.tensor([[2.7741935, 0.3870968, 0.1290323], [0.2, 2.0, 0.4], [0.0, 0.0, 0.0]], dtype=torch.float64)
 STUDENT = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64)
@@ -61,8 +62,8 @@ def play(engine, rounds: int = 3) -> tuple:
     return state, lines
 
 
-def values(line: dict, client: int) -> dict:
-    return {name: seen[line["participants"].index(client)] for name, seen in line["clients"].items()}
+def values(line: Round, client: int) -> dict:
+    return {name: seen[line.participants.index(client)] for name, seen in line.clients.items()}
 
 
 def test_worked_example():
@@ -127,12 +128,12 @@ def test_identities(toy_engine, variant, group):
     settings = VARIANTS[variant]
     engine = toy_engine("fedhpl", group, torch.float64, **settings)
     _, (first, early, *later) = play(engine)
-    assert set(first["clients"]) == {"width", "err01", "local_conf", "logit_bound"}
-    assert set(early["clients"]) == EARLY
-    json.dumps([first, early, *later], allow_nan=False)
+    assert set(first.clients) == {"width", "err01", "local_conf", "logit_bound"}
+    assert set(early.clients) == EARLY
+    json.dumps([line.as_json() for line in (first, early, *later)], allow_nan=False)
     for line in later:
-        assert set(line["clients"]) == TAUGHT
-        for client in line["participants"]:
+        assert set(line.clients) == TAUGHT
+        for client in line.participants:
             seen = values(line, client)
             assert seen["err01"] <= seen["logit_bound"] <= seen["agg_error"] + seen["distill_similarity"] + 1e-12
             assert 0 <= seen["kd_loss"] <= seen["kd_max"] <= seen["kd_cap"]
@@ -148,7 +149,7 @@ def test_identities(toy_engine, variant, group):
 
 def test_a_mean_of_all_logits_may_be_a_wrong_teacher(toy_engine):
     _, lines = play(toy_engine("fedhpl", selection="all", lr=0.001), 2)
-    assert min(lines[2]["clients"]["teacher_acc"]) < 1
+    assert min(lines[2].clients["teacher_acc"]) < 1
 
 
 @GROUPS
@@ -161,10 +162,10 @@ def test_shrinkage_is_what_the_added_one_takes(toy_engine, group):
     counted = dimension_weights(state.server["width"].squeeze(1)) @ uploaded
     _, line = play_round(engine, state, Draws(0).at(1))
     expected = (1 / (1 + counted))[:, uploaded.sum(dim=0) > 0]
-    assert line["diagnostics"]["shrinkage"] == pytest.approx(expected.mean(dim=1).tolist())
-    assert line["diagnostics"]["shrinkage_max"] == pytest.approx(expected.amax(dim=1).tolist())
+    assert line.diagnostics["shrinkage"] == pytest.approx(expected.mean(dim=1).tolist())
+    assert line.diagnostics["shrinkage_max"] == pytest.approx(expected.amax(dim=1).tolist())
     if group == "homogeneous":
-        assert len(set(line["diagnostics"]["shrinkage"])) == 1
+        assert len(set(line.diagnostics["shrinkage"])) == 1
 
 
 @CASES
@@ -205,8 +206,8 @@ def test_nothing_is_swept_or_kept_where_nothing_is_watched(toy_engine, settings)
     engine = toy_engine("fedhpl", **settings)
     assert engine.method.sweep(0) == "none"
     state, lines = play(engine)
-    assert "accuracy" not in lines[0]
-    assert all(line.get("clients", {}) == {} for line in lines)
+    assert lines[0].test() is None
+    assert all(line.clients == {} for line in lines)
     assert all(client.memory == {} for client in state.clients.values())
 
 
@@ -221,19 +222,19 @@ def test_upload_rate_times_class_counts_is_what_was_sent(toy_engine):
                 rates = values(line, client)["upload_rate"]
                 assert [rate is None for rate in rates] == [count == 0 for count in counts]
                 sent += sum(count * rate for count, rate in zip(counts, rates, strict=True) if count)
-            assert sent == pytest.approx(line["diagnostics"]["uploaded_logits"])
+            assert sent == pytest.approx(line.diagnostics["uploaded_logits"])
 
 
 def test_the_first_parameters_are_remembered(toy_engine):
     engine = toy_engine("fedhpl", participation=0.7)
     state, lines = play(engine, 6)
-    assert len(state.clients) > len(lines[1]["participants"])
+    assert len(state.clients) > len(lines[1].participants)
     for client, kept in state.clients.items():
         fresh = engine.federation.clients[client].model.init(Draws(0), client)
         assert {f"initial/{name}" for name in fresh} == set(kept.memory)
         assert all(torch.equal(kept.memory[f"initial/{name}"], tensor) for name, tensor in fresh.items())
         moved = sum((kept.params[name].double() - fresh[name].double()).square().sum() for name in fresh)
-        last = [values(line, client)["param_kl"] for line in lines[1:] if client in line["participants"]][-1]
+        last = [values(line, client)["param_kl"] for line in lines[1:] if client in line.participants][-1]
         assert last == pytest.approx(float(moved) / (2 * 0.1**2))
 
 

@@ -75,7 +75,7 @@ def test_lg_fedavg_sends_heads_and_is_tested_with_the_servers(toy_engine):
     engine = toy_engine("lg-fedavg", "resnets")
     state, lines = run(engine)
     head = 3 * 16 + 3
-    assert lines[1]["up"]["elements"] == lines[1]["down"]["elements"] == 3 * head
+    assert lines[1].up.elements == lines[1].down.elements == 3 * head
     assert not any(name.startswith("head") for name in state.clients[0].params)
     assert engine.method.evaluates == "global"
 
@@ -226,7 +226,7 @@ def test_fedkds_clients_start_from_one_common_network_that_was_never_sent(toy_en
     assert all(torch.equal(first[name], second[name]) for name in names)
     assert not torch.equal(first["transform.weight"], second["transform.weight"])
     state, lines = run(engine)
-    assert lines[1]["down"]["elements"] == 0 < lines[2]["down"]["elements"]
+    assert lines[1].down.elements == 0 < lines[2].down.elements
     assert not any("transform" in name for name in state.server)
     # Everybody overwrites its copy by what the server's factors give.
     received = engine.method.receive(engine.method.downlink(state.server, 0), {})
@@ -328,9 +328,9 @@ def test_fedgen_counts_labels_once(toy_engine):
     engine = toy_engine("fedgen", "resnets", labels="counts", tests="global")
     state, lines = run(engine)
     head, generator = 3 * 16 + 3, (4 + 3) * 16 + 16 + 2 * 16 + 16 * 16 + 16
-    assert lines[0]["up"]["elements"] == 3 * (1 + 3)
-    assert lines[1]["up"]["elements"] == 3 * head
-    assert lines[2]["down"]["elements"] == 3 * (head + generator + 3)
+    assert lines[0].up.elements == 3 * (1 + 3)
+    assert lines[1].up.elements == 3 * head
+    assert lines[2].down.elements == 3 * (head + generator + 3)
     assert state.server["counts"].tolist() == [20, 20, 20]
     _, labels = engine.method._generate(
         {n.removeprefix("generator/"): t for n, t in state.server.items() if n.startswith("generator/")},
@@ -339,7 +339,7 @@ def test_fedgen_counts_labels_once(toy_engine):
         0,
     )
     assert torch.bincount(labels, minlength=3).tolist() == pytest.approx([0, 1000, 3000], abs=120)
-    # Tested with the server's head.
+    # Accuracies with the server's head.
     received = engine.method.downlink(state.server, 0)
     data, params = engine.federation.data[0], engine.method.adopt(state.clients[0].params, received)
     own = engine.predict(0, params, {}, data.test_images, data.test, engine.method)

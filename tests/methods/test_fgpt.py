@@ -78,10 +78,10 @@ def test_their_terms_do_something(toy_engine):
 def test_groups_never_change_and_count_every_sample(toy_engine):
     engine = toy_engine("fgpt", **GROUPED)
     _, lines = run(engine)
-    sizes = [line["clients"]["groups"] for line in lines[1:]]
+    sizes = [line.clients["groups"] for line in lines[1:]]
     assert sizes[0] == sizes[1] and [sum(groups) for groups in sizes[0]] == [15, 19, 26]
     share = torch.tensor(sizes[0]).sum(0) / 60
-    assert lines[1]["diagnostics"]["group_entropy"] == pytest.approx(
+    assert lines[1].diagnostics["group_entropy"] == pytest.approx(
         float(torch.distributions.Categorical(share).entropy() / torch.tensor(3.0).log())
     )
     for k, client in enumerate(engine.federation.clients):
@@ -140,17 +140,16 @@ def test_prompts_that_are_sent_are_compared_pair_by_pair(toy_engine):
 def test_one_participant_has_nobody_to_be_compared_with(toy_engine):
     engine = toy_engine("pt-fedavg", **SMALL | {"participation": 0.34})
     _, lines = run(engine, 1)
-    assert lines[1]["diagnostics"] == {}
+    assert lines[1].diagnostics == {}
 
 
 def test_ensembles_are_tested_in_the_window_as_runs_of_their_own_would_be(toy_engine):
     settings = {**GROUPED, "rounds": 3, "window": 2}
     _, lines = run(toy_engine("fgpt", dtype=torch.float64, ensembles=(1, 2), **settings), 3)
     _, branched = run(toy_engine("fgpt", dtype=torch.float64, branches=2, **settings), 3)
-    assert "also" not in lines[1]
+    assert lines[1].also == {}
     for line, other in zip(lines[2:], branched[2:], strict=True):
-        assert line["also"]["top-1"] == {name: line[name] for name in ("accuracy", "pooled")}
-        assert line["also"]["top-2"] == {name: other[name] for name in ("accuracy", "pooled")}
+        assert (line.test("top-1"), line.test("top-2")) == (line.test(), other.test())
 
 
 @pytest.mark.parametrize("setting", [{"branches": 4}, {"ensembles": (2, 4)}])
@@ -420,13 +419,13 @@ def test_fedmix_is_mixups_loss_to_first_order(toy_engine):
     engine = toy_engine("fedmix", dtype=torch.float64, **SMALL)
     state, lines = run(engine, 1)
     size = 3 * 8 * 8 + 3
-    assert lines[0]["up"]["elements"] == 3 * (1 + size)
+    assert lines[0].up.elements == 3 * (1 + size)
     assert (
-        lines[1]["down"]["elements"] - 3 * sum(t.numel() for n, t in state.server.items() if n.startswith("model/"))
+        lines[1].down.elements - 3 * sum(t.numel() for n, t in state.server.items() if n.startswith("model/"))
         == 3 * 3 * size
     )
     later, line = play_round(engine, state, Draws(0).at(2))
-    assert line["down"]["elements"] == line["up"]["elements"]  # the pool is sent once
+    assert line.down.elements == line.up.elements  # the pool is sent once
     data = engine.federation.data[0]
     own = data.train_images.stored().batch(data.train)
     assert torch.allclose(state.server["pool/images"][0].double(), own.images.mean(0), atol=1e-6)
@@ -465,7 +464,7 @@ def test_what_travels_is_counted_as_the_paper_counts(toy_engine, method):
     group = 0 if method == "fedpr" and not engine.method.settings.group_blocks else group
     keys = 3 * 48 if method in ("fed-dualprompt", "sgpt") else 0
     counts = 3 if method in ("fgpt", "fgpt-fedmix", "sgpt") else 0
-    assert lines[2]["up"]["elements"] == 3 * (head + shared + group + keys + counts)
+    assert lines[2].up.elements == 3 * (head + shared + group + keys + counts)
 
 
 @pytest.mark.parametrize("method", FAMILY)

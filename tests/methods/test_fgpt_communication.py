@@ -207,11 +207,11 @@ def test_engines_send_the_same(toy_engine, method):
     clients = engine.federation.clients
     own = exchange(engine.method, [client.samples for client in clients], clients[0].model, pixels=8)
     for measured, counted in (
-        (registration["up"], own.registered),
-        (lines[0]["down"], [own.first] * 3),
-        (lines[0]["up"], [own.up] * 3),
-        (lines[1]["down"], [own.down] * 3),
-        (lines[1]["up"], [own.up] * 3),
+        (registration.up, own.registered),
+        (lines[0].down, [own.first] * 3),
+        (lines[0].up, [own.up] * 3),
+        (lines[1].down, [own.down] * 3),
+        (lines[1].up, [own.up] * 3),
     ):
-        assert measured["elements"] == sum(message.size.elements for message in counted)
-        assert measured["bytes"] == sum(message.size.bytes for message in counted)
+        assert measured.elements == sum(message.size.elements for message in counted)
+        assert measured.bytes == sum(message.size.bytes for message in counted)

@@ -19,13 +19,15 @@ from hetfl.federation.rounds import play_closing, play_round, start
 from hetfl.federation.versions import ENGINE, MODELS, families, lineage
 from hetfl.methods import METHODS
 from hetfl.methods.fedprox import FedProx
+from hetfl.schema import Round
 
 ROUNDS = 3
 
 
-def line_of(state: Any, line: dict[str, Any]) -> dict[str, Any]:
+def line_of(state: Any, round: Round) -> dict[str, Any]:
     """What is held of a round: what it tells, and figures of the state it leaves."""
     clients = [tensor for k in sorted(state.clients) for tensor in state.clients[k].params.values()]
+    line = round.as_json()
     told = numbers_in([line.get("diagnostics", {}), line.get("clients", {})])
     return {
         **{name: line[name] for name in ("accuracy", "loss") if name in line},

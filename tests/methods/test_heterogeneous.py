@@ -167,9 +167,9 @@ def test_fedgh_clients_start_with_the_servers_head_and_are_tested_with_their_own
     assert adopted["head.weight"] is down["head.weight"]
     assert not torch.equal(state.clients[0].params["head.weight"], down["head.weight"])
     present = [int((client.class_counts > 0).sum()) for client in engine.federation.clients]
-    assert lines[2]["up"]["elements"] == sum(present) * (16 + 1)
-    assert lines[2]["down"]["elements"] == 3 * (3 * 16 + 3)
-    assert lines[1]["down"]["elements"] == 0
+    assert lines[2].up.elements == sum(present) * (16 + 1)
+    assert lines[2].down.elements == 3 * (3 * 16 + 3)
+    assert lines[1].down.elements == 0
 
 
 @pytest.mark.parametrize("tests", ["client", "global"])
@@ -269,9 +269,9 @@ def test_fedtgps_ablations():
 def test_fedtgp_emits_every_class(toy_engine):
     engine = toy_engine("fedtgp", embedding=16, server_epochs=2)
     _, lines = run(engine)
-    assert lines[1]["down"]["elements"] == 0
-    assert lines[2]["down"]["elements"] == 3 * 3 * (16 + 1)
-    assert set(lines[1]["diagnostics"]) == {"margin", "loss"}
+    assert lines[1].down.elements == 0
+    assert lines[2].down.elements == 3 * 3 * (16 + 1)
+    assert set(lines[1].diagnostics) == {"margin", "loss"}
 
 
 def test_fedmds_objectives_count_public_classes_first():
@@ -300,8 +300,8 @@ def test_fedmd_aligns_on_the_samples_it_was_told(toy_engine):
     settings = {"alignment_samples": 12, "public_epochs": 1, "private_epochs": 1, "local_epochs": 1}
     engine = toy_engine("fedmd", **settings)
     state, line = start(engine, Draws(0))
-    assert line["up"]["elements"] == 3 * 12 * (3 + 2 + 1)
-    assert len(line["accuracy"]) == 3
+    assert line.up.elements == 3 * 12 * (3 + 2 + 1)
+    assert len(line.accuracy) == 3
     data, client = engine.federation.data[1], engine.federation.clients[1]
     order = engine.method.alignment(data.public_images.labels, Draws(0).at(1))
     assert sorted(data.public_images.labels[order].tolist()) == [0] * 6 + [1] * 6
@@ -311,8 +311,8 @@ def test_fedmd_aligns_on_the_samples_it_was_told(toy_engine):
     ]
     assert torch.allclose(engine.method.downlink(state.server, 1)["logits"], torch.stack(logits).mean(0), atol=1e-5)
     _, line = play_round(engine, state, Draws(0).at(1))
-    assert line["up"]["elements"] == 3 * 12 * 6
-    assert line["down"]["elements"] == 3 * 12 * 5
+    assert line.up.elements == 3 * 12 * 6
+    assert line.down.elements == 3 * 12 * 5
     assert client.model(state.clients[1].params, data.public_images.batch(order).images).logits.shape == (12, 5)
 
 
@@ -377,7 +377,7 @@ def test_fedgen_trains_on_a_batch_of_one_sample(toy_engine):
     state, _ = start(engine, Draws(0))
     for round in (1, 2):
         state, line = play_round(engine, state, Draws(0).at(round))
-    assert None not in line["loss"]
+    assert None not in line.loss
     drawn = engine.method.drawn(engine.method.downlink(state.server, 0), 1, 7)
     assert [len(tensor) for tensor in drawn.values()] == [1, 1]
     assert drawn["features"].abs().sum() > 0
@@ -430,8 +430,8 @@ def test_fedgens_messages_are_the_papers(toy_engine):
     engine = toy_engine("fedgen", embedding=16, noise=4, server_steps=2)
     _, lines = run(engine)
     head, generator = 3 * 16 + 3, (4 + 3) * 16 + 16 + 2 * 16 + 16 * 16 + 16
-    assert lines[1]["up"]["elements"] == 3 * head + 60
-    assert lines[2]["down"]["elements"] == 3 * (head + generator + 60)
+    assert lines[1].up.elements == 3 * head + 60
+    assert lines[2].down.elements == 3 * (head + generator + 60)
 
 
 @pytest.mark.parametrize(

@@ -138,10 +138,10 @@ def test_fedbabus_head_stands_still_until_the_closing(toy_engine):
         assert set(state.clients[k].params) == set(head)
         assert all(torch.equal(state.clients[k].params[name], head[name]) for name in head)
     body = sum(state.server[f"model/{name}"].numel() for name in model.names(["body"]))
-    assert line["up"]["elements"] == line["down"]["elements"] == 3 * body
+    assert line.up.elements == line.down.elements == 3 * body
     assert not any(name.startswith("model/head") for name in state.server)
     final, closing = play_closing(engine, state, Draws(0).at(4))
-    assert closing["closing"] and closing["up"]["elements"] == 0 and closing["down"]["elements"] == 3 * body
+    assert closing.closing and closing.up.elements == 0 and closing.down.elements == 3 * body
     for k in range(3):
         tuned = final.clients[k].params
         assert not torch.equal(tuned["head.weight"], head["head.weight"])
@@ -188,7 +188,7 @@ def test_pfedpt_keeps_its_border_and_is_tested_after_training(toy_engine):
     border = model.names(["prompts"])
     assert not any(f"model/{name}" in state.server for name in border)
     shared = sum(tensor.numel() for name, tensor in state.server.items() if name.startswith("model/"))
-    assert line["up"]["elements"] == 3 * shared
+    assert line.up.elements == 3 * shared
     for k, other in ((0, 1), (1, 2)):
         mine, theirs = state.clients[k].params, state.clients[other].params
         assert any(not torch.equal(mine[name], theirs[name]) for name in border)
@@ -229,7 +229,7 @@ def test_pfedpg_clients_start_from_what_they_were_sent(toy_engine):
     engine = toy_engine("pfedpg", prompt_length=2, inner=8)
     state, line = run(engine, 1)
     width = engine.federation.clients[0].model.width
-    assert line["up"]["elements"] == line["down"]["elements"] == 3 * 2 * width
+    assert line.up.elements == line.down.elements == 3 * 2 * width
     down = engine.method.downlink(state.server, 1)
     adopted = engine.method.adopt(state.clients[1].params, down)
     (name,) = engine.federation.clients[1].model.names(["prompts"])

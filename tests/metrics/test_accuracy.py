@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from record_factory import make_round
 
 from hetfl.metrics.accuracy import best_round, summary
 
@@ -19,7 +20,7 @@ def test_pooled_counts_samples_and_average_counts_clients():
 def test_the_best_round_is_the_first_with_the_best_pooled_accuracy():
     pooled, accuracy = [0.5, 0.7, 0.6, 0.7], [[0.1, 0.3], [0.6, 0.8], [0.9, 0.9], [0.7, 0.7]]
     lines = [
-        {"round": round, "pooled": p, "accuracy": a}
+        make_round(round, pooled=p, accuracy=a)
         for round, (p, a) in enumerate(zip(pooled, accuracy, strict=True), start=1)
     ]
     assert best_round(lines) == {

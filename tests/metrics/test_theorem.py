@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-import json
 from math import log, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
+from record_factory import make_round, make_run
 
 from hetfl.draws import Draws
 from hetfl.federation.rounds import play_round, start
 from hetfl.metrics.theorem import adaptation, beta, distillation_slack, label_distance, prompt_slack, series
+from hetfl.schema import Round, Run
 
-COUNTS = {"train": [[8, 8, 0], [6, 6, 4]], "test": [10, 10, 20]}
-RUN = {"clients": 2, "class_counts": COUNTS}
-LINES = [
-    {
-        "round": 0,
-        "participants": [0, 1],
-        "accuracy": [0.3, 0.4],
-        "clients": {"width": [384, 768], "err01": [0.5, 0.75]},
-    },
-    {
-        "round": 1,
-        "participants": [1],
-        "accuracy": [0.3, 0.5],
-        "clients": {"err01": [0.5], "param_kl": [2.0], "upload_rate": [[0.5, 0.5, None]]},
-        "diagnostics": {"shrinkage": [0.1, 0.2], "shrinkage_max": [0.2, 0.5]},
-    },
-    {
-        "round": 2,
-        "participants": [0, 1],
-        "accuracy": [0.6, 0.7],
-        "clients": {
-            "err01": [0.25, 0.125],
-            "param_kl": [1.0, 3.0],
-            "kd_loss": [0.1, 0.2],
-            "kd_max": [0.5, None],
-            "upload_rate": [[1.0, 0.5, None], [1.0, 1.0, 0.0]],
-        },
-        "diagnostics": {"shrinkage": [0.1, 0.1], "shrinkage_max": [0.1, 0.1]},
-    },
-]
+COUNTS = {"train": [[8, 8, 0], [6, 6, 4]], "test": [[10, 10, 20]] * 2}
+
+
+def run(counts: dict[str, Any] = COUNTS) -> Run:
+    return make_run(clients=len(counts["train"]), class_counts=counts)
+
+
+def lines() -> list[Round]:
+    """Of two clients, the first of which misses a round."""
+    return [
+        make_round(
+            0,
+            participants=[0, 1],
+            accuracy=[0.3, 0.4],
+            clients={"width": [384, 768], "err01": [0.5, 0.75]},
+        ),
+        make_round(
+            1,
+            participants=[1],
+            accuracy=[0.3, 0.5],
+            clients={"err01": [0.5], "param_kl": [2.0], "upload_rate": [[0.5, 0.5, None]]},
+            diagnostics={"shrinkage": [0.1, 0.2], "shrinkage_max": [0.2, 0.5]},
+        ),
+        make_round(
+            2,
+            participants=[0, 1],
+            accuracy=[0.6, 0.7],
+            clients={
+                "err01": [0.25, 0.125],
+                "param_kl": [1.0, 3.0],
+                "kd_loss": [0.1, 0.2],
+                "kd_max": [0.5, None],
+                "upload_rate": [[1.0, 0.5, None], [1.0, 1.0, 0.0]],
+            },
+            diagnostics={"shrinkage": [0.1, 0.1], "shrinkage_max": [0.1, 0.1]},
+        ),
+    ]
 
 
 def test_beta_is_equation_7():
@@ -75,7 +84,7 @@ def test_the_distillation_slack_is_the_smallest_over_t():
 
 
 def test_series_by_hand():
-    seen = series(RUN, LINES)
+    seen = series(run(), lines())
     assert seen["round"] == [0, 1, 2]
     assert seen["beta"] == [[1, 0.5], [0.5, 1]]
     assert seen["lambda0"] == pytest.approx([1.2, 1.35])
@@ -93,38 +102,33 @@ def test_series_by_hand():
 
 
 def test_epsilon_widens_the_slacks():
-    loose, tight = (series(RUN, LINES, epsilon)["slack_pb"][2][0] for epsilon in (0.01, 0.5))
+    loose, tight = (series(run(), lines(), epsilon)["slack_pb"][2][0] for epsilon in (0.01, 0.5))
     assert loose > tight
 
 
-def test_a_record_without_class_counts_or_observations():
-    seen = series({"clients": 2}, LINES)
-    assert "lambda0" in seen
-    assert not {"label_tv", "slack_pb", "slack_kd", "bound_proxy"} & seen.keys()
-    bare = {"round": 1, "participants": [0, 1], "accuracy": [0.1, 0.2]}
-    assert series({"clients": 2}, [bare, bare | {"clients": {}}]) == {"round": []}
-    assert set(series(RUN, [bare])) == {"round", "label_tv"}
+def test_a_record_without_observations():
+    bare = make_round(1, participants=[0, 1], accuracy=[0.1, 0.2], clients={}, diagnostics={})
+    assert set(series(run(), [bare])) == {"round", "label_tv"}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.7])
 def test_series_of_a_run(toy_engine, participation):
     engine = toy_engine("fedhpl", "heterogeneous", participation=participation)
     state, line = start(engine, Draws(0))
-    lines = [line]
+    played = [line]
     for round in (1, 2, 3):
         state, line = play_round(engine, state, Draws(0).at(round))
-        lines.append(line)
-    lines = json.loads(json.dumps(lines))
+        played.append(line)
     counts = [client.class_counts.tolist() for client in engine.federation.clients]
-    seen = series({"clients": 3, "class_counts": {"train": counts, "test": [10, 10, 10]}}, lines)
+    seen = series(run({"train": counts, "test": [[10, 10, 10]] * 3}), played)
     assert seen["label_tv"][0] == pytest.approx(1 / 3, abs=0.04)
     assert seen["lambda0"] == pytest.approx(
-        [error + 1 - right for error, right in zip(lines[0]["clients"]["err01"], lines[0]["accuracy"], strict=True)]
+        [error + 1 - right for error, right in zip(played[0].clients["err01"], played[0].accuracy, strict=True)]
     )
     assert all(0 < value <= 2 for value in seen["lambda0"])
-    for line, bounds, slacks in zip(lines[2:], seen["bound_proxy"][2:], seen["slack_kd"][2:], strict=True):
+    for line, bounds, slacks in zip(played[2:], seen["bound_proxy"][2:], seen["slack_kd"][2:], strict=True):
         for client in range(3):
-            assert (bounds[client] is not None) == (slacks[client] is not None) == (client in line["participants"])
-            if client in line["participants"]:
-                error = line["clients"]["err01"][line["participants"].index(client)]
+            assert (bounds[client] is not None) == (slacks[client] is not None) == (client in line.participants)
+            if client in line.participants:
+                error = line.clients["err01"][line.participants.index(client)]
                 assert bounds[client] > error + slacks[client]

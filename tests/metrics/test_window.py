@@ -7,22 +7,25 @@ import statistics
 
 import numpy as np
 import pytest
+from record_factory import make_round
 
 from hetfl.metrics.accuracy import best_round, known, per_class, summary, window
+from hetfl.schema import Accuracies, Round
 
 POOLED = [0.1, 0.5, 0.7, 0.6]
 CLIENTS = [[0.0, 0.2], [0.4, 0.6], [0.8, 0.6], [0.5, None]]
 
 
-def lines() -> list[dict]:
-    found = [
-        {"round": n, "pooled": p, "accuracy": a} for n, (p, a) in enumerate(zip(POOLED, CLIENTS, strict=True), 1)
-    ]
-    return [*found, {"round": 5, "pooled": 1.0, "accuracy": [1.0, 1.0], "closing": True}]
+def lines() -> list[Round]:
+    return [make_round(n, pooled=p, accuracy=a) for n, (p, a) in enumerate(zip(POOLED, CLIENTS, strict=True), 1)]
 
 
-def test_the_window_is_of_the_last_rounds_and_leaves_the_closing_out():
-    found = window(lines(), 3)
+def tested() -> list[Accuracies | None]:
+    return [line.test() for line in lines()]
+
+
+def test_the_window_is_of_the_last_rounds():
+    found = window(tested(), 3)
     assert found["window_rounds"] == 3
     assert found["window_pooled"] == pytest.approx(0.6)
     assert found["window_variance"] == pytest.approx(statistics.pvariance(POOLED[1:]))
@@ -33,25 +36,22 @@ def test_the_window_is_of_the_last_rounds_and_leaves_the_closing_out():
 
 
 def test_a_window_longer_than_the_run_is_the_run():
-    assert window(lines(), 10) == window(lines(), 4)
-    assert window(lines(), 10)["window_rounds"] == 4
+    assert window(tested(), 10) == window(tested(), 4)
+    assert window(tested(), 10)["window_rounds"] == 4
 
 
 def test_one_round_varies_by_nothing():
-    found = window(lines(), 1)
+    found = window(tested(), 1)
     assert (found["window_pooled"], found["window_variance"], found["window_variance_sample"]) == (0.6, 0, None)
 
 
 def test_rounds_without_a_test_keep_their_place():
-    found = [{"round": line["round"]} if line["round"] == 3 else line for line in lines()]
+    untested = {"accuracy": None, "pooled": None}
+    played = [line.model_copy(update=untested) if line.round == 3 else line for line in lines()]
+    found = [line.test() for line in played]
     assert window(found, 2)["window_pooled"] == 0.6 and window(found, 2)["window_rounds"] == 1
     assert window(found, 3)["window_pooled"] == pytest.approx((0.5 + 0.6) / 2)
-    assert best_round(found[:-1]) == {"best_pooled": 0.6, "best_round": 4, "best_average": 0.5, "rounds": 4}
-
-
-def test_other_readings_have_neither_number_nor_closing():
-    found = [{"pooled": p, "accuracy": a} for p, a in zip(POOLED, CLIENTS, strict=True)]
-    assert window(found, 2)["window_pooled"] == pytest.approx(0.65)
+    assert best_round(played) == {"best_pooled": 0.6, "best_round": 4, "best_average": 0.5, "rounds": 4}
 
 
 def test_a_client_without_samples_is_left_out_of_figures_over_clients():

@@ -1,15 +1,15 @@
-"""What the tests of the papers' tables share: the experiments as committed, made-up runs, tables built from them."""
+"""What the tests of the papers' tables share: the committed experiments, and tables built from chosen numbers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from record_factory import make_round, write_metrics, write_record
+
+from hetfl.federation.evaluation import of_window
 from hetfl.federation.plan import Cell, cells, load_params
-from hetfl.files import write_json, write_text
-from hetfl.metrics.accuracy import window
 from hetfl.papers.spec import Entry, TableSpec
 from hetfl.papers.tables import table_spec
 from hetfl.report.table import build_table, render_text, write_table
@@ -44,41 +44,32 @@ def write_run(
     points better than that, and cosines are the round's number in thousandths.
     """
     cell: Cell = CELLS[entry.experiment][entry.path(seed)]
-    played = played or rounds
-    run = {"status": "complete", "fingerprint": "f" * 64, "seed": seed, "split": entry.split, "dataset": cell.dataset}
-    run |= {
-        "models": cell.models,
-        "rounds": rounds,
-        "clients": 5,
-        "engine": "sequential",
-        "precision": "float32",
-        "device": "cpu",
-    }
-    run |= {"commit": "abc", "versions": {"torch": "2.15.0"}, "parameters": {"trainable": [35338] * 5}}
-    run |= {"inputs": {"dataset": cell.dataset, "partition": f"{cell.dataset}/{cell.split}", "weights": {}}}
+    played, window_size = played or rounds, cell.settings.get("window")
+    many = {f"top-{number}": number for number in cell.settings.get("ensembles", ())} if window_size else {}
+    cosines = ("cosine_shared", "cosine_group_global", "cosine_group_local") if window_size else ()
     lines = []
     for number in range(1, played + 1):
         size = {"elements": 5000 * number, "bytes": 20000 * number}
-        line = {"round": number, "participants": [*range(5)], "up": size, "down": size}
-        line |= {"accuracy": [(number + client) / 100 for client in range(5)]}
-        lines.append(line | {"pooled": (number + 2.5 + 10 * (number == played - 1)) / 100})
-    accuracy = lines[-1]["accuracy"]
-    metrics = {"average": sum(accuracy) / 5, "lowest": min(accuracy), "highest": max(accuracy)}
-    metrics |= {"pooled": lines[-1]["pooled"], "fingerprint": "f" * 64}
-    if size := cell.settings.get("window"):
-        run |= {"settings": cell.settings}
-        many = {f"top-{number}": number for number in cell.settings.get("ensembles", ())}
-        for line in lines:
-            cosines = ("cosine_shared", "cosine_group_global", "cosine_group_local")
-            line |= {"diagnostics": dict.fromkeys(cosines, line["round"] / 1000)}
-        for line in lines[-size:]:
-            found = {name: {"accuracy": accuracy, "pooled": line["pooled"] + n / 100} for name, n in many.items()}
-            line |= {"also": found} if found else {}
-        also = {name: window([line["also"][name] for line in lines[-size:]], size) for name in many}
-        metrics |= window(lines, size) | {"also": also}
-    write_json(root / "runs" / entry.path(seed) / "run.json", run | changes)
-    write_text(root / "runs" / entry.path(seed) / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    write_json(root / "evaluations" / entry.path(seed) / "metrics.json", metrics)
+        accuracy = [(number + client) / 100 for client in range(5)]
+        pooled = (number + 2.5 + 10 * (number == played - 1)) / 100
+        tested = many if number > played - (window_size or 0) else {}
+        also = {name: {"accuracy": accuracy, "pooled": pooled + n / 100} for name, n in tested.items()}
+        figures = {"diagnostics": dict.fromkeys(cosines, number / 1000), "clients": {}}
+        lines.append(make_round(number, up=size, down=size, accuracy=accuracy, pooled=pooled, also=also, **figures))
+    run = {
+        "fingerprint": "f" * 64,
+        "dataset": cell.dataset,
+        "models": cell.models,
+        "settings": cell.settings,
+        "rounds": rounds,
+        "parameters": {"trainable": [35338] * 5, "total": [35338] * 5},
+        "inputs": {"dataset": cell.dataset, "partition": f"{cell.dataset}/{cell.split}", "weights": {}},
+    }
+    write_record(root / "runs", entry.path(seed), lines, **run | changes)
+    metrics = {"average": sum(accuracy) / 5, "lowest": min(accuracy), "highest": max(accuracy), "pooled": pooled}
+    write_metrics(
+        root / "evaluations", entry.path(seed), fingerprint="f" * 64, **metrics, **of_window(lines, cell.settings)
+    )
 
 
 def built(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:

@@ -1,15 +1,15 @@
-"""Finished cells made up, and the figures drawn from them."""
+"""Finished cells with accuracies of our choice, and the figures drawn from them."""
 
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+from record_factory import CLIENTS, make_round, write_metrics, write_record
 
 from hetfl.federation.plan import load_params
 from hetfl.papers.panels import ResultFigure, SelectionFigure, TheoremFigure
@@ -20,7 +20,7 @@ from hetfl.report.terms import theorem_figure
 from hetfl.tensors import write_tensors
 
 ROOT = Path(__file__).parents[2]
-CLIENTS, HELD_OUT, GROUPS = 5, 2, 4
+HELD_OUT, GROUPS = 2, 4
 SAMPLES = {"train": 200, "test": 100}
 """Of each class that the first client has; the next have ten more."""
 PARAMS = load_params(ROOT / "params.yaml")
@@ -40,40 +40,33 @@ def write_cell(
 ) -> None:
     """A finished cell whose accuracies lie around a level; the best round is the one before the last."""
     draws = np.random.default_rng([seed, *map(ord, "/".join((entry.experiment, entry.row, entry.split)))])
-    run, evaluation = root / "runs" / entry.path(seed), root / "evaluations" / entry.path(seed)
-    run.mkdir(parents=True, exist_ok=True)
-    evaluation.mkdir(parents=True, exist_ok=True)
     classes = list(names)
     final = np.clip(level + draws.normal(0, 0.03, CLIENTS), 0, 1)
     lines = []
     for number in range(rounds + 1):
         accuracy = final + 0.01 if number == rounds - 1 else final - 0.2 * 0.6**number * (number < rounds)
-        lines.append({"round": number, "participants": [*range(CLIENTS)], "accuracy": accuracy.tolist()})
-        lines[-1] |= {"pooled": accuracy.mean(), "train_accuracy": np.clip(accuracy + 0.2, 0, 1).tolist()}
         seen = {"err01": (1 - accuracy).tolist(), "logit_bound": (2.2 - 2 * accuracy).tolist()}
         if number:
             seen |= {name: (draws.random(CLIENTS) * 0.6**number).tolist() for name in ("kd_loss", "kd_ce", "kd_max")}
             seen |= {"param_kl": (30 * number + draws.random(CLIENTS)).tolist(), "agg_conf": [None] * CLIENTS}
             seen |= {"upload_rate": draws.random((CLIENTS, len(classes))).tolist()}
         seen |= {"groups": draws.integers(0, 30, (CLIENTS, GROUPS)).tolist()}
-        lines[-1]["clients"] = seen
-    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        training = np.clip(accuracy + 0.2, 0, 1).tolist()
+        figures = {"clients": seen, "diagnostics": {}}
+        shares = {"accuracy": accuracy.tolist(), "pooled": accuracy.mean().item(), "train_accuracy": training}
+        lines.append(make_round(number, **shares, **figures))
     counts = {side: [[step + 10 * k] * len(classes) for k in range(CLIENTS)] for side, step in SAMPLES.items()}
-    made = {
-        "status": "complete",
-        "experiment": entry.experiment,
-        "fingerprint": "f" * 64,
-        "clients": CLIENTS,
-        "rounds": rounds,
-    }
-    made |= {"seed": seed, "class_counts": counts}
-    made |= {"settings": {"held_out": HELD_OUT, "window": 3, "groups": GROUPS}}
-    (run / "run.json").write_text(json.dumps(made))
-    metrics = {"accuracy": final.tolist(), "average": final.mean(), "lowest": final.min(), "highest": final.max()}
-    window = {"window_pooled": final.mean() + draws.normal(0, 0.01), "window_lowest": final.min()}
-    better = {"window_pooled": window["window_pooled"] + 0.01, "window_lowest": final.min() + 0.01}
-    metrics |= {**window, "also": {"top-5": better}, "congruence": final.mean() + 0.2}
-    (evaluation / "metrics.json").write_text(json.dumps({"fingerprint": "f" * 64, **metrics}))
+    settings = {"held_out": HELD_OUT, "window": 3, "groups": GROUPS}
+    described = {"fingerprint": "f" * 64, "rounds": rounds, "class_counts": counts, "settings": settings}
+    write_record(root / "runs", entry.path(seed), lines, **described)
+    average, lowest, highest = (float(value) for value in (final.mean(), final.min(), final.max()))
+    metrics = {"accuracy": final.tolist(), "average": average, "lowest": lowest, "highest": highest}
+    pooled = average + draws.normal(0, 0.01)
+    metrics |= {"window_pooled": pooled, "window_lowest": lowest, "congruence": average + 0.2}
+    better = {"window_pooled": pooled + 0.01, "window_lowest": lowest + 0.01}
+    evaluation = write_metrics(
+        root / "evaluations", entry.path(seed), fingerprint="f" * 64, also={"top-5": better}, **metrics
+    )
     with (evaluation / "per_class.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["client", "class", "accuracy", "samples"])

@@ -63,10 +63,10 @@ def test_sweep_has_the_clients_statistics_of_the_last_and_of_the_best_round(
     for line in lines:
         result_figure(ResultFigure((SweepPanel("prompts", "n", (line,)),), 1, ""), results(tmp_path), tmp_path)
     found = [results(tmp_path)(entry) for entry in points.values()]
-    lowest = [np.mean([100 * record.metrics["lowest"] for record in records]) for records in found]
+    lowest = [np.mean([100 * record.metrics.lowest for record in records]) for records in found]
     final, best = (figure.axes[0] for figure in drawn)
     assert heights(final, "-") == pytest.approx(
-        [np.mean([100 * record.metrics["average"] for record in records]) for records in found]
+        [np.mean([100 * record.metrics.average for record in records]) for records in found]
     )
     assert min(map(min, (line.get_ydata() for line in final.lines))) == pytest.approx(min(lowest))
     # The best round is one point better than the last, for every client.
@@ -106,7 +106,7 @@ def test_bars_are_clients(tmp_path: Path) -> None:
     for seed in entry.seeds:
         write_cell(tmp_path, entry, seed)
     words = draw(ResultFigure((ClientPanel("FedTGP", "Classes", tuple("24680"), entry),), 1, ""), tmp_path)
-    means = np.mean([record.metrics["accuracy"] for record in results(tmp_path)(entry)], axis=0)
+    means = np.mean([record.metrics.accuracy for record in results(tmp_path)(entry)], axis=0)
     assert {f"{100 * mean:.1f}" for mean in means} <= set(words)
 
 
@@ -139,7 +139,7 @@ def test_theorem_is_the_mean_of_the_clients_over_rounds(tmp_path: Path, drawn: l
     (record,) = results(tmp_path)(entry)
     (risk,), (loss,) = axes["err01"].lines, axes["kd_loss"].lines
     assert list(risk.get_xdata()) == [0, 1, 2, 3, 4]
-    assert list(risk.get_ydata()) == pytest.approx([np.mean(line["clients"]["err01"]) for line in record.rounds])
+    assert list(risk.get_ydata()) == pytest.approx([np.mean(line.clients["err01"]) for line in record.rounds])
     assert list(loss.get_xdata()) == [1, 2, 3, 4]
 
 

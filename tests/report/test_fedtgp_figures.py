@@ -1,6 +1,5 @@
 """FedTGP's figures of results: margins, training error over rounds, points in the plane."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from figure_helpers import PARAMS, cell, draw, results, write_cell
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from record_factory import rewrite_rounds
 
 from hetfl.errors import HetflError
 from hetfl.papers.fedtgp_figures import FIGURES
@@ -17,6 +17,7 @@ from hetfl.papers.spec import Entry
 from hetfl.report.prototypes import embed
 from hetfl.report.results import result_figure
 from hetfl.report.style import CLASSES, DARK, INK, SERIES
+from hetfl.schema import Round, read_rounds
 from hetfl.tensors import read_tensors, write_tensors
 
 NAMES = ("cat", "dog", "owl")
@@ -24,9 +25,8 @@ NAMES = ("cat", "dog", "owl")
 
 def change_lines(root: Path, entry: Entry, change, seed: int = 0) -> None:
     """Rewrite each line of a cell's rounds; a line that becomes None goes."""
-    path = root / "runs" / entry.path(seed) / "rounds.jsonl"
-    lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line))
+    folder = root / "runs" / entry.path(seed)
+    rewrite_rounds(folder, filter(None, map(change, read_rounds(folder))))
 
 
 def stored(root: Path, entry: Entry) -> Path:
@@ -71,18 +71,18 @@ def test_training_error_weighs_clients_by_their_training_samples(tmp_path: Path,
     for seed in entry.seeds:
         write_cell(tmp_path, entry, seed)
     # The second seed stopped after four rounds.
-    change_lines(tmp_path, entry, lambda line: line if line["round"] <= 4 else None, seed=1)
+    change_lines(tmp_path, entry, lambda line: line if line.round <= 4 else None, seed=1)
     panels = tuple(RoundsPanel(shows, {"FedTGP": entry}, shows) for shows in ("training error", "test accuracy"))
     result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
     error, accuracy = drawn[0].axes
     records = results(tmp_path)(entry)
-    samples = [sum(counts) for counts in records[0].run["class_counts"]["train"]]
+    samples = [sum(counts) for counts in records[0].run.class_counts.train]
     assert len(set(samples)) > 1
-    right = [[np.dot(samples, line["train_accuracy"]) for line in record.training[:4]] for record in records]
+    right = [[np.dot(samples, line.train_accuracy) for line in record.training[:4]] for record in records]
     (line,) = error.lines
     assert list(line.get_xdata()) == [1, 2, 3, 4]
     assert list(line.get_ydata()) == pytest.approx(100 * (1 - np.mean(right, axis=0) / sum(samples)))
-    pooled = [[line["pooled"] for line in record.training[:4]] for record in records]
+    pooled = [[line.pooled for line in record.training[:4]] for record in records]
     assert list(accuracy.lines[0].get_ydata()) == pytest.approx(100 * np.mean(pooled, axis=0))
     assert (error.get_ylabel(), accuracy.get_ylabel()) == ("Training error (%)", "Test accuracy (%)")
     assert error.get_ylim() != accuracy.get_ylim()
@@ -91,9 +91,9 @@ def test_training_error_weighs_clients_by_their_training_samples(tmp_path: Path,
 def test_curves_have_a_point_for_every_round_with_a_test(tmp_path: Path, drawn: list[Figure]) -> None:
     entry = cell(seeds=[0, 1])
 
-    def untested(line: dict) -> dict:
-        tests = {"accuracy", "pooled", "train_accuracy"}
-        return {name: value for name, value in line.items() if line["round"] % 2 == 0 or name not in tests}
+    def untested(line: Round) -> Round:
+        tests = dict.fromkeys(("accuracy", "pooled", "train_accuracy"))
+        return line if line.round % 2 == 0 else line.model_copy(update=tests)
 
     for seed in entry.seeds:
         write_cell(tmp_path, entry, seed)
@@ -102,14 +102,14 @@ def test_curves_have_a_point_for_every_round_with_a_test(tmp_path: Path, drawn: 
     result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
     assert [list(axes.lines[0].get_xdata()) for axes in drawn[0].axes] == [[2, 4, 6]] * 2
     record = results(tmp_path)(entry)[0]
-    assert [line["round"] for line in record.tested] == [2, 4, 6] and record.played == 6
+    assert [line.round for line in record.tested] == [2, 4, 6] and record.played == 6
     assert record.until(3) is None and record.until(4) is not None
 
 
 def test_without_training_accuracies_one_line_says_what_to_set(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
-    change_lines(tmp_path, entry, lambda line: {k: v for k, v in line.items() if k != "train_accuracy"})
+    change_lines(tmp_path, entry, lambda line: line.model_copy(update={"train_accuracy": None}))
     figure = ResultFigure((RoundsPanel("Training", {"FedTGP": entry}, "training error"),), 1, "")
     with pytest.raises(HetflError, match=r"dir-s0/rounds.jsonl: has no train_accuracy; set it .* experiments\.some "):
         draw(figure, tmp_path)

@@ -68,7 +68,7 @@ def test_held_out_clients_are_weighed_by_their_test_samples(tmp_path: Path) -> N
     (record,) = results(tmp_path)(entry)
     here, there = sides(record)
     samples = np.array([2 * (SAMPLES["test"] + 10 * k) for k in range(CLIENTS)])
-    accuracy = np.array([line["accuracy"] for line in record.training[-3:]])
+    accuracy = np.array([line.accuracy for line in record.training[-3:]])
     first = CLIENTS - HELD_OUT
     for side, which in ((here, range(first)), (there, range(first, CLIENTS))):
         part = accuracy[:, list(which)]
@@ -85,10 +85,11 @@ def test_a_client_without_test_samples_does_not_count(tmp_path: Path) -> None:
     write_cell(tmp_path, entry)
     (record,) = results(tmp_path)(entry)
     before = sides(record)
-    counts = record.run["class_counts"]["test"]
-    lines = [line | {"accuracy": [*line["accuracy"], None]} for line in record.rounds]
-    run = record.run | {"clients": CLIENTS + 1, "class_counts": {"test": [*counts, [0, 0]]}}
-    run["settings"] = run["settings"] | {"held_out": HELD_OUT + 1}
+    counts = record.run.class_counts
+    lines = [line.model_copy(update={"accuracy": [*line.accuracy, None]}) for line in record.rounds]
+    more = {"clients": CLIENTS + 1, "class_counts": counts.model_copy(update={"test": [*counts.test, [0, 0]]})}
+    more["settings"] = record.run.settings | {"held_out": HELD_OUT + 1}
+    run = record.run.model_copy(update=more)
     assert sides(replace(record, run=run, rounds=lines)) == before
 
 
@@ -96,7 +97,7 @@ def test_without_held_out_clients_one_line_says_so(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
     (record,) = results(tmp_path)(entry)
-    run = record.run | {"settings": record.run["settings"] | {"held_out": 0}}
+    run = record.run.model_copy(update={"settings": record.run.settings | {"held_out": 0}})
     with pytest.raises(HetflError, match=r"dir-s0/run\.json: settings\.held_out is 0"):
         sides(replace(record, run=run))
 
@@ -126,10 +127,10 @@ def test_trade_off_has_a_point_for_each_row_and_inference_rule(tmp_path: Path, d
     result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
     metrics = [record.metrics for record in results(tmp_path)(entry)]
     for found, (x, y) in zip(
-        (metrics, [m["also"]["top-5"] for m in metrics]), points(drawn[0].axes[0]).values(), strict=True
+        (metrics, [each.also["top-5"] for each in metrics]), points(drawn[0].axes[0]).values(), strict=True
     ):
-        assert x == pytest.approx(100 * np.mean([each["window_pooled"] for each in found]))
-        assert y == pytest.approx(100 * np.mean([each["window_lowest"] for each in found]))
+        assert x == pytest.approx(100 * np.mean([each.window_pooled for each in found]))
+        assert y == pytest.approx(100 * np.mean([each.window_lowest for each in found]))
 
 
 def test_numbers_over_a_setting_stand_beside_the_best_rival_and_the_printed_one(
@@ -145,7 +146,7 @@ def test_numbers_over_a_setting_stand_beside_the_best_rival_and_the_printed_one(
     result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
 
     def read(entry) -> float:
-        return np.mean([100 * record.metrics["window_pooled"] for record in results(tmp_path)(entry)])
+        return np.mean([100 * record.metrics.window_pooled for record in results(tmp_path)(entry)])
 
     (axes,) = drawn[0].axes
     level, curve, printed = axes.lines
@@ -176,7 +177,7 @@ def test_groups_are_shares_of_all_samples_and_of_each_clients_own(tmp_path: Path
     assert list(favourites) == sorted(favourites)
     assert [text.get_text() for text in empty.texts] == ["not run"]
     (line,) = rounds.lines
-    seen = [np.sum(line["clients"]["groups"], axis=0) for line in record.training]
+    seen = [np.sum(line.clients["groups"], axis=0) for line in record.training]
     assert list(line.get_ydata()) == pytest.approx([entropy(groups) for groups in seen])
 
 

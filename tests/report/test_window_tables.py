@@ -1,16 +1,15 @@
-"""Tables and figures of accuracies over the last rounds, from made-up records."""
+"""Tables and figures of accuracies over the last rounds, of records with accuracies of our choice."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
 
-from hetfl.files import write_json, write_text
-from hetfl.metrics.accuracy import window
+from hetfl.federation.evaluation import of_window
 from hetfl.papers.spec import Entry, TableSpec
 from hetfl.report.figures import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
@@ -25,30 +24,21 @@ LOWEST = [0.0, 0.1, 0.0, 0.2, 0.3, 0.5]
 
 def record(root: Path, seed: int) -> None:
     """A run of three clients, of which the last has no test sample; another reading is a tenth better."""
-    lines: list[dict[str, Any]] = [{"round": 0, "participants": [0, 1, 2], "up": size(0), "down": size(0)}]
+    lines = [make_round(0, up=size(0), down=size(0), accuracy=None, pooled=None, clients={})]
     for number, (pooled, least) in enumerate(zip(POOLED, LOWEST, strict=True), start=1):
-        found: dict[str, Any] = {"accuracy": [least, 0.8, None], "pooled": pooled + seed / 100}
-        if number > ROUNDS - WINDOW:
-            found["also"] = {"top-2": {"accuracy": [least + 0.1, 0.9, None], "pooled": found["pooled"] + 0.1}}
-        lines.append({"round": number, "participants": [0, 1], "up": size(20), "down": size(30), **found})
+        pooled += seed / 100
+        other = {"accuracy": [least + 0.1, 0.9, None], "pooled": pooled + 0.1}
+        also = {"top-2": other} if number > ROUNDS - WINDOW else {}
+        sizes = {"participants": [0, 1], "up": size(20), "down": size(30)}
+        lines.append(make_round(number, accuracy=[least, 0.8, None], pooled=pooled, also=also, **sizes))
     place = Path("windowed", "fgpt", "fgpt", f"s10-s{seed}")
     shared = {"fingerprint": f"{seed}" * 64}
-    run: dict[str, Any] = {"status": "complete", "seed": seed, "split": "s10", "dataset": "d", "models": ["m"] * 3}
-    run |= {
-        "rounds": ROUNDS,
-        "clients": 3,
-        "engine": "sequential",
-        "precision": "float32",
-        "device": "cpu",
-        "commit": "abc",
-        "versions": {},
-    }
-    run |= {"parameters": {"trainable": [7] * 3}, "inputs": {"dataset": "d", "partition": str(seed), "weights": {}}}
-    write_json(root / "runs" / place / "run.json", run | shared)
-    write_text(root / "runs" / place / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    also = {"top-2": window([line["also"]["top-2"] for line in lines[-WINDOW:]], WINDOW)}
-    metrics = {"accuracy": lines[-1]["accuracy"], **window(lines[1:], WINDOW), "also": also}
-    write_json(root / "evaluations" / place / "metrics.json", metrics | shared)
+    run = {"dataset": "d", "models": ["m"] * 3, "rounds": ROUNDS, "clients": 3}
+    run |= {"parameters": {"trainable": [7] * 3, "total": [7] * 3}}
+    run |= {"inputs": {"dataset": "d", "partition": str(seed), "weights": {}}}
+    write_record(root / "runs", place, lines, **run, **shared)
+    windows = of_window(lines[1:], {"window": WINDOW})
+    write_metrics(root / "evaluations", place, accuracy=lines[-1].accuracy, **windows, **shared)
 
 
 def size(elements: int) -> dict[str, int]:
@@ -150,23 +140,21 @@ def test_curves_show_each_column_s_own_accuracy(table: dict[str, Any], tmp_path:
 
 
 def test_a_round_s_accuracy_leaves_out_clients_without_samples():
-    line = {
-        "accuracy": [0.0, None, 0.5],
-        "pooled": 0.3,
-        "also": {"top-2": {"accuracy": [0.2, None, 0.4], "pooled": 1}},
-    }
+    other = {"accuracy": [0.2, None, 0.4], "pooled": 1.0}
+    line = make_round(1, accuracy=[0.0, None, 0.5], pooled=0.3, also={"top-2": other})
     asked = ("average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest")
     assert [accuracy_of(name, "", line) for name in asked] == [0.25, 0, 0.5, 0.3, 0.3, 0]
     assert accuracy_of("window_lowest", "top-2", line) == 0.2
     assert accuracy_of("window_pooled", "top-5", line) is accuracy_of("parameters", "", line) is None
-    assert accuracy_of("average", "", {"round": 3}) is None
+    assert accuracy_of("average", "", make_round(3, accuracy=None, pooled=None)) is None
 
 
 def test_a_record_cut_at_a_round_leaves_them_out_too():
-    lines = [{"round": number, "accuracy": [number / 10, None]} for number in (1, 2, 3)]
-    cut = Record("runs/x", {"rounds": 3}, lines, {}).until(2)
-    assert cut is not None
-    assert cut.metrics == {"accuracy": [0.2, None], "average": 0.2, "lowest": 0.2, "highest": 0.2}
+    lines = [make_round(number, accuracy=[number / 10, None]) for number in (1, 2, 3)]
+    cut = Record("runs/x", make_run(rounds=3), lines, make_metrics()).until(2)
+    assert cut is not None and cut.run.rounds == 2
+    assert (cut.metrics.accuracy, cut.metrics.average) == ([0.2, None], 0.2)
+    assert (cut.metrics.lowest, cut.metrics.highest, cut.metrics.pooled) == (0.2, 0.2, lines[1].pooled)
 
 
 def test_tables_from_before_there_were_windows_read_the_same():

@@ -42,7 +42,7 @@ def test_a_round_of_every_architecture(toy_data, experiment, method):
     state, _ = start(engine, Draws(0))
     for round in (1, 2):
         state, line = play_round(engine, state, Draws(0).at(round))
-        assert all(np.isfinite(line["loss"]))
+        assert all(np.isfinite(line.loss))
     sizes = {
         "lg-fedavg": 3 * 513,
         "fedgen": 3 * 513,
@@ -52,4 +52,4 @@ def test_a_round_of_every_architecture(toy_data, experiment, method):
         "fedtgp": 3 * (512 + 1),
     }
     if method != "fedkd":
-        assert line["up"]["elements"] == clients * sizes[method]
+        assert line.up.elements == clients * sizes[method]

@@ -1,29 +1,22 @@
-"""Run records without a training, and processes that mirror them."""
+"""Run records as MLflow shows them, and processes that mirror them."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from hetfl.files import write_text
+from record_factory import make_round, write_record
 
 
-def make_run(experiment, row="fedhpl", split="iid", seed=0, status="complete", **changes):
-    run = {
+def describe(experiment, row="fedhpl", split="iid", seed=0, status="complete", **changes):
+    """Where a cell lies, and what its run says differently from the one that was trained."""
+    return {
+        "path": f"{experiment}/fedhpl/{row}/{split}-s{seed}",
         "status": status,
         "fingerprint": f"{row}-{split}-{seed}",
-        "experiment": experiment,
-        "row": row,
-        "title": "FedHPL",
-        "paper": "fedhpl",
-        "table": experiment,
-        "method": "fedhpl",
         "dataset": "digits",
-        "split": split,
-        "seed": seed,
         "models": ["digits_vit_base"] * 5,
         "settings": {
             "optimizer": {"lr": 0.05, "name": "sgd"},
@@ -32,54 +25,45 @@ def make_run(experiment, row="fedhpl", split="iid", seed=0, status="complete", *
             "no": None,
         },
         "rounds": 5,
-        "clients": 5,
         "inputs": {"dataset": "d1", "partition": "p1", "weights": {"digits_vit_base": "w1"}},
-        "parameters": {"trainable": [1634] * 5, "total": [20000] * 5},
         "versions": {"hetfl": "0.1.0", "python": "3.11.7"},
-        "device": "cpu: test",
-        "engine": "sequential",
-        "precision": "float32",
         "commit": "abc123",
-        "started": "2026-05-01T10:00:00Z",
+        "started": "2026-05-01T10:00:00+00:00",
         **changes,
     }
-    if status == "complete":
-        run["finished"] = "2026-05-01T10:01:00Z"
-    return run
 
 
-def make_line(number, clients=5, shift=0.0):
-    line = {"round": number, "participants": list(range(clients)), "down": {"elements": 0, "bytes": 0}}
+def line(number, clients=5, shift=0.0, **more):
+    nothing = {"elements": 0, "bytes": 0}
     if number == 0:
-        return line | {"up": {"elements": 5, "bytes": 20}, "seconds": {"register": 0.1}}
-    return line | {
-        "accuracy": [0.5 + shift + (number + client) / 100 for client in range(clients)],
-        "loss": [0.4, None, 0.6],
-        "up": {"elements": 8800, "bytes": 35200},
-        "seconds": {"train": 0.5, "statistics": 0.1, "server": 0.0, "evaluate": 0.2},
-        "peak_memory": 3 * 2**20,
-        "diagnostics": {"valid classes!": 10.0, "text": "no", "shrinkage": [0.1, 0.3]},
-        "clients": {
-            "kd_loss": [0.2, None, 0.4],
-            "upload_rate": [[1.0, 0.5, None], [None, 0.25, 0.25]],
-            "kd_max": [None] * clients,
-        },
-    }
-
-
-def write_cell(root: Path, run, rounds=6, **kind) -> Path:
-    folder = root / "runs" / run["experiment"] / run["method"] / run["row"] / f"{run['split']}-s{run['seed']}"
-    folder.mkdir(parents=True, exist_ok=True)
-    # As a record is written: no reader ever sees a part.
-    write_text(
-        folder / "rounds.jsonl", "".join(json.dumps(make_line(number, **kind)) + "\n" for number in range(rounds))
+        untested = {"accuracy": None, "pooled": None, "clients": {}}
+        up = {"elements": 5, "bytes": 20}
+        return make_round(0, up=up, down=nothing, seconds={"register": 0.1}, **untested, **more)
+    return make_round(
+        number,
+        **{
+            "participants": list(range(clients)),
+            "accuracy": [0.5 + shift + (number + client) / 100 for client in range(clients)],
+            "loss": [0.4, None, 0.6],
+            "up": {"elements": 8800, "bytes": 35200},
+            "down": nothing,
+            "seconds": {"train": 0.5, "statistics": 0.1, "server": 0.0, "evaluate": 0.2},
+            "peak_memory": 3 * 2**20,
+            "diagnostics": {"valid classes!": 10.0, "none": None, "shrinkage": [0.1, 0.3]},
+            "clients": {
+                "kd_loss": [0.2, None, 0.4],
+                "upload_rate": [[1.0, 0.5, None], [None, 0.25, 0.25]],
+                "kd_max": [None] * clients,
+            },
+        }
+        | more,
     )
-    if run["status"] == "complete":
-        (folder / "model.safetensors").write_bytes(b"weights")
-    temporary = folder / "run.json.new"
-    temporary.write_text(json.dumps(run))
-    temporary.replace(folder / "run.json")
-    return folder
+
+
+def write_cell(root: Path, run, rounds=6, diverged=(), **kind) -> Path:
+    """A cell's record; in rounds that ``diverged`` a client did."""
+    lines = [line(number, **kind, **({"diverged": [0]} if number in diverged else {})) for number in range(rounds)]
+    return write_record(root / "runs", lines=lines, finished="2026-05-01T10:01:00+00:00", **run)
 
 
 def sync_in_a_process(root: Path, folder: Path) -> subprocess.Popen:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
-from mlflow_helpers import make_run, sync_in_a_process, write_cell
+from mlflow_helpers import describe, sync_in_a_process, write_cell
 
 from hetfl.errors import HetflError
 from hetfl.tracking import sync
@@ -63,7 +63,7 @@ def names(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("broken", [half_migrated, of_a_newer_mlflow, no_database])
 def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_path, capfd, broken):
-    folders = [write_cell(tmp_path, make_run("tiny", seed=seed)) for seed in range(2)]
+    folders = [write_cell(tmp_path, describe("tiny", seed=seed)) for seed in range(2)]
     (tmp_path / "mlruns").mkdir()
     broken(tmp_path / "mlruns/mlflow.db")
     assert sync(folders[:1], tmp_path) == 1
@@ -78,7 +78,7 @@ def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_pa
 
 
 def test_a_database_in_use_stays(tmp_path, monkeypatch):
-    folder = write_cell(tmp_path, make_run("tiny"))
+    folder = write_cell(tmp_path, describe("tiny"))
     sync([folder], tmp_path)
     before = names(tmp_path)
     monkeypatch.setattr("hetfl.tracking.mlflow_database.WAIT", 0.05)
@@ -91,7 +91,7 @@ def test_a_database_in_use_stays(tmp_path, monkeypatch):
 
 
 def test_another_database_than_the_checkouts_own_stays(tmp_path, monkeypatch):
-    folder = write_cell(tmp_path, make_run("tiny"))
+    folder = write_cell(tmp_path, describe("tiny"))
     theirs = tmp_path / "theirs" / "mlflow.db"
     theirs.parent.mkdir()
     no_database(theirs)
@@ -105,7 +105,7 @@ def test_another_database_than_the_checkouts_own_stays(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("statement", [40, 150])
 def test_an_interruption_while_the_database_is_made_leaves_none(tmp_path, statement):
-    folder = write_cell(tmp_path, make_run("tiny"))
+    folder = write_cell(tmp_path, describe("tiny"))
     count = 0
 
     def interrupt(*_):
@@ -125,7 +125,7 @@ def test_an_interruption_while_the_database_is_made_leaves_none(tmp_path, statem
 
 
 def test_a_kill_while_the_database_is_made_leaves_one_that_works(tmp_path, capfd):
-    folder = write_cell(tmp_path, make_run("tiny"))
+    folder = write_cell(tmp_path, describe("tiny"))
     process = sync_in_a_process(tmp_path, folder)
     limit = time.monotonic() + 60
     while not (half := [path for path in tmp_path.glob("mlruns/.mlflow.db.*") if path.stat().st_size > 50_000]):
@@ -144,7 +144,7 @@ def test_a_kill_while_the_database_is_made_leaves_one_that_works(tmp_path, capfd
 def test_a_kill_at_every_moment_leaves_a_mirror_that_works(
     kind: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_cell(tmp_path / "reference", make_run("tiny"))
+    folder = write_cell(tmp_path / "reference", describe("tiny"))
     began = time.monotonic()
     process = sync_in_a_process(tmp_path / "reference", folder)
     assert process.wait(300) == 0
@@ -153,7 +153,7 @@ def test_a_kill_at_every_moment_leaves_a_mirror_that_works(
     for number in range(1, TRIES + 1):
         moment = span * number / TRIES
         root = tmp_path / str(number)
-        folder = write_cell(root, make_run("tiny"))
+        folder = write_cell(root, describe("tiny"))
         process = sync_in_a_process(root, folder)
         time.sleep(moment)
         os.kill(process.pid, kind)

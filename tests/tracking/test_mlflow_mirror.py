@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from mlflow_helpers import make_run, sync_in_a_process, write_cell
+from mlflow_helpers import describe, sync_in_a_process, write_cell
+from record_factory import make_metrics, write_metrics
 
 from hetfl.errors import FailedCellsError, HetflError
 from hetfl.tracking import MlflowMirror, Watcher, sync
@@ -22,7 +23,7 @@ def racers(tmp_path_factory):
     """What two processes said that made one database at the same time, and where."""
     # A space in the path must not matter.
     root = tmp_path_factory.mktemp("a checkout")
-    folders = [write_cell(root, make_run("race", seed=seed)) for seed in range(2)]
+    folders = [write_cell(root, describe("race", seed=seed)) for seed in range(2)]
     processes = [sync_in_a_process(root, folder) for folder in folders]
     said = [(process.communicate(timeout=120), process.returncode) for process in processes]
     return root, said
@@ -67,7 +68,7 @@ def test_two_processes_make_the_database_at_once(racers, client):
 
 def test_a_complete_cell(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name))
+    folder = write_cell(root, describe(name))
     partition = root / "partitions" / "digits" / "iid-s0"
     partition.mkdir(parents=True)
     (partition / "card.json").write_text("{}")
@@ -96,7 +97,7 @@ def test_a_complete_cell(root, client, request):
     assert history(client, run, "elements/up_total")[-1] == (5, 44005)
     assert math.isclose(final["loss/average"], 0.5) and math.isclose(final["seconds/round"], 0.8)
     assert final["memory/peak_mib"] == 3 and final["diagnostics/valid classes_"] == 10
-    assert math.isclose(final["diagnostics/shrinkage"], 0.2) and "diagnostics/text" not in final
+    assert math.isclose(final["diagnostics/shrinkage"], 0.2) and "diagnostics/none" not in final
     assert math.isclose(final["clients/kd_loss"], 0.3) and math.isclose(final["clients/upload_rate"], 0.5)
     assert "clients/kd_max" not in final
     assert set(artifacts(client, run)) == {
@@ -110,10 +111,10 @@ def test_a_complete_cell(root, client, request):
 
 
 def test_a_diverged_cell_has_a_tag(root, client, request):
-    folder = write_cell(root, make_run(request.node.name, status="running"))
+    folder = write_cell(root, describe(request.node.name, status="running"))
     mirror = MlflowMirror(root)
     mirror.mirror(folder)
-    write_cell(root, make_run(request.node.name, diverged=2))
+    write_cell(root, describe(request.node.name), diverged=(2, 3))
     mirror.mirror(folder)
     (run,) = runs_of(client, request.node.name)
     assert run.data.tags["diverged"] == "2"
@@ -121,7 +122,7 @@ def test_a_diverged_cell_has_a_tag(root, client, request):
 
 def test_again_changes_nothing(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name))
+    folder = write_cell(root, describe(name))
     sync([folder], root)
     (before,) = runs_of(client, name)
     sync([folder], root)
@@ -132,7 +133,7 @@ def test_again_changes_nothing(root, client, request):
 
 def test_killed_and_continued(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name, status="running"), rounds=4)
+    folder = write_cell(root, describe(name, status="running"), rounds=4)
     with (folder / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "accu')
     mirror = MlflowMirror(root)
@@ -141,9 +142,9 @@ def test_killed_and_continued(root, client, request):
     assert run.info.status == "RUNNING"
     assert [step for step, _ in history(client, run, "accuracy/average")] == [1, 2, 3]
 
-    write_cell(root, make_run(name, status="running", commit="def456"), rounds=2)
+    write_cell(root, describe(name, status="running", commit="def456"), rounds=2)
     MlflowMirror(root).mirror(folder)
-    write_cell(root, make_run(name, commit="def456"))
+    write_cell(root, describe(name, commit="def456"))
     MlflowMirror(root).mirror(folder)
     (run,) = runs_of(client, name)
     assert run.info.status == "FINISHED" and run.data.tags["commit"] == "def456"
@@ -153,7 +154,7 @@ def test_killed_and_continued(root, client, request):
 def test_killed_between_two_calls(root, client, request, monkeypatch):
     name = request.node.name
     monkeypatch.setattr("hetfl.tracking.mlflow_mirror.METRICS_PER_CALL", 7)
-    folder = write_cell(root, make_run(name))
+    folder = write_cell(root, describe(name))
     mirror = MlflowMirror(root)
     real, calls = mirror.open(), []
 
@@ -179,15 +180,15 @@ def test_killed_between_two_calls(root, client, request, monkeypatch):
 
 def test_other_settings_supersede(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name, fingerprint="old"))
-    other = write_cell(root, make_run(name, seed=1))
+    folder = write_cell(root, describe(name, fingerprint="old"))
+    other = write_cell(root, describe(name, seed=1))
     sync([folder, other], root)
-    write_cell(root, make_run(name, fingerprint="new"))
+    write_cell(root, describe(name, fingerprint="new"))
     sync([folder], root)
     state = {run.data.tags["fingerprint"]: run.data.tags.get("superseded") for run in runs_of(client, name)}
     assert state == {"old": "true", "new": None, "fedhpl-iid-1": None}
     # Old results that come back, say from DVC's cache, are the cell's again.
-    write_cell(root, make_run(name, fingerprint="old"))
+    write_cell(root, describe(name, fingerprint="old"))
     sync([folder], root)
     state = {run.data.tags["fingerprint"]: run.data.tags.get("superseded") for run in runs_of(client, name)}
     assert state == {"old": None, "new": "true", "fedhpl-iid-1": None}
@@ -195,9 +196,9 @@ def test_other_settings_supersede(root, client, request):
 
 def test_same_settings_with_other_numbers_supersede(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name))
+    folder = write_cell(root, describe(name))
     sync([folder], root)
-    write_cell(root, make_run(name), shift=0.1)
+    write_cell(root, describe(name), shift=0.1)
     sync([folder], root)
     sync([folder], root)
     state = {
@@ -208,37 +209,37 @@ def test_same_settings_with_other_numbers_supersede(root, client, request):
 
 def test_evaluation_may_come_later(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name))
+    folder = write_cell(root, describe(name))
     sync([folder], root)
-    evaluation = root / "evaluations" / name / "fedhpl" / "fedhpl" / "iid-s0"
-    evaluation.mkdir(parents=True)
+    cell = f"{name}/fedhpl/fedhpl/iid-s0"
+    evaluation = root / "evaluations" / cell
     for accuracy in (91.5, 92.5):
-        metrics = {"accuracy": accuracy, "clients": 5, "per_client": [1, 2], "best": True}
-        (evaluation / "metrics.json").write_text(json.dumps(metrics))
+        write_metrics(root / "evaluations", cell, average=accuracy, also={"top-2": {"window_pooled": 0.5}})
         (evaluation / "per_class.csv").write_text("class,accuracy\n")
         sync([folder], root)
         sync([folder], root)
         (run,) = runs_of(client, name)
-        assert run.data.metrics["final/accuracy"] == accuracy
-    assert [value for _, value in history(client, run, "final/accuracy")] == [91.5, 92.5]
+        assert run.data.metrics["final/average"] == accuracy
+    assert [value for _, value in history(client, run, "final/average")] == [91.5, 92.5]
+    told = make_metrics().as_json().keys() - {"fingerprint", "accuracy"}
     assert {name for name in run.data.metrics if name.startswith("final/")} == {
-        "final/accuracy",
-        "final/clients",
+        *(f"final/{name}" for name in told),
+        "final/top-2/window_pooled",
     }
     assert {"evaluation/metrics.json", "evaluation/per_class.csv"} <= set(artifacts(client, run))
 
 
 def test_mirrored_while_it_runs(root, client, request, capfd):
     name = request.node.name
-    folder = write_cell(root, make_run(name, status="running"), rounds=2)
+    folder = write_cell(root, describe(name, status="running"), rounds=2)
     with Watcher([folder], [MlflowMirror(root, every=0.0)], interval=0.01):
         limit = time.monotonic() + 60
         while not (runs := runs_of(client, name)) or "accuracy/average" not in runs[0].data.metrics:
             assert time.monotonic() < limit, capfd.readouterr().err
             time.sleep(0.02)
         assert runs[0].info.status == "RUNNING"
-        write_cell(root, make_run(name, status="running"), rounds=5)
-        write_cell(root, make_run(name))
+        write_cell(root, describe(name, status="running"), rounds=5)
+        write_cell(root, describe(name))
     (run,) = runs_of(client, name)
     assert run.info.status == "FINISHED", capfd.readouterr().err
     assert len(history(client, run, "accuracy/average")) == 5, capfd.readouterr().err
@@ -246,7 +247,7 @@ def test_mirrored_while_it_runs(root, client, request, capfd):
 
 def test_many_clients_and_rounds(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name, models=["a", "b"] * 15), rounds=120, clients=30)
+    folder = write_cell(root, describe(name, models=["a", "b"] * 15), rounds=120, clients=30)
     sync([folder], root)
     (run,) = runs_of(client, name)
     assert "accuracy/client-0" not in run.data.metrics
@@ -256,14 +257,14 @@ def test_many_clients_and_rounds(root, client, request):
 
 def test_a_deleted_experiment_is_named(root, client, request):
     name = request.node.name
-    folder = write_cell(root, make_run(name))
+    folder = write_cell(root, describe(name))
     client.delete_experiment(client.create_experiment(name))
     with pytest.raises(HetflError, match="was deleted"):
         sync([folder], root)
 
 
 def test_cost_per_cell(root, client, request):
-    folders = [write_cell(root, make_run(request.node.name, seed=seed), clients=9) for seed in range(30)]
+    folders = [write_cell(root, describe(request.node.name, seed=seed), clients=9) for seed in range(30)]
     begin = time.perf_counter()
     with Watcher(folders, [MlflowMirror(root)]):
         pass
@@ -275,7 +276,7 @@ def test_cost_per_cell(root, client, request):
 
 def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    folders = [write_cell(tmp_path, make_run("away", seed=seed)) for seed in range(3)]
+    folders = [write_cell(tmp_path, describe("away", seed=seed)) for seed in range(3)]
     begin = time.monotonic()
     with Watcher(folders, [MlflowMirror(tmp_path)]):
         pass
@@ -288,7 +289,7 @@ def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys)
 
 def test_sync_mirrors_all_other_cells_where_some_cannot_be(root, client, request, monkeypatch):
     name = request.node.name
-    folders = [write_cell(root, make_run(name, seed=seed)) for seed in range(4)]
+    folders = [write_cell(root, describe(name, seed=seed)) for seed in range(4)]
     (folders[0] / "run.json").write_text("{")
     (folders[2] / "run.json").write_text(json.dumps({"status": "complete"}))
     with pytest.raises(FailedCellsError) as caught:
@@ -300,7 +301,7 @@ def test_sync_mirrors_all_other_cells_where_some_cannot_be(root, client, request
 
 def test_sync_stops_where_mlflow_goes_away(root, request, monkeypatch):
     name = request.node.name
-    folders = [write_cell(root, make_run(name, seed=seed)) for seed in range(3)]
+    folders = [write_cell(root, describe(name, seed=seed)) for seed in range(3)]
     tried = []
 
     class Gone:

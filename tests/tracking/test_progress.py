@@ -2,6 +2,7 @@ import io
 from pathlib import Path
 
 import pytest
+from record_factory import make_round, make_run
 from rich.console import Console
 
 from hetfl.tracking import progress as module
@@ -11,13 +12,13 @@ FOLDER = Path("runs/digits/fedhpl/iid-s0")
 
 
 def run(status="running", row="fedhpl", started="2999-01-01T00:00:00Z"):
-    return {"status": status, "row": row, "split": "iid", "seed": 0, "rounds": 5, "started": started}
+    return make_run(status=status, row=row, rounds=5, started=started)
 
 
-def line(number, accuracy=(0.88, 0.93), up=35_000):
-    measured = {"accuracy": list(accuracy)} if number else {}
-    traffic = {"up": {"bytes": up}, "down": {"bytes": 1843}}
-    return {"round": number, **measured, **traffic, "seconds": {"train": 0.4, "evaluate": 0.06}}
+def line(number, accuracy=(0.88, 0.93), **more):
+    accuracy = list(accuracy) if number else None
+    traffic = {"up": {"elements": 8750, "bytes": 35_000}, "down": {"elements": 460, "bytes": 1843}}
+    return make_round(number, accuracy=accuracy, seconds={"train": 0.4, "evaluate": 0.06}, **traffic, **more)
 
 
 def play(progress, folder=FOLDER, rounds=6, **kind):
@@ -46,7 +47,7 @@ def test_a_diverged_cell_says_when():
     out, progress = plain(1, 5)
     progress.started(FOLDER, run())
     for number in range(4):
-        progress.round(FOLDER, run(), line(number, (0.0, 0.0)) | ({"diverged": [1]} if number > 1 else {}))
+        progress.round(FOLDER, run(), line(number, (0.0, 0.0), diverged=[1] if number > 1 else []))
     assert progress._cells[FOLDER].score() == "0.0 (0.0-0.0), diverged in round 2"
     progress.finished(FOLDER, run("complete"))
     assert "accuracy 0.0 (0.0-0.0), diverged in round 2, up" in out.getvalue()

@@ -4,8 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
+from record_factory import make_round, make_run, rewrite_rounds
 
-from hetfl.tracking.watch import Watcher, read_rounds
+from hetfl.federation.record import Record
+from hetfl.files import write_json
+from hetfl.schema import read_rounds
+from hetfl.tracking.watch import Watcher
 
 
 class Notes:
@@ -15,13 +19,13 @@ class Notes:
         self.events, self.threads = [], set()
 
     def started(self, folder, run):
-        self.events.append(("started", folder.name, run["fingerprint"]))
+        self.events.append(("started", folder.name, run.fingerprint))
 
     def round(self, folder, run, line):
-        self.events.append(("round", folder.name, line["round"]))
+        self.events.append(("round", folder.name, line.round))
 
     def finished(self, folder, run):
-        self.events.append(("finished", folder.name, run["fingerprint"]))
+        self.events.append(("finished", folder.name, run.fingerprint))
 
     def close(self):
         self.events.append(("close",))
@@ -39,15 +43,16 @@ class Broken(Notes):
 
 
 def write_run(folder: Path, status="running", fingerprint="f"):
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "run.json.new"
-    temporary.write_text(json.dumps({"status": status, "fingerprint": fingerprint}))
-    temporary.replace(folder / "run.json")
+    write_json(folder / "run.json", make_run(status=status, fingerprint=fingerprint).as_json())
 
 
 def write_rounds(folder: Path, *numbers, seconds=0.5, mode="a"):
-    with (folder / "rounds.jsonl").open(mode) as file:
-        file.writelines(json.dumps({"round": number, "seconds": seconds}) + "\n" for number in numbers)
+    rounds = [make_round(number, seconds={"train": seconds}) for number in numbers]
+    if mode == "w":
+        rewrite_rounds(folder, rounds)
+    else:
+        for line in rounds:
+            Record(folder).append(line)
 
 
 def rounds_of(notes):
@@ -93,14 +98,15 @@ def test_incomplete_last_line_waits(tmp_path):
     write_run(tmp_path)
     write_rounds(tmp_path, 0)
     with Watcher([tmp_path], [notes], interval=0.01):
-        with (tmp_path / "rounds.jsonl").open("a") as file:
-            file.write('{"round": 1, "sec')
+        whole = (json.dumps(make_round(1).as_json()) + "\n").encode()
+        with (tmp_path / "rounds.jsonl").open("ab") as file:
+            file.write(whole[:20])
             file.flush()
             notes.wait(("round", tmp_path.name, 0))
             time.sleep(0.05)
             assert rounds_of(notes) == [0]
-            assert [line["round"] for line in read_rounds(tmp_path)] == [0]
-            file.write('onds": 1}\n')
+            assert [line.round for line in read_rounds(tmp_path)] == [0]
+            file.write(whole[20:])
         notes.wait(("round", tmp_path.name, 1))
     assert rounds_of(notes) == [0, 1]
 
@@ -128,9 +134,17 @@ def test_a_record_rewritten_between_two_looks(tmp_path):
     assert rounds_of(notes) == [0, 1, 2, 3]
 
 
-def test_half_line_of_a_killed_process_is_skipped(tmp_path):
-    (tmp_path / "rounds.jsonl").write_text('{"round": 0}\n{"rou\n{"round": 1}\n{"round": 1}\n{"round"')
-    assert [line["round"] for line in read_rounds(tmp_path)] == [0, 1]
+def test_a_damaged_line_does_not_end_the_display(tmp_path):
+    """Training says what is wrong with a record; here the cells go on."""
+    notes = Notes()
+    write_run(tmp_path, "complete")
+    write_rounds(tmp_path, 0)
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"rou\n')
+    write_rounds(tmp_path, 1, 1)
+    with Watcher([tmp_path], [notes], interval=0.01):
+        notes.wait(("finished", tmp_path.name, "f"))
+    assert rounds_of(notes) == [0, 1]
 
 
 def test_a_rerun_starts_again(tmp_path):

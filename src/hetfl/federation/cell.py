@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from filelock import FileLock
@@ -16,7 +15,7 @@ from hetfl.federation.engines import make_engine
 from hetfl.federation.federation import ClientData, Federation, build_federation
 from hetfl.federation.identity import fingerprint, inputs
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace
-from hetfl.federation.record import Record, commit, device_name, reset_peak_memory, source_digest, versions
+from hetfl.federation.record import Record, commit, device_name, now, reset_peak_memory, source_digest, versions
 from hetfl.federation.rounds import run_rounds
 from hetfl.federation.sequential import Sequential
 from hetfl.federation.state import ResumePoints
@@ -24,6 +23,7 @@ from hetfl.federation.superseded import Superseded
 from hetfl.federation.versions import used
 from hetfl.methods import Method, create
 from hetfl.models import Model
+from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Run
 
 
 @dataclass(frozen=True)
@@ -106,46 +106,46 @@ def run_cell(
         earlier.trim()
 
 
-def description(
-    cell: Cell, workspace: Workspace, setup: Setup, reads: dict[str, Any], identity: str
-) -> dict[str, Any]:
-    """What ``run.json`` says about a run besides when it happened."""
+def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, identity: str) -> Run:
+    """A run as its record describes it when it begins."""
     models = setup.federation.models
     trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
-    return {
-        "fingerprint": identity,
-        "experiment": cell.experiment,
-        "row": cell.row,
-        "title": cell.title,
-        "paper": cell.paper,
-        "table": cell.experiment,
-        "method": cell.method,
-        "dataset": cell.dataset,
-        "split": cell.split,
-        "seed": cell.seed,
-        "models": [model.name for model in models],
-        "settings": cell.settings,
-        "partition": cell.partition,
-        "input": cell.input.model_dump(),
-        "public": cell.public and cell.public.model_dump(),
-        "rounds": cell.settings["rounds"],
-        "clients": len(models),
-        "class_counts": _class_counts(setup),
-        "inputs": reads,
-        "numerics": used(cell),
-        "data_source": read_card(workspace.dataset(cell.dataset)).source,
-        "parameters": {
-            "trainable": [trained[model] for model in models],
-            "total": [model.total_elements for model in models],
-        },
-        "versions": versions(),
-        "device": device_name(setup.federation.device),
-        "engine": setup.engine.name,
-        "precision": setup.federation.precision,
-        "threads": torch.get_num_threads(),
-        "source": source_digest(),
-        "commit": commit(workspace.root),
-    }
+    return Run(
+        format=FORMAT,
+        fingerprint=identity,
+        experiment=cell.experiment,
+        row=cell.row,
+        title=cell.title,
+        paper=cell.paper,
+        table=cell.experiment,
+        method=cell.method,
+        dataset=cell.dataset,
+        split=cell.split,
+        seed=cell.seed,
+        models=[model.name for model in models],
+        settings=cell.settings,
+        partition=cell.partition,
+        input=cell.input.model_dump(),
+        public=None if cell.public is None else cell.public.model_dump(),
+        rounds=cell.settings["rounds"],
+        clients=len(models),
+        class_counts=_class_counts(setup),
+        inputs=reads,
+        numerics=used(cell),
+        data_source=read_card(workspace.dataset(cell.dataset)).source,
+        parameters=Parameters(
+            trainable=[trained[model] for model in models], total=[model.total_elements for model in models]
+        ),
+        versions=versions(),
+        device=device_name(setup.federation.device),
+        engine=setup.engine.name,
+        precision=setup.federation.precision,
+        threads=torch.get_num_threads(),
+        source=source_digest(),
+        commit=commit(workspace.root),
+        status="running",
+        started=now(),
+    )
 
 
 def _trained(setup: Setup, model: Model) -> int:
@@ -154,14 +154,14 @@ def _trained(setup: Setup, model: Model) -> int:
     return sum(tensor.numel() for name, tensor in model.init(setup.draws, 0).items() if name in wanted)
 
 
-def _class_counts(setup: Setup) -> dict[str, list[list[int]]]:
+def _class_counts(setup: Setup) -> ClassCounts:
     """Samples per client and class that each client trains on and is tested on."""
     federation, classes = setup.federation, setup.federation.num_classes
 
     def tested(data: ClientData) -> torch.Tensor:
         return torch.bincount(data.test_images.labels[data.test], minlength=classes)
 
-    return {
-        "train": [client.class_counts.tolist() for client in federation.clients],
-        "test": [tested(data).tolist() for data in federation.data],
-    }
+    return ClassCounts(
+        train=[client.class_counts.tolist() for client in federation.clients],
+        test=[tested(data).tolist() for data in federation.data],
+    )

@@ -16,15 +16,15 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.federation.cell import set_up
 from hetfl.federation.plan import Cell, ComputeSettings, Workspace
-from hetfl.federation.record import Record
 from hetfl.federation.rounds import predictions, tested_with
 from hetfl.federation.sequential import Sequential
 from hetfl.federation.state import State
-from hetfl.files import read_json, write_json, write_text
+from hetfl.files import write_json, write_text
 from hetfl.message import Tensors
 from hetfl.metrics.accuracy import best_round, per_class, summary, window
 from hetfl.metrics.groups import congruence, entropy, kmeans
 from hetfl.models.base import Model
+from hetfl.schema import METRICS, MODEL, PER_CLASS, Metrics, Round, needed_run, read_rounds
 from hetfl.tensors import read_tensors, write_tensors
 
 SAME = 1e-9
@@ -47,27 +47,27 @@ def evaluate_cell(
     """
     torch.set_num_threads(compute.threads)
     folder = workspace.runs / cell.path
-    run = read_json(folder / "run.json")
-    if run["status"] != "complete":
+    run = needed_run(folder)
+    if not run.complete:
         raise HetflError(f"{folder}: training is not complete; run hetfl train {cell.experiment}")
     # In the precision of the training, which the record's accuracies are in.
-    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.get("precision", "float32")}))
+    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.precision}))
     sizes = sorted({model.width for model in setup.federation.models})
     if cell.features and len(sizes) > 1:
         raise HetflError(
             f"params.yaml: experiments.{cell.experiment}.features: the models of row {cell.row} have features of "
             f"{', '.join(map(str, sizes))} elements; give them one size with embedding or set features to 0"
         )
-    tensors, metadata = read_tensors(folder / "model.safetensors", device)
+    tensors, metadata = read_tensors(folder / MODEL, device)
     state = State.from_tensors(int(metadata["round"]), tensors)
     matrices = confusions(setup.engine, state, setup.draws.at(state.round))
     found = summary(matrices)
-    lines = [line for line in Record(folder).lines() if line["round"]]
-    recorded, tolerance = lines[-1]["accuracy"], SAME if run["device"].startswith("cpu") else 0.02
+    lines = [line for line in read_rounds(folder, finished=True) if line.round]
+    recorded, tolerance = lines[-1].accuracy, SAME if run.device.startswith("cpu") else 0.02
     tested, told = (np.array(shares, dtype=float) for shares in (found["accuracy"], recorded))  # None becomes NaN
     if not np.allclose(tested, told, rtol=0, atol=tolerance, equal_nan=True):
         raise HetflError(
-            f"{folder}/model.safetensors: gives accuracies {found['accuracy']} but rounds.jsonl says {recorded}; "
+            f"{folder / MODEL}: gives accuracies {found['accuracy']} but rounds.jsonl says {recorded}; "
             "delete the folder and run dvc repro again"
         )
     names = setup.dataset.class_names
@@ -87,14 +87,15 @@ def evaluate_cell(
             write_tensors(out / f"{name}.safetensors", tensors)
         else:
             (out / f"{name}.safetensors").unlink(missing_ok=True)
-    metrics = {
+    metrics = Metrics(
+        fingerprint=run.fingerprint,
         **found,
         **best_round(lines),
         **of_window(lines, cell.settings),
         **of_groups(stored["groups"], cell.settings),
-    }
-    write_json(out / "metrics.json", {"fingerprint": run["fingerprint"], **metrics})
-    write_text(out / "per_class.csv", table.getvalue())
+    )
+    write_json(out / METRICS, metrics.as_json())
+    write_text(out / PER_CLASS, table.getvalue())
 
 
 def confusions(engine: Sequential, state: State, draws: Draws) -> np.ndarray:
@@ -111,19 +112,16 @@ def confusions(engine: Sequential, state: State, draws: Draws) -> np.ndarray:
     return torch.stack(counts).reshape(-1, classes, columns).cpu().numpy()
 
 
-def of_window(lines: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+def of_window(lines: Sequence[Round], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Accuracies over the last rounds, where a method reports them so, also by its other inference rules."""
     if "window" not in settings:
         return {}
-    # Rounds without a test keep their place, so that windows are of the same rounds.
-    also = {
-        name: [line.get("also", {}).get(name, {}) for line in lines if not line.get("closing")]
-        for name in lines[-1].get("also", {})
-    }
-    return {
-        **window(lines, settings["window"]),
-        "also": {name: window(others, settings["window"]) for name, others in also.items()},
-    }
+    trained = [line for line in lines if not line.closing]
+
+    def over(reading: str) -> dict[str, Any]:
+        return window([line.test(reading) for line in trained], settings["window"])
+
+    return {**over(""), "also": {name: over(name) for name in lines[-1].also}}
 
 
 @torch.inference_mode()
@@ -153,7 +151,7 @@ def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
     return sorted_by | {"cluster": torch.from_numpy(clusters).to(torch.int16)}
 
 
-def of_groups(sorted_by: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
+def of_groups(sorted_by: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
     """How even the groups of :func:`groups` are, and how much they are like the clusters."""
     if not sorted_by:
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,11 +14,12 @@ from hetfl.federation.versions import used
 from hetfl.files import read_json, sha256_json
 from hetfl.methods import method_class
 from hetfl.models.registry import weights_checksum
+from hetfl.schema import Inputs, Run
 
 _SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
 
 
-def identity(cell: Cell, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def identity(cell: Cell, inputs: Inputs) -> dict[str, Any]:
     """All that decides a run's numbers, as JSON.
 
     Settings are those that differ from their defaults, so that a setting that is added leaves every run as it is. A
@@ -37,28 +37,28 @@ def identity(cell: Cell, inputs: Mapping[str, Any]) -> dict[str, Any]:
         "input": cell.input.model_dump(mode="json", exclude_defaults=True),
         "public": cell.public and cell.public.split,
         "seed": cell.seed,
-        "inputs": dict(inputs),
+        "inputs": inputs.as_json(),
         "numerics": used(cell),
     }
 
 
-def fingerprint(cell: Cell, inputs: Mapping[str, Any]) -> str:
+def fingerprint(cell: Cell, inputs: Inputs) -> str:
     """The checksum of a run's :func:`identity`, in hex."""
     return sha256_json(identity(cell, inputs))
 
 
-def differences(run: Mapping[str, Any], cell: Cell, inputs: Mapping[str, Any]) -> list[str]:
+def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
     """Why a record is not of a cell, e.g. ``methods.fedavg 1, now 2``; empty if it is.
 
     Args:
-        run: the content of ``run.json``.
+        run: what the record says.
         cell: the run that is wanted.
         inputs: from :func:`inputs`.
     """
-    if run["fingerprint"] == fingerprint(cell, inputs):
+    if run.fingerprint == fingerprint(cell, inputs):
         return []
-    told = {"method": run["method"], "seed": run["seed"], **run["settings"], "input": run["input"]}
-    told |= {"public": run["public"], **_flat(run["inputs"]), **run.get("numerics", {})}
+    told = {"method": run.method, "seed": run.seed, **run.settings, "input": run.input}
+    told |= {"public": run.public, **_flat(run.inputs), **run.numerics}
     wanted = {"method": cell.method, "seed": cell.seed, **cell.settings, "input": cell.input.model_dump()}
     wanted |= {"public": cell.public and cell.public.model_dump(), **_flat(inputs), **used(cell)}
     told, wanted = json.loads(json.dumps([told, wanted]))
@@ -70,15 +70,16 @@ def differences(run: Mapping[str, Any], cell: Cell, inputs: Mapping[str, Any]) -
     return found or ["models, or what is not recorded"]
 
 
-def _flat(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {**inputs, "weights": {}} | {f"weights of {name}": value for name, value in inputs["weights"].items()}
+def _flat(inputs: Inputs) -> dict[str, Any]:
+    weights = {f"weights of {name}": value for name, value in inputs.weights.items()}
+    return {**inputs.as_json(), "weights": {}} | weights
 
 
 def _short(value: Any) -> str:
     return value[:8] if isinstance(value, str) and len(value) == 64 else str(value)
 
 
-def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
+def inputs(cell: Cell, workspace: Workspace) -> Inputs:
     """Checksums of what a run reads: the data set, the partition and the weights it starts from.
 
     Raises:
@@ -95,12 +96,12 @@ def inputs(cell: Cell, workspace: Workspace) -> dict[str, Any]:
             make = f"dvc repro download-{cell.public.dataset}"
             raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
         public = {"public": read_json(shared)["checksum"]}
-    return {
-        "dataset": read_json(card)["checksum"],
-        "partition": _partition_checksum(cell, workspace),
-        "weights": {name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
+    return Inputs(
+        dataset=read_json(card)["checksum"],
+        partition=_partition_checksum(cell, workspace),
+        weights={name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
         **public,
-    }
+    )
 
 
 def _partition_checksum(cell: Cell, workspace: Workspace) -> str:

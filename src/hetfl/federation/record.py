@@ -11,18 +11,19 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import hetfl
 from hetfl.federation.state import State
-from hetfl.files import read_json, write_json, write_text
+from hetfl.files import write_json, write_text
+from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, read_rounds, read_run
 from hetfl.tensors import write_tensors
 
 CORE = (
     "config.py",
     "draws.py",
+    "schema.py",
     "message.py",
     "optimisers.py",
     "captured.py",
@@ -45,49 +46,46 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._rounds = folder / "rounds.jsonl"
+        self._rounds = folder / ROUNDS
 
     def is_complete(self, fingerprint: str) -> bool:
         """Whether the folder holds the finished run of this identity."""
-        if not all((self.folder / name).exists() for name in ("run.json", "rounds.jsonl", "model.safetensors")):
+        if not all((self.folder / name).exists() for name in (RUN, ROUNDS, MODEL)):
             return False
-        return self.finished and self.read().get("fingerprint") == fingerprint
+        run = self.read()
+        return run is not None and run.complete and run.fingerprint == fingerprint
 
     @property
     def finished(self) -> bool:
         """Whether the folder holds a finished run, of whatever identity."""
-        return self.read().get("status") == "complete"
+        run = self.read()
+        return run is not None and run.complete
 
-    def read(self) -> dict[str, Any]:
-        """The content of ``run.json``; empty where there is none."""
-        path = self.folder / "run.json"
-        return read_json(path) if path.exists() else {}
+    def read(self) -> Run | None:
+        """The content of ``run.json``; None where there is none."""
+        return read_run(self.folder)
 
-    def begin(self, run: dict[str, Any], completed: int) -> None:
+    def begin(self, run: Run, completed: int) -> None:
         """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
-        kept = [line for line in self.lines() if line["round"] <= completed] if completed else []
-        self.run = {**run, "status": "running", "started": _now()}
+        kept = [line for line in self.lines() if line.round <= completed] if completed else []
+        self.run = run
         for left in self.folder.glob(".*"):  # what a killed process could not rename
             left.unlink()
         # In this order no reader ever sees lines of an older run under the new run's description.
-        (self.folder / "model.safetensors").unlink(missing_ok=True)
-        write_text(self._rounds, "".join(json.dumps(line) + "\n" for line in kept))
-        write_json(self.folder / "run.json", self.run)
+        (self.folder / MODEL).unlink(missing_ok=True)
+        write_text(self._rounds, "".join(map(_line, kept)))
+        write_json(self.folder / RUN, run.as_json())
 
-    def append(self, line: dict[str, Any]) -> None:
+    def append(self, line: Round) -> None:
         """Add one round; on disk before the call returns."""
         with self._rounds.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(_line(line))
             file.flush()
             os.fsync(file.fileno())
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Round]:
         """The complete lines of ``rounds.jsonl``."""
-        if not self._rounds.exists():
-            return []
-        return [
-            json.loads(line) for line in self._rounds.read_text().splitlines(keepends=True) if line.endswith("\n")
-        ]
+        return read_rounds(self.folder)
 
     def finish(self, state: State) -> None:
         """Write the final state of server and clients, then mark the run complete.
@@ -99,10 +97,15 @@ class Record:
             for name, tensor in state.tensors().items()
             if "/optimiser/" not in name and "/memory/" not in name
         }
-        write_tensors(self.folder / "model.safetensors", tensors, {"round": str(state.round)})
-        first = next((line["round"] for line in self.lines() if "diverged" in line), None)
+        write_tensors(self.folder / MODEL, tensors, {"round": str(state.round)})
+        first = next((line.round for line in self.lines() if line.diverged), None)
         diverged = {} if first is None else {"diverged": first}
-        write_json(self.folder / "run.json", {**self.run, **diverged, "status": "complete", "finished": _now()})
+        finished = self.run.model_copy(update={"status": "complete", "finished": now(), **diverged})
+        write_json(self.folder / RUN, finished.as_json())
+
+
+def _line(line: Round) -> str:
+    return json.dumps(line.as_json()) + "\n"
 
 
 @cache
@@ -185,5 +188,6 @@ def peak_memory(device: torch.device) -> int | None:
         return None
 
 
-def _now() -> str:
+def now() -> str:
+    """The time as a record tells it: UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -20,36 +20,33 @@ from hetfl.federation.sequential import Sequential, Update, Visit
 from hetfl.federation.state import ClientState, ResumePoints, State
 from hetfl.message import Message, Size, Tensors
 from hetfl.methods.base import NONE, Method
+from hetfl.schema import Accuracies, Round, Run, Traffic
 
 
-def start(engine: Sequential, draws: Draws) -> tuple[State, dict[str, Any]]:
-    """Registration and the server's first state; returns them with round 0's line of the record."""
+def start(engine: Sequential, draws: Draws) -> tuple[State, Round]:
+    """Registration and the server's first state; returns them with round 0 of the record."""
     method, federation = engine.method, engine.federation
     updates = list(engine.introduce(draws))
     began = time.perf_counter()
     registrations = {update.client: update.uplink for update in updates}
     server = method.initial_server([client.model for client in engine.members], registrations, draws.at(0))
     server = {name: tensor.to(federation.device) for name, tensor in server.items()}
-    line: dict[str, Any] = {
-        "round": 0,
-        "participants": list(registrations),
-        "up": _size(registrations.values()),
-        "down": asdict(Size()),
-        "seconds": {"server": time.perf_counter() - began},
-    }
+    seconds = {"server": time.perf_counter() - began}
     # Who only looked at its data is as it was, and is made anew when it takes part.
     state = State(0, server, {update.client: update.state for update in updates} if method.phases(0) else {})
+    found: dict[str, Any] = {}
     if method.phases(0) or method.sweep(0) != "none":
-        line["seconds"] = {**_seconds(updates), **line["seconds"]}
-        line |= {**tested(engine, state, draws), "clients": _finite(_observed(updates))}
-    return state, _with_diverged(line)
+        seconds = {**_seconds(updates), **seconds}
+        found = {**_told(tested(engine, state, draws)), "clients": _finite(_observed(updates))}
+    size = _size(registrations.values())
+    return state, Round(round=0, participants=[*registrations], up=size, down=_size([]), seconds=seconds, **found)
 
 
-def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
+def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, Round]:
     """One global round: downlink, local training, uplink, aggregation, evaluation.
 
     Returns:
-        The next state and its line of the record.
+        The next state and the round of the record.
     """
     method, federation = engine.method, engine.federation
     chosen = participants(len(engine.members), method.settings.participation, draws)
@@ -62,21 +59,19 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, d
     server = method.aggregate(state.server, uplinks, draws)
     aggregated = time.perf_counter()
     following = State(draws.round, server, clients)
-    found = _evaluation(engine, following, draws)
+    tests = _evaluation(engine, following, draws)
     evaluated = time.perf_counter()
-    line = {
-        "round": draws.round,
-        "participants": chosen,
-        **found,
-        "loss": _finite(torch.stack([update.loss for update in updates]).tolist()),
-        "up": _size(update.uplink for update in updates),
-        "down": _size(visit.downlink for visit in visits),
-        "seconds": {**_seconds(updates), "server": aggregated - began, "evaluate": evaluated - aggregated},
-        "peak_memory": peak_memory(federation.device),
-        "diagnostics": _finite(method.diagnostics(server, uplinks)),
-        "clients": _finite(_observed(updates)),
-    }
-    return following, _with_diverged(line)
+    return following, Round(
+        round=draws.round,
+        participants=chosen,
+        up=_size(update.uplink for update in updates),
+        down=_size(visit.downlink for visit in visits),
+        seconds={**_seconds(updates), "server": aggregated - began, "evaluate": evaluated - aggregated},
+        peak_memory=peak_memory(federation.device),
+        diagnostics=_finite(method.diagnostics(server, uplinks)),
+        clients=_finite(_observed(updates)),
+        **_told(**tests, updates=updates),
+    )
 
 
 def _trained(
@@ -95,23 +90,23 @@ def _trained(
 
 
 def _evaluation(engine: Sequential, state: State, draws: Draws) -> dict[str, Any]:
-    """What a round's line says about accuracy; nothing where there is no test after this round."""
+    """The tests after a round, as :func:`_told` takes them; nothing where there is none."""
     method, settings = engine.method, engine.method.settings
     if draws.round % settings.evaluate_every and draws.round < settings.rounds:
         return {}
-    found = tested(engine, state, draws)
-    if others := method.also(draws.round):
-        found["also"] = {name: tested(engine, state, draws, method=other) for name, other in others.items()}
-    if settings.train_accuracy:
-        found["train_accuracy"] = tested(engine, state, draws, training=True)["accuracy"]
-    return found
+    others = method.also(draws.round)
+    return {
+        "test": tested(engine, state, draws),
+        "also": {name: tested(engine, state, draws, method=other) for name, other in others.items()},
+        "training": tested(engine, state, draws, training=True) if settings.train_accuracy else None,
+    }
 
 
-def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State, dict[str, Any]]:
+def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State, Round]:
     """What every client does after the last round with what the server would send it next, and its test.
 
     Returns:
-        The final state, whose clients hold all their parameters, and its line of the record.
+        The final state, whose clients hold all their parameters, and the round of the record.
     """
     method, federation = engine.method, engine.federation
     everyone = [client.index for client in engine.members]
@@ -119,24 +114,20 @@ def play_closing(engine: Sequential, state: State, draws: Draws) -> tuple[State,
     updates = list(engine.close(visits, draws))
     final = State(draws.round, state.server, {update.client: update.state for update in updates})
     began = time.perf_counter()
-    found = tested(engine, final, draws)
-    line = {
-        "round": draws.round,
-        "closing": True,
-        "participants": [update.client for update in updates],
-        **found,
-        "loss": _finite(torch.stack([update.loss for update in updates]).tolist()),
-        "up": asdict(Size()),
-        "down": _size(visit.downlink for visit in visits),
-        "seconds": {**_seconds(updates), "server": 0.0, "evaluate": time.perf_counter() - began},
-        "peak_memory": peak_memory(federation.device),
-        "diagnostics": {},
-        "clients": {},
-    }
-    return final, _with_diverged(line)
+    test = tested(engine, final, draws)
+    return final, Round(
+        round=draws.round,
+        closing=True,
+        participants=[update.client for update in updates],
+        up=_size([]),
+        down=_size(visit.downlink for visit in visits),
+        seconds={**_seconds(updates), "server": 0.0, "evaluate": time.perf_counter() - began},
+        peak_memory=peak_memory(federation.device),
+        **_told(test, updates=updates),
+    )
 
 
-def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: dict[str, Any]) -> State:
+def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: Run) -> State:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
 
     A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
@@ -146,28 +137,27 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
         HetflError: a method cannot go on; the line names the record's folder and the round.
     """
     state = resume.load(engine.federation.device)
-    done = {line["round"] for line in record.lines()}
+    done = {line.round for line in record.lines()}
     fresh = None
     if state is None or not set(range(state.round + 1)) <= done:
         with _named(record, 0):
             state, fresh = start(engine, draws)
     learned = sum(tensor.numel() for tensor in engine.method.learned(state.server).values())
-    run = {**run, "parameters": {**run.get("parameters", {}), "server": learned}}
-    record.begin(run, completed=state.round)
+    parameters = run.parameters.model_copy(update={"server": learned})
+    record.begin(run.model_copy(update={"parameters": parameters}), completed=state.round)
     if fresh:
         record.append(fresh)
     settings = engine.method.settings
-    played = [line for line in record.lines() if 1 <= line["round"] <= settings.rounds]
-    pooled = {line["round"]: line["pooled"] for line in played if "pooled" in line}
+    played = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
+    pooled = {line.round: line.pooled for line in played if line.pooled is not None}
     waited = 0.0
     while state.round < settings.rounds and not stalls(pooled, settings.patience):
         with _named(record, state.round + 1):
             state, line = play_round(engine, state, draws.at(state.round + 1))
-        if "pooled" in line:
-            pooled[state.round] = line["pooled"]
+        if line.pooled is not None:
+            pooled[state.round] = line.pooled
         # What the resume point before this round took from the loop; its own is known only after its line is written.
-        line["seconds"]["resume"] = waited
-        record.append(line)
+        record.append(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}}))
         began = time.perf_counter()
         resume.save(state)
         waited = time.perf_counter() - began
@@ -252,11 +242,10 @@ def tested_with(engine: Sequential, state: State, draws: Draws, client: int) -> 
 
 def tested(
     engine: Sequential, state: State, draws: Draws, training: bool = False, method: Method | None = None
-) -> dict[str, Any]:
-    """``accuracy`` of each client, None of one without samples, and ``pooled``, of all samples together.
+) -> Accuracies:
+    """The accuracy on all clients' test (or training) samples.
 
-    A sample whose scores are not finite counts as wrong, and its client stands in ``unscored``, which is there only
-    if there are such clients.
+    A sample whose scores are not finite counts as wrong, and its client stands in ``unscored``.
     """
     found = [
         (torch.stack([predicted == true, predicted == NONE]).sum(dim=1), len(true))
@@ -265,25 +254,38 @@ def tested(
     # Read back once, not client by client.
     correct, missing = torch.stack([counts for counts, _ in found], dim=1).tolist()
     totals = [samples for _, samples in found]
-    unscored = [client for client, samples in enumerate(missing) if samples]
-    return {
-        "accuracy": [right / samples if samples else None for right, samples in zip(correct, totals, strict=True)],
-        "pooled": sum(correct) / sum(totals),
-        **({"unscored": unscored} if unscored else {}),
-    }
+    return Accuracies(
+        accuracy=[right / samples if samples else None for right, samples in zip(correct, totals, strict=True)],
+        pooled=sum(correct) / sum(totals),
+        unscored=[client for client, samples in enumerate(missing) if samples],
+    )
 
 
-def _with_diverged(line: dict[str, Any]) -> dict[str, Any]:
-    """A line with the clients whose loss or scores are not finite as ``diverged``, if there are any."""
-    losses = zip(line["participants"], line.get("loss", ()), strict=False)
-    clients = {client for client, loss in losses if loss is None}
-    tests = (line, *line.get("also", {}).values())
-    clients |= {client for test in tests for client in test.pop("unscored", ())}
-    return line | {"diverged": sorted(clients)} if clients else line
+def _told(
+    test: Accuracies | None = None,
+    also: Mapping[str, Accuracies] = {},  # noqa: B006, it is never changed
+    training: Accuracies | None = None,
+    updates: Sequence[Update] = (),
+) -> dict[str, Any]:
+    """What a round says of its tests and losses, and of the clients that diverged in them; only what there is."""
+    found: dict[str, Any] = {}
+    if test:
+        found |= {"accuracy": test.accuracy, "pooled": test.pooled}
+    if also:
+        found["also"] = dict(also)
+    if training:
+        found["train_accuracy"] = training.accuracy
+    if updates:
+        found["loss"] = _finite(torch.stack([update.loss for update in updates]).tolist())
+    lost = {update.client for update, loss in zip(updates, found.get("loss", ()), strict=True) if loss is None}
+    unscored = {client for each in (test, *also.values()) if each for client in each.unscored}
+    if diverged := sorted(lost | unscored):
+        found["diverged"] = diverged
+    return found
 
 
-def _size(messages: Iterable[Message]) -> dict[str, int]:
-    return asdict(sum((message.size for message in messages), Size()))
+def _size(messages: Iterable[Message]) -> Traffic:
+    return Traffic(**asdict(sum((message.size for message in messages), Size())))
 
 
 def _seconds(updates: Sequence[Update]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from hetfl.federation.plan import Workspace
 from hetfl.federation.record import Record
+from hetfl.schema import RUN, Run
 
 FOLDER = ".superseded"
 """Below ``runs/``, beside the experiments' folders, which DVC owns."""
@@ -36,18 +37,23 @@ class Superseded:
 
     def records(self) -> list[Record]:
         """What is there, the oldest first."""
-        there = [Record(folder) for folder in self.folder.glob("[!.]*") if (folder / "run.json").exists()]
-        return sorted(there, key=lambda record: record.read()["finished"])
+        return [record for record, _ in self.runs()]
+
+    def runs(self) -> list[tuple[Record, Run]]:
+        """The same, with what each says."""
+        found = ((record, record.read()) for record in map(Record, self.folder.glob("[!.]*")))
+        there = [(record, run) for record, run in found if run is not None]
+        return sorted(there, key=lambda pair: pair[1].finished or "")
 
     def make_way(self, fingerprint: str) -> None:
         """Leave the cell's folder to the run of this identity: a finished record of another moves here."""
         found = Record(self.cell).read()
-        if not found or found["fingerprint"] == fingerprint:
+        if found is None or found.fingerprint == fingerprint:
             return
-        if not Record(self.cell).finished:
+        if not found.complete:
             shutil.rmtree(self.cell)
             return
-        target = self.folder / found["fingerprint"]
+        target = self.folder / found.fingerprint
         if target.exists():  # the same run, finished twice
             shutil.rmtree(target)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,7 @@ class Superseded:
 def superseded(runs: Path) -> Iterator[Superseded]:
     """Of every cell that has some."""
     root = runs / FOLDER
-    for folder in sorted({path.parent.parent for path in root.rglob("run.json") if path.parent.name[0] != "."}):
+    for folder in sorted({path.parent.parent for path in root.rglob(RUN) if path.parent.name[0] != "."}):
         yield Superseded(runs, folder.relative_to(root))
 
 
@@ -120,14 +126,17 @@ def size(record: Record) -> int:
 
 def listing(runs: Path) -> list[dict[str, Any]]:
     """Every superseded record: ``cell``, ``fingerprint``, when it was ``finished``, ``bytes``, the cell's ``now``."""
-    return [
-        {
-            "cell": cell.path.as_posix(),
-            "fingerprint": record.read()["fingerprint"],
-            "finished": record.read()["finished"],
-            "bytes": size(record),
-            "now": Record(cell.cell).read().get("status", "not run"),
-        }
-        for cell in superseded(runs)
-        for record in cell.records()
-    ]
+    listed = []
+    for cell in superseded(runs):
+        own = Record(cell.cell).read()
+        listed += [
+            {
+                "cell": cell.path.as_posix(),
+                "fingerprint": run.fingerprint,
+                "finished": run.finished,
+                "bytes": size(record),
+                "now": own.status if own else "not run",
+            }
+            for record, run in cell.runs()
+        ]
+    return listed

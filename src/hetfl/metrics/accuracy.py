@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from hetfl.schema import Accuracies, Round
 
 
 def summary(confusion: np.ndarray) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def known(accuracy: Sequence[float | None]) -> list[float]:
     return [share for share in accuracy if share is not None]
 
 
-def best_round(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def best_round(lines: Sequence[Round]) -> dict[str, Any]:
     """The best accuracies over rounds, as fractions, which is how FedTGP's protocol reports a run.
 
     Args:
@@ -50,21 +52,22 @@ def best_round(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``best_pooled`` over all samples and the ``best_round`` that has it first, ``best_average`` over clients, and
         the number of ``rounds``.
     """
-    tested = [line for line in lines if "pooled" in line]
-    pooled = [line["pooled"] for line in tested]
+    tests = {line.round: test for line in lines if (test := line.test()) is not None}
+    best = max(tests, key=lambda round: tests[round].pooled)
     return {
-        "best_pooled": max(pooled),
-        "best_round": tested[pooled.index(max(pooled))]["round"],
-        "best_average": max(float(np.mean(known(line["accuracy"]))) for line in tested),
+        "best_pooled": tests[best].pooled,
+        "best_round": best,
+        "best_average": max(float(np.mean(known(test.accuracy))) for test in tests.values()),
         "rounds": len(lines),
     }
 
 
-def window(lines: Sequence[Mapping[str, Any]], window: int) -> dict[str, Any]:
+def window(tests: Sequence[Accuracies | None], window: int) -> dict[str, Any]:
     """Accuracies over the last rounds, as fractions, which is how FGPT's protocol reports a run.
 
     Args:
-        lines: of the record, from round 1 on; a closing is left out.
+        tests: after each round from 1 on, the closing left out. Rounds without a test are None and keep their place,
+            so that windows are of the same rounds.
         window: how many rounds; all where there are fewer.
 
     Returns:
@@ -73,10 +76,9 @@ def window(lines: Sequence[Mapping[str, Any]], window: int) -> dict[str, Any]:
         ones ``window_variance``, which divides by their number, and ``window_variance_sample``, by one less (None of
         one round).
     """
-    last = [line for line in lines if not line.get("closing")][-window:]
-    last = [line for line in last if "pooled" in line]
-    pooled = np.array([line["pooled"] for line in last])
-    clients = [known(line["accuracy"]) for line in last]
+    last = [test for test in tests[-window:] if test is not None]
+    pooled = np.array([test.pooled for test in last])
+    clients = [known(test.accuracy) for test in last]
     return {
         "window_pooled": float(pooled.mean()),
         "window_variance": float(pooled.var()),

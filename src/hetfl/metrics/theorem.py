@@ -13,21 +13,23 @@ for them makes the sum a proxy to follow over rounds and to compare runs by; it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+from hetfl.schema import Round, Run
 
 EPSILON = 0.05
 """eps: the bound may fail with this probability."""
 
 
-def series(run: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], epsilon: float = EPSILON) -> dict[str, Any]:
+def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[str, Any]:
     """Every term of every round and client.
 
     Args:
-        run: ``run.json``; without its ``class_counts`` only what needs no number of samples is derived.
-        rounds: the lines of ``rounds.jsonl``.
+        run: whose clients and samples these are.
+        rounds: of the run.
         epsilon: eps.
 
     Returns:
@@ -37,30 +39,29 @@ def series(run: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], epsilon:
         ``lambda0`` and ``label_tv`` [K], ``beta`` [K][K]; ``slack_pb``, ``slack_kd`` and ``bound_proxy`` [R][K].
         None where there is no value. A key is missing where the record lacks what it is made of.
     """
-    clients, lines = run["clients"], [line for line in rounds if line.get("clients")]
-    names = dict.fromkeys(name for line in lines for name in line["clients"])
+    clients, lines = run.clients, [line for line in rounds if line.clients]
+    names = dict.fromkeys(name for line in lines for name in line.clients)
     values = {name: _by_client([_spread(line, name, clients) for line in lines]) for name in names}
     for name in ("shrinkage", "shrinkage_max"):
-        made = [line.get("diagnostics", {}).get(name) for line in lines]
+        made: list[Any] = [line.diagnostics.get(name) for line in lines]
         if any(made):
             values[name] = _by_client([shares or [None] * clients for shares in made])
     if "width" in values:
         values["beta"] = beta(values.pop("width")[0])
-    first = next((line for line in lines if line["round"] == 0), None)
+    first = next((line for line in lines if line.round == 0), None)
     if first and "err01" in values:
-        values["lambda0"] = adaptation(values["err01"][0], np.array(first["accuracy"]))
-    if "class_counts" in run:
-        train, test = (np.array(run["class_counts"][part], dtype=float) for part in ("train", "test"))
-        samples = train.sum(axis=1)
-        values["label_tv"] = label_distance(train, test)
-        if "param_kl" in values:
-            values["slack_pb"] = prompt_slack(values["param_kl"], samples, epsilon)
-        if {"param_kl", "kd_max"} <= values.keys():
-            values["slack_kd"] = distillation_slack(values["kd_max"], values["param_kl"], samples, epsilon)
+        values["lambda0"] = adaptation(values["err01"][0], np.array(first.accuracy))
+    train, test = (np.array(counts, dtype=float) for counts in (run.class_counts.train, run.class_counts.test))
+    samples = train.sum(axis=1)
+    values["label_tv"] = label_distance(train, test)
+    if "param_kl" in values:
+        values["slack_pb"] = prompt_slack(values["param_kl"], samples, epsilon)
+    if {"param_kl", "kd_max"} <= values.keys():
+        values["slack_kd"] = distillation_slack(values["kd_max"], values["param_kl"], samples, epsilon)
     terms = ("err01", "slack_pb", "lambda0", "label_tv", "kd_loss", "slack_kd")
     if values.keys() >= set(terms):
         values["bound_proxy"] = sum((values[name] for name in terms), np.zeros(clients))
-    return {"round": [line["round"] for line in lines]} | {name: _plain(value) for name, value in values.items()}
+    return {"round": [line.round for line in lines]} | {name: _plain(value) for name, value in values.items()}
 
 
 def beta(widths: np.ndarray) -> np.ndarray:
@@ -111,9 +112,9 @@ def distillation_slack(
     return bound * np.sqrt((complexity - np.log(epsilon)) / (2 * samples))
 
 
-def _spread(line: Mapping[str, Any], name: str, clients: int) -> list[Any]:
+def _spread(line: Round, name: str, clients: int) -> list[Any]:
     """A figure's values by client instead of by participant; None where there is none."""
-    seen = dict(zip(line["participants"], line["clients"].get(name, ()), strict=False))
+    seen = dict(zip(line.participants, line.clients.get(name, ()), strict=False))
     return [seen.get(client) for client in range(clients)]
 
 

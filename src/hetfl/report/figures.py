@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, log10
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -18,10 +18,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from hetfl.report.formats import lowest, pooled
-from hetfl.report.records import accuracy_of, read_rounds
+from hetfl.report.records import accuracy_of
 from hetfl.report.style import DASHES, MARKERS, MUTED, PAPER, SERIES, STYLE, save
+from hetfl.schema import read_rounds
 
-Curves = list[list[dict[str, Any]]]
+
+class Point(NamedTuple):
+    """One round of a curve: the accuracy in percent, and all bytes up to the round's end."""
+
+    round: int
+    percent: float
+    traffic: int
+
+
+Curves = list[list[Point]]
+"""Of each seed."""
 
 
 def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[Path]:
@@ -38,8 +49,8 @@ def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[
 
     def draw(axes: Axes, seeds: Curves, style: dict[str, Any]) -> None:
         length = min(map(len, seeds))
-        rounds = [line["round"] for line in seeds[0][:length]]
-        accuracy = np.array([[line["percent"] for line in lines[:length]] for lines in seeds])
+        rounds = [point.round for point in seeds[0][:length]]
+        accuracy = np.array([[point.percent for point in points[:length]] for points in seeds])
         axes.fill_between(
             rounds, accuracy.min(0), accuracy.max(0), color=style["color"], alpha=0.14, linewidth=0, zorder=1
         )
@@ -66,8 +77,8 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
 
     def draw(axes: Axes, seeds: Curves, style: dict[str, Any]) -> None:
         length = min(map(len, seeds))
-        accuracy = np.array([[line["percent"] for line in lines[:length]] for lines in seeds]).mean(0)
-        traffic = np.array([[line["traffic"] for line in lines[:length]] for lines in seeds]).mean(0)
+        accuracy = np.array([[point.percent for point in points[:length]] for points in seeds]).mean(0)
+        traffic = np.array([[point.traffic for point in points[:length]] for points in seeds]).mean(0)
         if traffic[-1] == 0:
             axes.axhline(accuracy[-1], **style | {"marker": None, "linestyle": (0, (1, 2))})
             return
@@ -143,21 +154,17 @@ def _series(index: int) -> dict[str, Any]:
 
 
 def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves:
-    """The rounds of each seed of a cell that have its kind of accuracy, as ``percent``, and ``traffic``.
-
-    The traffic is all bytes up to the round's end. A place without a cell has no curve.
-    """
+    """The rounds of each seed of a cell that have its kind of accuracy; a place without a cell has no curve."""
     cell = next((cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column)), None)
     if cell is None:
         return []
     curves = []
     for source in cell["provenance"]:
-        traffic, lines = 0, []
-        for line in read_rounds(runs.parent / source["run"]):
-            traffic += line["up"]["bytes"] + line["down"]["bytes"]
-            if line["round"] >= 1:
-                share = accuracy_of(cell.get("statistic", "average"), cell.get("reading", ""), line)
-                if share is not None:
-                    lines.append(line | {"percent": 100 * share, "traffic": traffic})
-        curves.append(lines)
+        traffic, points = 0, []
+        for line in read_rounds(runs.parent / source["run"], finished=True):
+            traffic += line.up.bytes + line.down.bytes
+            share = accuracy_of(cell.get("statistic", "average"), cell.get("reading", ""), line)
+            if line.round and share is not None:
+                points.append(Point(line.round, 100 * share, traffic))
+        curves.append(points)
     return curves

@@ -76,7 +76,7 @@ def selection_figure(figure: SelectionFigure, results: Results, path: Path) -> l
 def group_sizes(record: Record, results: Results) -> np.ndarray:
     """How many training samples of each client are in each group, int64 [K, G]."""
     stored = results.groups(record)
-    sizes = np.zeros((record.run["clients"], record.run["settings"]["groups"]), dtype=np.int64)
+    sizes = np.zeros((record.run.clients, record.run.settings["groups"]), dtype=np.int64)
     np.add.at(sizes, (stored["client"], stored["group"]), 1)
     return sizes
 
@@ -116,8 +116,8 @@ def _evenness(axes: Axes, records: Mapping[str, Record], titles: list[str]) -> N
         return
     for title, record in records.items():
         place = titles.index(title)
-        rounds = [line["round"] for line in record.training]
-        sizes = [np.sum(line["clients"]["groups"], axis=0) for line in record.training]
+        rounds = [line.round for line in record.training]
+        sizes = [np.array(line.clients["groups"]).sum(axis=0) for line in record.training]
         axes.plot(
             rounds,
             [entropy(groups) for groups in sizes],

@@ -50,6 +50,7 @@ from hetfl.report.style import (
     save,
     settle,
 )
+from hetfl.schema import PER_CLASS
 from hetfl.tensors import read_tensors
 
 STATISTICS: Mapping[str, Callable[..., float]] = {"average": np.mean, "highest": np.max, "lowest": np.min}
@@ -82,7 +83,7 @@ class Results:
     def by_class(self, record: Record) -> tuple[list[str], np.ndarray]:
         """The classes' names, and the accuracy of each in percent, averaged over clients that have test samples."""
         accuracies: dict[str, list[float]] = {}
-        with (self._evaluation(record) / "per_class.csv").open(newline="") as file:
+        with (self._evaluation(record) / PER_CLASS).open(newline="") as file:
             for line in csv.DictReader(file):
                 accuracies.setdefault(line["class"], [])
                 if line["accuracy"]:
@@ -235,7 +236,7 @@ def _sweep(axes: Axes, panel: SweepPanel, results: Results) -> Legend:
         look = _look(len(panel.lines)) | {"marker": None}
         legend[panel.level[0]] = Line2D([], [], **look)
         for over_clients, dashes in zip(STATISTICS.values(), DASHES, strict=True):
-            level = np.mean([100 * over_clients(record.metrics["accuracy"]) for record in records])
+            level = np.mean([100 * over_clients(record.metrics.accuracy) for record in records])
             axes.axhline(float(level), **look | {"linestyle": dashes, "linewidth": 1.1})
     for name, dashes in zip(STATISTICS, DASHES, strict=True):
         legend[name] = Line2D([], [], color=MUTED, linestyle=dashes)
@@ -246,9 +247,7 @@ def _sweep(axes: Axes, panel: SweepPanel, results: Results) -> Legend:
 
 def _groups(axes: Axes, panel: GroupPanel, results: Results) -> Legend:
     averages = {
-        group: {
-            title: [100 * record.metrics["average"] for record in results(entry)] for title, entry in rows.items()
-        }
+        group: {title: [100 * record.metrics.average for record in results(entry)] for title, entry in rows.items()}
         for group, rows in panel.groups.items()
     }
     axes.set(ylabel="Client average accuracy (%)")
@@ -276,15 +275,15 @@ def sides(record: Record) -> tuple[dict[str, float], dict[str, float]]:
     Raises:
         HetflError: no client was held out.
     """
-    settings, clients = record.run["settings"], record.run["clients"]
+    settings, clients = record.run.settings, record.run.clients
     if not settings["held_out"]:
         raise HetflError(
             f"{record.path}/run.json: settings.held_out is 0; the figure needs clients that are held out"
         )
-    samples = np.array(record.run["class_counts"]["test"]).sum(axis=1)
+    samples = np.array(record.run.class_counts.test).sum(axis=1)
     # A client without test samples has None, and no weight.
     last = record.training[-settings["window"] :]
-    accuracy = np.array([line["accuracy"] for line in last if "accuracy" in line], dtype=float)
+    accuracy = np.array([line.accuracy for line in last if line.accuracy is not None], dtype=float)
     first = clients - settings["held_out"]
     here, there = (
         {
@@ -322,12 +321,14 @@ def _points(axes: Axes, values: Mapping[str, Mapping[str, list[float]]]) -> Lege
 def _tradeoff(axes: Axes, panel: TradeoffPanel, results: Results) -> Legend:
     legend: Legend = {}
     for index, (title, entry) in enumerate(panel.rows.items()):
-        metrics = [record.metrics for record in results(entry)]
+        found = results(entry)
         # A run that was not tested by the rule has no point.
-        found = [each["also"].get(entry.reading) for each in metrics] if entry.reading else metrics
-        if not found or None in found:
+        if not found or any(record.metrics.figure("window_pooled", entry.reading) is None for record in found):
             continue
-        x, y = (np.array([100 * each[key] for each in found]) for key in ("window_pooled", "window_lowest"))
+        x, y = (
+            np.array([100 * record.measured(figure, entry.reading) for record in found])
+            for figure in ("window_pooled", "window_lowest")
+        )
         look = _look(index) | {"linestyle": "none", "markersize": 8}
         if len(found) > 1:
             bars = {"color": look["color"], "linewidth": 1.2, "alpha": 0.7}
@@ -347,7 +348,7 @@ def _metrics(axes: Axes, panel: MetricPanel, results: Results) -> Legend:
         look = _look(index)
 
         def read(entry: Entry, metric: str = line.metric) -> list[float]:
-            return [100 * record.metrics[metric] for record in results(entry)]
+            return [100 * record.measured(metric) for record in results(entry)]
 
         if rivals := [float(np.mean(seeds)) for entry in line.rivals if (seeds := read(entry))]:
             axes.axhline(max(rivals), color=look["color"], linestyle=DASHES[1], linewidth=1.1)
@@ -368,7 +369,7 @@ def _metrics(axes: Axes, panel: MetricPanel, results: Results) -> Legend:
 
 
 def _clients(axes: Axes, panel: ClientPanel, results: Results) -> Legend:
-    seeds = np.array([[100 * share for share in record.metrics["accuracy"]] for record in results(panel.entry)])
+    seeds = 100 * np.array([record.metrics.accuracy for record in results(panel.entry)], dtype=float)
     places, means = np.arange(seeds.shape[1]), seeds.mean(0)
     axes.bar(places, means, width=0.62, color=SERIES[0])
     if len(seeds) > 1:
@@ -446,16 +447,17 @@ def _rounds(axes: Axes, panel: RoundsPanel, results: Results) -> Legend:
 
 def _shares(record: Record, panel: RoundsPanel) -> dict[int, float]:
     """Percent of all clients' samples together after each round that has a test."""
-    lines = [line for line in record.training if "accuracy" in line]
+    lines = [line for line in record.training if line.test()]
     if panel.shows == "test accuracy":
-        return {line["round"]: 100 * line["pooled"] for line in lines}
-    samples = [sum(counts) for counts in record.run["class_counts"]["train"]]
-    if any("train_accuracy" not in line for line in lines):
+        return {line.round: 100 * line.pooled for line in lines if line.pooled is not None}
+    samples = [sum(counts) for counts in record.run.class_counts.train]
+    if any(line.train_accuracy is None for line in lines):
         raise HetflError(
             f"{record.path}/rounds.jsonl: has no train_accuracy; set it to true in the defaults of "
-            f"experiments.{record.run['experiment']} and train again"
+            f"experiments.{record.run.experiment} and train again"
         )
-    return {line["round"]: 100 * (1 - float(np.average(line["train_accuracy"], weights=samples))) for line in lines}
+    shares = {line.round: np.average(np.array(line.train_accuracy), weights=samples) for line in lines}
+    return {round: 100 * (1 - float(share)) for round, share in shares.items()}
 
 
 def _prototypes(axes: Axes, panel: MarginPanel | EmbeddingPanel, results: Results) -> Legend:
@@ -496,8 +498,8 @@ def _by_class(panel: ClassPanel, results: Results) -> tuple[list[str], dict[str,
 
 def _read(record: Record, line: Line, over_clients: Callable[..., float]) -> float:
     if line.reading == "final":
-        return 100 * float(over_clients(record.metrics["accuracy"]))
-    return 100 * max(float(over_clients(tested["accuracy"])) for tested in record.tested)
+        return 100 * float(over_clients(record.metrics.accuracy))
+    return 100 * max(float(over_clients(tested.accuracy)) for tested in record.tested)
 
 
 def _look(index: int) -> dict[str, Any]:

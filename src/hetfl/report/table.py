@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from hetfl.errors import HetflError
 from hetfl.files import write_text
@@ -15,6 +15,7 @@ from hetfl.papers.spec import Cosine, Entry, Statistic, TableSpec
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
 from hetfl.report.records import Record, accuracy_of, missing, read_record
+from hetfl.schema import Round, Run
 
 __all__ = [
     "build_table",
@@ -183,36 +184,36 @@ def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
     curves = [_curve(entry, record) for record in records]
     value, std = mean(values), stdev(values) if len(values) > 1 else None
     printed = entry.printed if entry.comparable else None
-    per_client = [mean(counts) for counts in zip(*(r.run["parameters"]["trainable"] for r in records), strict=True)]
+    per_client = [mean(counts) for counts in zip(*(r.run.parameters.trainable for r in records), strict=True)]
 
-    def over_clients(name: str) -> float | None:
+    def over_clients(name: Literal["lowest", "highest"]) -> float | None:
         if entry.statistic != "average":
             return None
-        return _tidy(mean(100 * record.metrics[name] for record in records))
+        return _tidy(mean(100 * getattr(record.metrics, name) for record in records))
 
     return {
         "value": _tidy(value),
         "std": None if std is None else _tidy(std),
         "difference": None if printed is None else _tidy(value - printed),
-        "seeds": [record.run["seed"] for record in records],
+        "seeds": [record.run.seed for record in records],
         "lowest": over_clients("lowest"),
         "highest": over_clients("highest"),
         **_window(entry, records),
         "best": _tidy(mean(max(curve) for curve in curves)) if all(curves) else None,
         "last": _tidy(mean(curve[-1] for curve in curves)) if all(curves) else None,
-        "rounds": max(record.run["rounds"] for record in records),
+        "rounds": max(record.run.rounds for record in records),
         "parameters": {"per_client": [_tidy(count) for count in per_client], "mean": _tidy(mean(per_client))},
         "up": _traffic(records, "up"),
         "down": _traffic(records, "down"),
-        "random": any(model.endswith(".random") for record in records for model in record.run["models"]),
+        "random": any(model.endswith(".random") for record in records for model in record.run.models),
         "status": verdict(value, std, printed, entry.statistic) if entry.comparable else "other setting",
         "provenance": [
             {
                 "run": record.path,
-                "seed": record.run["seed"],
-                "fingerprint": record.run["fingerprint"],
+                "seed": record.run.seed,
+                "fingerprint": record.run.fingerprint,
                 "value": _tidy(number),
-                **({"rounds": record.played} if record.played < record.run["rounds"] else {}),
+                **({"rounds": record.played} if record.played < record.run.rounds else {}),
                 **({} if record.diverged is None else {"diverged": record.diverged}),
             }
             for record, number in zip(records, values, strict=True)
@@ -224,52 +225,34 @@ def _window(entry: Entry, records: list[Record]) -> dict[str, Any]:
     """How a pooled accuracy over the last rounds varies between them; nothing of any other."""
     if entry.statistic != "window_pooled":
         return {}
-    found = [_measured(entry, record) for record in records]
     return {
-        "variance": _tidy(mean(100**2 * metrics["window_variance"] for metrics in found)),
-        "window": max(metrics["window_rounds"] for metrics in found),
+        "variance": _tidy(mean(100**2 * record.measured("window_variance", entry.reading) for record in records)),
+        "window": max(int(record.measured("window_rounds", entry.reading)) for record in records),
     }
 
 
 def _value(entry: Entry, record: Record) -> float:
     """What a cell reads from one run."""
-    parameters = record.run["parameters"]
+    parameters = record.run.parameters
     match entry.statistic:
         case "best_pooled":
             return max(_curve(entry, record))
         case "up_first":
-            return float(record.training[0]["up"]["elements"] / M)
+            return record.training[0].up.elements / M
         case "up_last":
-            return float(record.training[-1]["up"]["elements"] / M)
+            return record.training[-1].up.elements / M
         case "parameters" | "parameters_total":
-            clients = (
-                parameters["trainable"] if entry.statistic == "parameters_total" else parameters["trainable"][:1]
-            )
-            # A record tells of the server's network where its method has one.
-            return float((sum(clients) + (parameters.get("server", 0) if entry.server else 0)) / M)
+            clients = parameters.trainable if entry.statistic == "parameters_total" else parameters.trainable[:1]
+            return (sum(clients) + (parameters.server if entry.server else 0)) / M
         case "cosine_shared" | "cosine_group_global" | "cosine_group_local":
-            last = record.training[-record.run["settings"]["window"] :]
-            found = [line["diagnostics"].get(entry.statistic) for line in last]
-            if not (known := [cosine for cosine in found if cosine is not None]):
+            last = record.training[-record.run.settings["window"] :]
+            found = [line.diagnostics.get(entry.statistic) for line in last]
+            if not (known := [cosine for cosine in found if isinstance(cosine, int | float)]):
                 remedy = "train with more clients" if record.diverged is None else "it diverged; lower lr"
                 raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; {remedy}")
             return mean(known)
         case _:
-            return 100 * float(_measured(entry, record)[entry.statistic])
-
-
-def _measured(entry: Entry, record: Record) -> dict[str, Any]:
-    """The metrics of the inference rule that a cell reads.
-
-    Raises:
-        HetflError: the evaluation has none of it.
-    """
-    found = record.metrics.get("also", {}).get(entry.reading, {}) if entry.reading else record.metrics
-    if entry.statistic not in found:
-        wanted = f"{entry.statistic} of {entry.reading}" if entry.reading else entry.statistic
-        raise HetflError(f"{record.path}: its evaluation has no {wanted}; train and evaluate it again with dvc repro")
-    measured: dict[str, Any] = found
-    return measured
+            return 100 * record.measured(entry.statistic, entry.reading)
 
 
 def _curve(entry: Entry, record: Record) -> list[float]:
@@ -278,15 +261,22 @@ def _curve(entry: Entry, record: Record) -> list[float]:
     return [100 * share for share in shares if share is not None]
 
 
-def _traffic(records: list[Record], way: str) -> dict[str, Any]:
+Way = Literal["up", "down"]
+
+
+def _traffic(records: list[Record], way: Way) -> dict[str, Any]:
     """Sizes of one client's message: mean, first and last over the rounds that send one; and the run's total."""
 
+    def size(line: Round, unit: str) -> int:
+        found: int = getattr(getattr(line, way), unit)
+        return found
+
     def mean_size(record: Record, unit: str, lines: slice = slice(None)) -> float:
-        sizes = [line[way][unit] / len(line["participants"]) for line in _sending(record, way)[lines]]
+        sizes = [size(line, unit) / len(line.participants) for line in _sending(record, way)[lines]]
         return mean(sizes) if sizes else 0
 
-    def total(lines: Iterable[dict[str, Any]], unit: str) -> float:
-        return sum(line[way][unit] for line in lines)
+    def total(lines: Iterable[Round], unit: str) -> float:
+        return sum(size(line, unit) for line in lines)
 
     units = ("elements", "bytes")
     return {unit: _tidy(mean(mean_size(r, unit) for r in records)) for unit in units} | {
@@ -294,21 +284,25 @@ def _traffic(records: list[Record], way: str) -> dict[str, Any]:
         "last": _tidy(mean(mean_size(r, "elements", slice(-1, None)) for r in records)),
         "varies": any(_varies(record, way) for record in records),
         "registration": {
-            unit: _tidy(mean(total((line for line in r.rounds if line["round"] == 0), unit) for r in records))
+            unit: _tidy(mean(total((line for line in r.rounds if line.round == 0), unit) for r in records))
             for unit in units
         },
         "total": {unit: _tidy(mean(total(r.rounds, unit) for r in records)) for unit in units},
     }
 
 
-def _sending(record: Record, way: str) -> list[dict[str, Any]]:
+def _sending(record: Record, way: Way) -> list[Round]:
     # Many servers have nothing to say in round 1; an empty message would blur the size of the others.
-    return [line for line in record.training if line[way]["elements"]]
+    return [line for line in record.training if _elements(line, way)]
 
 
-def _varies(record: Record, way: str) -> bool:
+def _elements(line: Round, way: Way) -> int:
+    return (line.up if way == "up" else line.down).elements
+
+
+def _varies(record: Record, way: Way) -> bool:
     """Whether a client's messages change in size from round to round."""
-    sizes = {line[way]["elements"] / len(line["participants"]) for line in _sending(record, way)}
+    sizes = {_elements(line, way) / len(line.participants) for line in _sending(record, way)}
     return len(sizes) > 1
 
 
@@ -325,33 +319,27 @@ def _shared(records: list[Record]) -> dict[str, Any]:
     weights: dict[str, str] = {}
     versions: dict[str, list[str]] = {}
     for record in records:
-        run, inputs = record.run, record.run["inputs"]
-        _agree(datasets, run["dataset"], inputs["dataset"], "data set", record.path)
-        _agree(
-            partitions,
-            f"{run['dataset']}/{run['split']}-s{run['seed']}",
-            inputs["partition"],
-            "partition",
-            record.path,
-        )
-        if run.get("public"):
-            _agree(datasets, run["public"]["dataset"], inputs["public"], "data set", record.path)
-        for model, checksum in inputs["weights"].items():
+        run, inputs = record.run, record.run.inputs
+        _agree(datasets, run.dataset, inputs.dataset, "data set", record.path)
+        _agree(partitions, f"{run.dataset}/{run.split}-s{run.seed}", inputs.partition, "partition", record.path)
+        if run.public and inputs.public:
+            _agree(datasets, run.public["dataset"], inputs.public, "data set", record.path)
+        for model, checksum in inputs.weights.items():
             _agree(weights, model, checksum, "weights of", record.path)
-        for package, version in run["versions"].items():
+        for package, version in run.versions.items():
             if version not in versions.setdefault(package, []):
                 versions[package].append(version)
     return {
         "datasets": datasets,
         "partitions": dict(sorted(partitions.items())),
-        "models": _distinct(model for record in records for model in record.run["models"]),
+        "models": _distinct(model for record in records for model in record.run.models),
         "weights": weights,
-        "rounds": _distinct(record.run["rounds"] for record in records),
-        "clients": _distinct(record.run["clients"] for record in records),
+        "rounds": _distinct(record.run.rounds for record in records),
+        "clients": _distinct(record.run.clients for record in records),
         "engines": _distinct(_engine(record.run) for record in records),
-        "devices": _distinct(record.run["device"] for record in records),
+        "devices": _distinct(record.run.device for record in records),
         "versions": versions,
-        "commits": _distinct(record.run["commit"] for record in records),
+        "commits": _distinct(record.run.commit for record in records),
         "differences": _differences(records),
     }
 
@@ -364,17 +352,16 @@ def _differences(records: list[Record]) -> dict[str, dict[str, int]]:
     """Where runs differ in what might matter and is no part of their identity: how many there are of each kind."""
     found: dict[str, Counter[str]] = {}
     for run in {record.path: record.run for record in records}.values():
-        beside = {name: run.get(name) for name in ("device", "engine", "precision", "threads", *_WHICH_CODE)}
-        for name, value in (beside | run["versions"]).items():
+        beside = {name: getattr(run, name) for name in ("device", "engine", "precision", "threads", *_WHICH_CODE)}
+        for name, value in (beside | run.versions).items():
             shown = "not recorded" if value is None else str(value)
             found.setdefault(name, Counter())[shown[:12] if name == "source" else shown] += 1
     return {name: dict(counts) for name, counts in found.items() if len(counts) > 1}
 
 
-def _engine(run: Mapping[str, Any]) -> str:
+def _engine(run: Run) -> str:
     """An engine's name, and its precision where that is not the usual one."""
-    precision: str = run["precision"]
-    return run["engine"] if precision == "float32" else f"{run['engine']}, frozen blocks in {precision}"
+    return run.engine if run.precision == "float32" else f"{run.engine}, frozen blocks in {run.precision}"
 
 
 def _agree(known: dict[str, str], name: str, checksum: str, kind: str, path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,8 +20,20 @@ from typing import Any
 from filelock import FileLock
 
 from hetfl.errors import FailedCellsError, HetflError, one_line
+from hetfl.files import sha256_file
+from hetfl.schema import (
+    METRICS,
+    MODEL,
+    PER_CLASS,
+    ROUNDS,
+    RUN,
+    Round,
+    Run,
+    read_metrics,
+    read_rounds,
+    read_run,
+)
 from hetfl.tracking.mlflow_database import create_database, repair_database, sqlite_file
-from hetfl.tracking.watch import Record, read_rounds, read_run
 
 # MLflow's own limits: characters of a parameter's value and of a name.
 MAX_VALUE = 6000
@@ -45,7 +56,7 @@ ENVIRONMENT = {
 
 def records(root: Path) -> list[Path]:
     """The folders of all run records below the repository's root, but for superseded ones."""
-    return sorted(path.parent for path in (root / "runs").glob("[!.]*/**/run.json"))
+    return sorted(path.parent for path in (root / "runs").glob(f"[!.]*/**/{RUN}"))
 
 
 def sync(folders: Iterable[Path], root: Path = Path()) -> int:
@@ -63,7 +74,7 @@ def sync(folders: Iterable[Path], root: Path = Path()) -> int:
         HetflError: MLflow is not installed or cannot be reached.
     """
     mirror, failures = MlflowMirror(root), {}
-    recorded = [folder for folder in folders if (folder / "run.json").exists()]
+    recorded = [folder for folder in folders if (folder / RUN).exists()]
     for folder in recorded:
         client = mirror.open()
         try:
@@ -122,18 +133,18 @@ class MlflowMirror:
         self._written: dict[Path, float] = {}
         self._behind: set[Path] = set()
 
-    def started(self, folder: Path, run: Record) -> None:
+    def started(self, folder: Path, run: Run) -> None:
         """A cell begins; short ones are written once, when they finish."""
         self._behind.add(folder)
         self._written[folder] = time.monotonic()
 
-    def round(self, folder: Path, run: Record, line: Record) -> None:
+    def round(self, folder: Path, run: Run, line: Round) -> None:
         """A cell is one round further."""
         self._behind.add(folder)
         if time.monotonic() - self._written[folder] >= self._every:
             self._write(folder)
 
-    def finished(self, folder: Path, run: Record) -> None:
+    def finished(self, folder: Path, run: Run) -> None:
         """A cell is complete."""
         self._write(folder)
 
@@ -166,10 +177,10 @@ class MlflowMirror:
         if run is None:
             return None
         client = self.open()
-        complete = run["status"] == "complete"
-        points = _points(run, read_rounds(folder))
+        complete = run.complete
+        points = _points(run, read_rounds(folder, finished=complete))
         place = self._places.get(folder)
-        if place is None or complete or place.fingerprint != run["fingerprint"]:
+        if place is None or complete or place.fingerprint != run.fingerprint:
             place = self._places[folder] = self._find_or_create(folder, run, points)
         new = [metric for step, point in points.items() if step > place.last for metric in point.metrics()]
         self._log(place.run_id, metrics=new)
@@ -177,7 +188,7 @@ class MlflowMirror:
         if complete and place.status != "FINISHED":
             for path, under in self._artifacts(folder, run):
                 client.log_artifact(place.run_id, str(path), under)
-            client.set_terminated(place.run_id, "FINISHED", _milliseconds(run["finished"]))
+            client.set_terminated(place.run_id, "FINISHED", _milliseconds(run.finished or run.started))
             place.status = "FINISHED"
         elif not complete and place.status != "RUNNING":
             client.update_run(place.run_id, status="RUNNING")
@@ -257,22 +268,22 @@ class MlflowMirror:
                 self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
-    def _find_or_create(self, folder: Path, run: Record, points: Mapping[int, _Point]) -> _Place:
+    def _find_or_create(self, folder: Path, run: Run, points: Mapping[int, _Point]) -> _Place:
         tags = _tags(folder, run)
         where = " and ".join(f"tags.{key} = '{tags[key]}'" for key in ("row", "split", "seed"))
         # A live mirror and a sync of the same cell must not both make its run.
         with self._lock:
-            experiment = self._experiment(run["experiment"])
+            experiment = self._experiment(run.experiment)
             runs = self._client.search_runs([experiment], where, max_results=1000)
             mine, last = None, -1
             for found in runs:
-                if found.data.tags.get("fingerprint") == run["fingerprint"] and self._shows(found, points):
+                if found.data.tags.get("fingerprint") == run.fingerprint and self._shows(found, points):
                     history = self._client.get_metric_history(found.info.run_id, MARKER)
                     mine, last = found, max((metric.step for metric in history), default=-1)
                     break
             if mine is None:
-                name = f"{run['row']}/{folder.name}"
-                start = _milliseconds(run["started"])
+                name = f"{run.row}/{folder.name}"
+                start = _milliseconds(run.started)
                 mine = self._client.create_run(experiment, start_time=start, tags=tags, run_name=name)
             run_id = mine.info.run_id
             for found in runs:
@@ -285,7 +296,7 @@ class MlflowMirror:
         changed = {key: value for key, value in tags.items() if mine.data.tags.get(key) != value}
         self._log(run_id, params=params, tags=changed)
         evaluation = mine.data.tags.get("evaluation", "")
-        return _Place(run_id, run["fingerprint"], mine.info.status, last, evaluation)
+        return _Place(run_id, run.fingerprint, mine.info.status, last, evaluation)
 
     def _shows(self, found: Any, points: Mapping[int, _Point]) -> bool:
         """Whether a run's curves are the record's; if not, it shows an older training with these settings."""
@@ -315,40 +326,38 @@ class MlflowMirror:
         for batch in calls:
             self._client.log_batch(run_id, *batch)
 
-    def _artifacts(self, folder: Path, run: Record) -> Iterator[tuple[Path, str]]:
-        partition = self.root / "partitions" / run["dataset"] / f"{run['split']}-s{run['seed']}"
+    def _artifacts(self, folder: Path, run: Run) -> Iterator[tuple[Path, str]]:
+        partition = self.root / "partitions" / run.dataset / f"{run.split}-s{run.seed}"
         wanted = [
             (partition / "samples.png", "partition"),
             (partition / "card.json", "partition"),
-            (folder / "run.json", "record"),
-            (folder / "rounds.jsonl", "record"),
-            (folder / "model.safetensors", "checkpoint"),
+            (folder / RUN, "record"),
+            (folder / ROUNDS, "record"),
+            (folder / MODEL, "checkpoint"),
         ]
         return ((path, under) for path, under in wanted if path.exists())
 
-    def _add_evaluation(self, place: _Place, run: Record) -> None:
+    def _add_evaluation(self, place: _Place, run: Run) -> None:
         from mlflow.entities import Metric
 
-        cell = f"{run['split']}-s{run['seed']}"
-        folder = self.root / "evaluations" / run["experiment"] / run["method"] / run["row"] / cell
-        try:
-            content = (folder / "metrics.json").read_bytes()
-        except FileNotFoundError:
+        folder = self.root / "evaluations" / run.experiment / run.method / run.row / f"{run.split}-s{run.seed}"
+        found = read_metrics(folder)
+        if found is None:
             return
-        checksum = hashlib.sha256(content).hexdigest()
+        checksum = sha256_file(folder / METRICS)
         if checksum == place.evaluation:
             return
         now = time.time_ns() // 1_000_000
-        metrics = json.loads(content)
+        metrics = found.as_json()
         for name, other in metrics.pop("also", {}).items():
             metrics |= {f"{name}/{key}": value for key, value in other.items()}
         final = [
-            Metric(_name(f"final/{name}"), float(value), now, run["rounds"])
+            Metric(_name(f"final/{name}"), float(value), now, run.rounds)
             for name, value in metrics.items()
             if _is_number(value)
         ]
         self._log(place.run_id, metrics=final)
-        for name in ("metrics.json", "per_class.csv"):
+        for name in (METRICS, PER_CLASS):
             if (folder / name).exists():
                 self._client.log_artifact(place.run_id, str(folder / name), "evaluation")
         self._log(place.run_id, tags={"evaluation": checksum})
@@ -359,7 +368,7 @@ class MlflowMirror:
 class _Point:
     """One round of a cell as MLflow shows it."""
 
-    line: Record
+    line: Round
     totals: dict[str, int]
     milliseconds: int
 
@@ -372,70 +381,70 @@ class _Point:
         from mlflow.entities import Metric
 
         for name, value in self.values().items():
-            yield Metric(_name(name), float(value), self.milliseconds, self.line["round"])
+            yield Metric(_name(name), float(value), self.milliseconds, self.line.round)
 
 
-def _points(run: Record, lines: Iterable[Record]) -> dict[int, _Point]:
+def _points(run: Run, lines: Iterable[Round]) -> dict[int, _Point]:
     # Times come from the record, so that writing a point again is no second point.
-    clock = float(_milliseconds(run["started"]))
+    clock = float(_milliseconds(run.started))
     totals = {f"{unit}/{way}_total": 0 for unit in ("elements", "bytes") for way in ("up", "down")}
     points = {}
     for line in lines:
-        clock += 1000 * sum(line.get("seconds", {}).values())
-        for unit, way in (("elements", "up"), ("elements", "down"), ("bytes", "up"), ("bytes", "down")):
-            totals[f"{unit}/{way}_total"] += line[way][unit]
-        points[line["round"]] = _Point(line, totals.copy(), round(clock))
+        clock += 1000 * sum(line.seconds.values())
+        for way, size in (("up", line.up), ("down", line.down)):
+            totals[f"elements/{way}_total"] += size.elements
+            totals[f"bytes/{way}_total"] += size.bytes
+        points[line.round] = _Point(line, totals.copy(), round(clock))
     return points
 
 
-def _curves(line: Record) -> dict[str, float]:
+def _curves(line: Round) -> dict[str, float]:
     values: dict[str, float] = {}
-    clients = {k: 100 * value for k, value in enumerate(line.get("accuracy") or ()) if value is not None}
+    clients = {k: 100 * value for k, value in enumerate(line.accuracy or ()) if value is not None}
     if percent := list(clients.values()):
         values["accuracy/average"] = sum(percent) / len(percent)
         values["accuracy/lowest"] = min(percent)
         values["accuracy/highest"] = max(percent)
         if len(percent) <= MAX_CLIENT_CURVES:
             values |= {f"accuracy/client-{client}": value for client, value in clients.items()}
-    for name, title in (("pooled", "pooled"), ("train_accuracy", "training")):
-        if (mean := _mean(line.get(name))) is not None:
+    for title, shares in (("pooled", line.pooled), ("training", line.train_accuracy)):
+        if (mean := _mean(shares)) is not None:
             values[f"accuracy/{title}"] = 100 * mean
-    values |= {f"accuracy/pooled-{name}": 100 * other["pooled"] for name, other in line.get("also", {}).items()}
-    losses = [value for value in line.get("loss") or () if value is not None]
-    if losses:
-        values["loss/average"] = sum(losses) / len(losses)
-    seconds = line.get("seconds", {})
-    values |= {f"seconds/{phase}": value for phase, value in seconds.items()}
-    values["seconds/round"] = sum(seconds.values())
-    if line.get("peak_memory") is not None:
-        values["memory/peak_mib"] = line["peak_memory"] / 2**20
-    for group in ("diagnostics", "clients"):
-        for name, value in (line.get(group) or {}).items():
+    values |= {f"accuracy/pooled-{name}": 100 * other.pooled for name, other in line.also.items()}
+    if (mean := _mean(line.loss)) is not None:
+        values["loss/average"] = mean
+    values |= {f"seconds/{phase}": value for phase, value in line.seconds.items()}
+    values["seconds/round"] = sum(line.seconds.values())
+    if line.peak_memory is not None:
+        values["memory/peak_mib"] = line.peak_memory / 2**20
+    for group, figures in (("diagnostics", line.diagnostics), ("clients", line.clients)):
+        for name, value in figures.items():
             if (mean := _mean(value)) is not None:
                 values[f"{group}/{name}"] = mean
     return values
 
 
-def _tags(folder: Path, run: Record) -> dict[str, str]:
-    counts: Counter[str] = Counter(run["models"])
+def _tags(folder: Path, run: Run) -> dict[str, str]:
+    counts: Counter[str] = Counter(run.models)
     models = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
     where = "/".join(folder.parts[-5:])
     note = (
-        f"{run['title']} on {run['dataset']}, split {run['split']}, seed {run['seed']}: "
-        f"{run['clients']} clients ({models}), {run['rounds']} rounds. Record: `{where}`"
+        f"{run.title} on {run.dataset}, split {run.split}, seed {run.seed}: "
+        f"{run.clients} clients ({models}), {run.rounds} rounds. Record: `{where}`"
     )
     keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine", "precision")
     return {
-        **{key: str(run[key]) for key in (*keys, "fingerprint", "diverged") if run.get(key) is not None},
+        **{key: str(value) for key in (*keys, "fingerprint", "diverged") if (value := getattr(run, key)) is not None},
         "models": models,
         "mlflow.source.name": "hetfl",
         "mlflow.note.content": note,
     }
 
 
-def _params(run: Record) -> dict[str, str]:
-    named = {key: run.get(key, {}) for key in ("partition", "inputs", "parameters", "versions")}
-    return dict(_flatten({**run.get("settings", {}), **named}))
+def _params(run: Run) -> dict[str, str]:
+    told = run.as_json()
+    named = {key: told[key] for key in ("partition", "inputs", "parameters", "versions")}
+    return dict(_flatten({**run.settings, **named}))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

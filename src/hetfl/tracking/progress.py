@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hetfl.tracking.watch import Record
+from hetfl.schema import Round, Run
 
 # A plain log is told the overall state when this many seconds passed without a line.
 HEARTBEAT = 30.0
@@ -23,7 +23,7 @@ SHOWN_CELLS = 20
 
 @dataclass
 class _Cell:
-    run: Record
+    run: Run
     seen: float
     older: bool
     rounds: int = 0
@@ -36,17 +36,17 @@ class _Cell:
 
     @property
     def name(self) -> tuple[str, str, str]:
-        return self.run["row"], self.run["split"], f"s{self.run['seed']}"
+        return self.run.row, self.run.split, f"s{self.run.seed}"
 
-    def add(self, line: Record) -> None:
-        if not line.get("closing"):  # what comes after the last round is none of them
-            self.rounds = max(self.rounds, line["round"])
-        self.accuracy = line.get("accuracy") or self.accuracy
-        if "diverged" in line and self.diverged is None:
-            self.diverged = line["round"]
-        self.up += line["up"]["bytes"]
-        self.down += line["down"]["bytes"]
-        self.seconds += sum(line.get("seconds", {}).values())
+    def add(self, line: Round) -> None:
+        if not line.closing:  # what comes after the last round is none of them
+            self.rounds = max(self.rounds, line.round)
+        self.accuracy = line.accuracy or self.accuracy
+        if line.diverged and self.diverged is None:
+            self.diverged = line.round
+        self.up += line.up.bytes
+        self.down += line.down.bytes
+        self.seconds += sum(line.seconds.values())
 
     def score(self) -> str:
         """Mean (lowest-highest) accuracy in percent, and since when a loss or scores are not finite."""
@@ -79,14 +79,14 @@ class Progress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
 
-    def started(self, folder: Path, run: Record) -> None:
+    def started(self, folder: Path, run: Run) -> None:
         """A cell begins, resumes or is found complete."""
-        older = datetime.fromisoformat(run["started"]) < self._born
+        older = datetime.fromisoformat(run.started) < self._born
         self._cells[folder] = _Cell(run, time.monotonic(), older)
         if self._live and not self._live.is_started:
             self._live.start()
 
-    def round(self, folder: Path, run: Record, line: Record) -> None:
+    def round(self, folder: Path, run: Run, line: Round) -> None:
         """A cell is one round further."""
         cell, now = self._cells[folder], time.monotonic()
         before = cell.rounds
@@ -97,7 +97,7 @@ class Progress:
         if not self._live and now - self._spoke >= HEARTBEAT:
             self._say(f"{self._share():4.0%} of {self._total_rounds} rounds, {self._left()}")
 
-    def finished(self, folder: Path, run: Record) -> None:
+    def finished(self, folder: Path, run: Run) -> None:
         """A cell is complete."""
         cell = self._cells[folder]
         cell.run, cell.done = run, True
@@ -126,7 +126,7 @@ class Progress:
 
     def _rounds(self) -> int:
         # What stopped early leaves no rounds to wait for.
-        return sum(cell.run["rounds"] if cell.done else cell.rounds for cell in self._all())
+        return sum(cell.run.rounds if cell.done else cell.rounds for cell in self._all())
 
     def _share(self) -> float:
         return min(1.0, self._rounds() / max(1, self._total_rounds))
@@ -150,7 +150,7 @@ class Progress:
         running = [cell for cell in self._all() if not cell.done]
         lines = Table.grid(padding=(0, 2))
         for cell in running[:SHOWN_CELLS]:
-            columns = (*cell.name, f"round {cell.rounds}/{cell.run['rounds']}", cell.score(), cell.traffic())
+            columns = (*cell.name, f"round {cell.rounds}/{cell.run.rounds}", cell.score(), cell.traffic())
             lines.add_row(*(Text(column) for column in columns))
         if len(running) > SHOWN_CELLS:
             lines.add_row(Text(f"and {len(running) - SHOWN_CELLS} more"))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
-from hetfl.errors import one_line
-
-Record = dict[str, Any]
+from hetfl.errors import HetflError, one_line
+from hetfl.schema import ROUNDS, RUN, Round, Run, read_round, read_run
 
 # How long an interrupted run waits for its subscribers, in seconds.
 GRACE = 5.0
@@ -21,36 +20,17 @@ GRACE = 5.0
 class Subscriber(Protocol):
     """Something that wants to know what happens in the cells' folders; all calls come from one thread."""
 
-    def started(self, folder: Path, run: Record) -> None:
+    def started(self, folder: Path, run: Run) -> None:
         """A cell has a ``run.json``; called again if the cell is run anew."""
 
-    def round(self, folder: Path, run: Record, line: Record) -> None:
+    def round(self, folder: Path, run: Run, line: Round) -> None:
         """One more line of ``rounds.jsonl``; every round once, in order."""
 
-    def finished(self, folder: Path, run: Record) -> None:
+    def finished(self, folder: Path, run: Run) -> None:
         """``run.json`` says complete; all rounds were told before."""
 
     def close(self) -> None:
         """Nothing more will come. Called once, also after an error or an interruption."""
-
-
-def read_run(folder: Path) -> Record | None:
-    """A cell's ``run.json``, or None where there is none yet."""
-    try:
-        run: Record = json.loads((folder / "run.json").read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return run
-
-
-def read_rounds(folder: Path) -> list[Record]:
-    """The complete lines of a cell's ``rounds.jsonl``, each round once, in order."""
-    try:
-        content = (folder / "rounds.jsonl").read_bytes()
-    except FileNotFoundError:
-        return []
-    rounds = {line["round"]: line for line in _complete_lines(content)}
-    return [rounds[number] for number in sorted(rounds)]
 
 
 class Watcher:
@@ -129,7 +109,7 @@ class _Cursor:
     def __init__(self, folder: Path, fingerprint: str | None) -> None:
         self._folder, self._fingerprint = folder, fingerprint
         self._stamp: tuple[int, ...] | None = None
-        self._run: Record | None = None
+        self._run: Run | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -138,28 +118,28 @@ class _Cursor:
     def advance(self, subscriber: Subscriber) -> None:
         """Tell the subscriber everything that is new."""
         run = self._read_run()
-        if run is None or self._fingerprint not in (None, run.get("fingerprint")):
+        if run is None or self._fingerprint not in (None, run.fingerprint):
             return
         if run is not self._run:
             before, self._run = self._run, run
-            rerun = self._done and run["status"] != "complete"
-            if before is None or before["fingerprint"] != run["fingerprint"] or rerun:
+            rerun = self._done and not run.complete
+            if before is None or before.fingerprint != run.fingerprint or rerun:
                 self._forget()
                 subscriber.started(self._folder, run)
         if self._done:
             return
         for line in self._new_lines():
             # A resumed run writes the rounds after its resume point again, with the same numbers.
-            if line["round"] > self._last:
-                self._last = line["round"]
+            if line.round > self._last:
+                self._last = line.round
                 subscriber.round(self._folder, run, line)
-        if run["status"] == "complete":
+        if run.complete:
             self._done = True
             subscriber.finished(self._folder, run)
 
-    def _read_run(self) -> Record | None:
+    def _read_run(self) -> Run | None:
         try:
-            stat = (self._folder / "run.json").stat()
+            stat = (self._folder / RUN).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
@@ -168,13 +148,13 @@ class _Cursor:
         self._stamp = stamp
         try:
             return read_run(self._folder)
-        except ValueError:
+        except HetflError:
             # Training says what is wrong with a damaged record, and must not lose its display over it.
             return None
 
-    def _new_lines(self) -> Iterator[Record]:
+    def _new_lines(self) -> Iterator[Round]:
         try:
-            with (self._folder / "rounds.jsonl").open("rb") as file:
+            with (self._folder / ROUNDS).open("rb") as file:
                 if self._offset:
                     # If the file was cut and rewritten, the place reached before is no line's end any more.
                     file.seek(self._offset - 1)
@@ -183,18 +163,13 @@ class _Cursor:
                         self._offset = 0
                 content = file.read()
         except FileNotFoundError:
-            return iter(())
-        self._offset += content.rfind(b"\n") + 1
-        return _complete_lines(content)
-
-
-def _complete_lines(content: bytes) -> Iterator[Record]:
-    for line in content.split(b"\n")[:-1]:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            # The half line of a killed process, ended by the next one.
-            continue
+            return
+        *lines, rest = content.split(b"\n")
+        self._offset += len(content) - len(rest)
+        for line in lines:
+            # As above. Who reads the record afterwards names the line.
+            with suppress(HetflError):
+                yield read_round(line, self._folder / ROUNDS)
 
 
 def _warn(subscriber: Subscriber, what: str) -> None:

@@ -1,0 +1,135 @@
+"""What a record may hold, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from record_factory import ROUNDS, make_round, make_run, trained, write_metrics, write_record
+
+from hetfl.errors import HetflError
+from hetfl.federation.record import Record
+from hetfl.files import read_json, write_json
+from hetfl.schema import FORMAT, Round, read_metrics, read_rounds, read_run
+
+PATH = Path("toy/fedhpl/fedhpl/iid-s0")
+
+
+def test_the_writer_fills_every_field_and_readers_give_back_what_it_wrote():
+    made = trained()
+    told = read_json(made.folder / "run.json")
+    assert told["format"] == FORMAT == made.run.format
+    assert set(type(made.run).model_fields) - set(told) == {"diverged"}
+    assert made.run.as_json() == told
+    lines = (made.folder / "rounds.jsonl").read_text().splitlines()
+    assert [json.dumps(line.as_json()) for line in made.rounds] == lines and len(lines) == ROUNDS + 1
+    assert not {"accuracy", "loss"} <= made.rounds[0].as_json().keys()
+    last = made.rounds[-1].test()
+    assert last is not None and last.accuracy == made.metrics.accuracy and last.pooled == made.metrics.pooled
+
+
+def problem(folder: Path) -> str:
+    """What reading a record says, in one line that names its file."""
+    with pytest.raises(HetflError) as caught:
+        read_run(folder)
+        read_rounds(folder, finished=True)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(str(folder))
+    return line.removeprefix(f"{folder}/")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": "0"}, "run.json: has seed '0': it should be a valid integer; delete it and run dvc repro again"),
+        ({"sede": 0}, "run.json: has an unknown field 'sede'; did you mean 'seed'?; delete it"),
+        ({"inputs": {"dataset": "d", "weights": {}}}, "run.json: lacks inputs.partition"),
+        ({"status": "done"}, "run.json: has status 'done': it should be 'running' or 'complete'"),
+        (
+            {"format": FORMAT + 1, "new": 1},
+            f"run.json: is of format {FORMAT + 1}, and this hetfl reads up to",
+        ),
+        ({"format": 0, "old": 1}, f"run.json: is of format 0, older than {FORMAT}, and has an unknown field 'old'"),
+    ],
+)
+def test_a_description_that_is_none_is_one_line(tmp_path, change, said):
+    folder = write_record(tmp_path, PATH, [])
+    write_json(folder / "run.json", read_json(folder / "run.json") | change)
+    assert problem(folder).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"rou', "rounds.jsonl: line 2 is not JSON (EOF while parsing"),
+        ("", "rounds.jsonl: line 2 is not JSON"),
+        ('{"round": 2}', "rounds.jsonl: line 2 lacks participants"),
+        ("[1]", "rounds.jsonl: line 2 has a value [1]: it should be an object"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line, said):
+    folder = write_record(tmp_path, PATH, map(make_round, range(3)))
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    (folder / "rounds.jsonl").write_text("\n".join([lines[0], line, lines[2]]) + "\n")
+    assert problem(folder).startswith(said)
+    with pytest.raises(HetflError, match="line 2 "):
+        Record(folder).lines()
+
+
+def test_a_wrong_type_in_a_line_is_named(tmp_path):
+    folder = write_record(tmp_path, PATH, map(make_round, range(2)))
+    told = make_round(2).as_json()
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(told | {"up": told["up"] | {"bytes": 1.5}}) + "\n")
+    assert problem(folder).startswith("rounds.jsonl: line 3 has up.bytes 1.5: it should be a valid integer")
+
+
+def test_the_half_line_of_a_killed_process_is_passed_over_unless_the_run_is_finished(tmp_path):
+    folder = write_record(tmp_path, PATH, map(make_round, range(3)), status="running")
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "accu')
+    assert [line.round for line in read_rounds(folder)] == [0, 1, 2]
+    assert problem(folder).startswith("rounds.jsonl: line 4 is not JSON")
+    (folder / "rounds.jsonl").unlink()
+    assert read_rounds(folder) == []
+    assert problem(folder).startswith("rounds.jsonl: the record of a finished run lacks it")
+
+
+def test_a_record_from_before_there_were_formats_is_read(tmp_path):
+    """It lacks what describes a run and decides nothing."""
+    folder = write_record(tmp_path, PATH, [])
+    told = read_json(folder / "run.json")
+    older = {name: value for name, value in told.items() if name not in ("format", "numerics", "threads", "source")}
+    write_json(folder / "run.json", older)
+    run = read_run(folder)
+    assert run is not None and run.complete
+    assert (run.format, run.numerics, run.threads, run.source) == (0, {}, None, None)
+    assert Record(folder).is_complete(told["fingerprint"])
+
+
+def test_what_is_not_there_is_none(tmp_path):
+    assert read_run(tmp_path / "absent") is read_metrics(tmp_path / "absent") is None
+    folder = write_metrics(tmp_path, PATH)
+    write_json(folder / "metrics.json", read_json(folder / "metrics.json") | {"avrage": 1.0})
+    with pytest.raises(HetflError, match=r"metrics.json: has an unknown field 'avrage'; did you mean 'average'\?"):
+        read_metrics(folder)
+
+
+def test_a_thousand_rounds_of_a_hundred_clients_are_read_in_a_moment(tmp_path):
+    figures = {f"figure-{n}": [k / 7 for k in range(10)] for n in range(10)}
+    shares = [k / 99 for k in range(100)]
+    line = make_round(1, accuracy=shares, train_accuracy=shares, loss=[0.5] * 10, clients=figures)
+    folder = write_record(tmp_path, PATH, [line.model_copy(update={"round": n}) for n in range(1000)])
+    began = time.perf_counter()
+    assert len(read_rounds(folder, finished=True)) == 1000
+    assert time.perf_counter() - began < 0.5
+
+
+def test_what_is_written_is_checked_too():
+    with pytest.raises(ValueError, match="pooled"):
+        make_round(1, pooled=float("nan"))
+    with pytest.raises(ValueError, match="rounds"):
+        make_run(rounds=1.5)
+    assert isinstance(make_round(7), Round)
