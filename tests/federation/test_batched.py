@@ -119,7 +119,7 @@ def test_methods_that_cannot_be_mapped_run_one_by_one(toy_engine, monkeypatch):
     engine = Batched(reference.method, reference.federation)
     monkeypatch.setattr(Batched, "_train_together", None)
     state, _ = start(engine, Draws(0))
-    assert play_round(engine, state, Draws(0).at(1))[1]["round"] == 1
+    assert play_round(engine, state, Draws(0).at(1))[1].round == 1
 
 
 def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_engine, monkeypatch, caplog):

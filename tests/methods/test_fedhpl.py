@@ -179,12 +179,12 @@ def test_gamma_zero_is_local(toy_engine, group):
             state, line = play_round(engine, state, draws.at(round))
         runs.append((state, line))
     (zero, zero_line), (local, local_line) = runs
-    assert zero_line["accuracy"] == local_line["accuracy"]
+    assert zero_line.accuracy == local_line.accuracy
     for k in range(3):
         assert all(
             torch.equal(zero.clients[k].params[n], local.clients[k].params[n]) for n in local.clients[k].params
         )
-    assert local_line["up"] == local_line["down"] == {"elements": 0, "bytes": 0}
+    assert local_line.up == local_line.down == Traffic(elements=0, bytes=0)
 
 
 def test_homogeneous_clients_receive_the_same_teacher(toy_engine):

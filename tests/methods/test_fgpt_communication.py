@@ -69,7 +69,7 @@ def test_every_method_is_there():
 @pytest.mark.parametrize(("row", "place"), CASES)
 def test_values_and_their_bytes(row, place):
     own, expected = sent(f"{row} {place}"), BYTES[row][[*PLACES].index(place)]
-    classes, groups = PLACES[place].classes, PLACES[place].settings["groups"]
+    classes, groups = THERE.of(place).classes, made("fgpt", place).settings.groups
     tokens = {"pt-fedavg-share": 5, "fedpr": 5, "fed-dualprompt": 5 + 2 * groups}
     numbers = 769 * classes + 768 * tokens.get(row, 5 + (groups if row in COUNTING else 1))
     assert 4 * numbers == expected

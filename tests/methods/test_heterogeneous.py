@@ -179,8 +179,8 @@ def test_fedgh_is_tested_with_the_clients_head_or_the_servers(toy_engine, tests)
     state, _ = run(engine)
     head = {"head.weight": torch.zeros(3, 16), "head.bias": torch.tensor([0.0, 0.0, 1.0])}
     told = State(state.round, state.server | head, state.clients)
-    shares = rounds.tested(engine, told, Draws(0).at(2))["accuracy"]
-    own = rounds.tested(engine, state, Draws(0).at(2))["accuracy"]
+    shares = rounds.tested(engine, told, Draws(0).at(2)).accuracy
+    own = rounds.tested(engine, state, Draws(0).at(2)).accuracy
     constant = [float((data.test_images.labels[data.test] == 2).double().mean()) for data in engine.federation.data]
     assert (shares == constant) == (tests == "global") and (shares == own) == (tests == "client")
 

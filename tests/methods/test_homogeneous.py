@@ -126,7 +126,7 @@ def test_scaffold_corrects_the_gradient(toy_engine):
 def test_scaffold_sends_twice_as_much(toy_engine):
     (_, scaffold), (_, fedavg) = run(toy_engine("scaffold"), 1), run(toy_engine("fedavg"), 1)
     for way in ("up", "down"):
-        assert scaffold[way]["elements"] == 2 * fedavg[way]["elements"]
+        assert getattr(scaffold, way).elements == 2 * getattr(fedavg, way).elements
 
 
 def test_fedbabus_head_stands_still_until_the_closing(toy_engine):
