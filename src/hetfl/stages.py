@@ -336,7 +336,8 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
         "cmd": f"python pipeline/table.py {name}",
         "deps": [*deps, "pipeline/table.py", "src/hetfl/papers", "src/hetfl/report"],
         **_shown(used),
-        "outs": [_kept(f"tables/{name}")],
+        # A table that differs in its commit alone stays as it is, so DVC must not remove it first.
+        "outs": [{f"tables/{name}": {"cache": False, "persist": True}}],
     }
 
 

@@ -59,7 +59,7 @@ def test_every_table_and_figure_has_a_stage(written: dict[str, dict[str, Any]]) 
     assert {*PAPER_TABLES, *ARITHMETIC_TABLES, *PARTITION_FIGURES, *DATA_FIGURES, *RESULT_FIGURES} <= set(written)
     assert set(TITLES) == {*PARTITION_FIGURES, *DATA_FIGURES, *RESULT_FIGURES}
     for name in (*PAPER_TABLES, *ARITHMETIC_TABLES):
-        assert (*written[name]["outs"],) == ({f"tables/{name}": {"cache": False}},)
+        assert (*written[name]["outs"],) == ({f"tables/{name}": {"cache": False, "persist": True}},)
 
 
 def test_a_table_trains_what_it_prints_and_no_more(written: dict[str, dict[str, Any]]) -> None:
@@ -220,7 +220,7 @@ def test_an_experiment_of_ones_own_has_its_stages(tmp_path: Path) -> None:
     found = yaml.safe_load(files["dvc.yaml"])["stages"]
     assert {"train-mine", "evaluate-mine", "mine", "partition", "download-digits"} <= set(found)
     assert found["train-mine"]["deps"] == ["data/digits", "partitions/digits"]
-    assert found["mine"]["outs"] == [{"tables/mine": {"cache": False}}]
+    assert found["mine"]["outs"] == [{"tables/mine": {"cache": False, "persist": True}}]
     assert not [name for name in found if "-table-" in name]
     with pytest.raises(HetflError, match=r"dvc.yaml: is not what .* ask for; run hetfl stages"):
         stages.check(own(tmp_path), tmp_path)
