@@ -36,8 +36,9 @@ def compare_tables(
         One mapping per cell of either table: ``row``, ``column``, ``reference``, ``fresh`` and ``difference``
         (percent, None where not run), ``sizes_equal`` (exactly), ``ok``, and ``problem`` (empty when ok).
     """
-    alone = elsewhere_tolerance is not None and _computed_by(reference) != _computed_by(fresh)
-    tolerance = elsewhere_tolerance if alone and elsewhere_tolerance is not None else accuracy_tolerance
+    tolerance, alone = accuracy_tolerance, False
+    if elsewhere_tolerance is not None and _computed_by(reference) != _computed_by(fresh):
+        tolerance, alone = elsewhere_tolerance, True
     old, new = ({(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (reference, fresh))
     return [
         _compare(key, old.get(key, {}), new.get(key, {}), tolerance, size_tolerance, alone)
