@@ -26,14 +26,15 @@ from tabulate import tabulate
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, read_dataset
 from hetfl.draws import Draws
-from hetfl.federation.federation import build_federation
-from hetfl.federation.record import Record, device_name, peak_memory
-from hetfl.federation.rounds import run_rounds
-from hetfl.federation.sequential import Sequential
-from hetfl.federation.state import ResumePoints
+from hetfl.experiments.cell import run_rounds
+from hetfl.experiments.record import Record, device_name
 from hetfl.files import write_text
 from hetfl.methods import create
 from hetfl.schema import Parameters, Run
+from hetfl.training.federation import build_federation
+from hetfl.training.memory import peak_memory
+from hetfl.training.sequential import Sequential
+from hetfl.training.state import ResumePoints
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("pt-fedavg", "fgpt")

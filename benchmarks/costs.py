@@ -25,9 +25,9 @@ from work import Rounds, Work, now
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid
 from hetfl.draws import Draws
-from hetfl.federation.engines import make_engine
-from hetfl.federation.record import device_name, versions
+from hetfl.experiments.record import device_name, versions
 from hetfl.files import write_text
+from hetfl.training.engines import make_engine
 
 WARM = 3
 """Rounds before those that are looked at, in which caches fill and steps are recorded."""

@@ -27,7 +27,7 @@ from torchvision.transforms import Compose, InterpolationMode, Normalize, Resize
 
 from hetfl.data.batches import DeviceImages, InputSpec
 from hetfl.data.store import Dataset, read_dataset
-from hetfl.federation.record import device_name
+from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 
 ROOT = Path(__file__).parents[1]

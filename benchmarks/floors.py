@@ -18,13 +18,13 @@ from hetfl.data.batches import Batch
 from hetfl.data.partitions import Partition, make_partition
 from hetfl.data.store import Dataset
 from hetfl.draws import Draws
-from hetfl.federation.rounds import one_for_all
-from hetfl.federation.sampling import participants
-from hetfl.federation.state import State
 from hetfl.message import Message
 from hetfl.methods import Method
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.models import Model, build
+from hetfl.training.rounds import one_for_all
+from hetfl.training.sampling import participants
+from hetfl.training.state import State
 
 
 class Operations(TorchDispatchMode):
@@ -90,9 +90,10 @@ def step(method: Method, model: Model) -> Step:
         method.objective(training, {**params, **leaves}, batch, {}, phase).backward()
     sizes = {key: tensor.untyped_storage().nbytes() // tensor.element_size() for key, tensor in kept.items()}
     trained = sum(leaf.numel() for leaf in leaves.values())
+    passes = method.statistics_source(1) == "own"
     return Step(
         *counted,
-        passed=flops(lambda: method.statistics(model, params, batch, {})) if method.sweep(1) == "own" else 0,
+        passed=flops(lambda: method.statistics(model, params, batch, {})) if passes else 0,
         operations=operations.count,
         kept=sum(size for key, size in sizes.items() if key not in weights | operations.scores),
         trained=trained,

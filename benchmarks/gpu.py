@@ -37,13 +37,14 @@ from work import Rounds, Work, now, thinned
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid, Pathological, Practical
 from hetfl.draws import Draws
-from hetfl.federation.engines import make_engine
-from hetfl.federation.federation import Federation
-from hetfl.federation.plan import cells, load_params
-from hetfl.federation.record import device_name, peak_memory, reset_peak_memory, versions
-from hetfl.federation.rounds import one_for_all
+from hetfl.experiments.plan import cells, load_params
+from hetfl.experiments.record import device_name, versions
 from hetfl.files import write_text
 from hetfl.methods import Method
+from hetfl.training.engines import make_engine
+from hetfl.training.federation import Federation
+from hetfl.training.memory import peak_memory, reset_peak_memory
+from hetfl.training.rounds import one_for_all
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 510
@@ -55,7 +56,7 @@ REFERENCE = 15
 SMALL = 4
 """Seconds for any way of small work."""
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["hetfl.federation.engines", "hetfl.federation.plan", "timm"])
+PROCESSES.set_forkserver_preload(["hetfl.training.engines", "hetfl.experiments.plan", "timm"])
 H200 = {"bf16": 989e12, "float32": 494e12, "bytes": 4.8e12}
 """NVIDIA's data sheet, dense: where no GPU is there to be measured. float32 runs as TF32 in convolutions."""
 
@@ -284,7 +285,7 @@ def figures(
     """What a round takes with all samples of a federation, from rounds with a part of them."""
     engine, device = rounds.engine, rounds.device
     spent = {name: median(one[name] for one in played) for name in played[0]}
-    sweeps = method.sweep(1) in ("own", "before", "stored")
+    sweeps = method.statistics_source(1) in ("own", "before", "stored")
     spent["pass"] = min(rounds.passes(), spent["clients"]) if sweeps else 0.0
     spent["train"] = spent["clients"] - spent["pass"]
     whole, had = amounts(method, rounds, federation), amounts(engine.method, rounds, engine.federation)

@@ -34,13 +34,13 @@ from torchvision.transforms import Compose, InterpolationMode, Normalize, Resize
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Split, read_dataset
 from hetfl.draws import Draws
-from hetfl.federation.federation import build_federation
-from hetfl.federation.record import device_name
-from hetfl.federation.rounds import start
-from hetfl.federation.sequential import Sequential, Visit
-from hetfl.federation.state import ClientState
+from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 from hetfl.methods import create
+from hetfl.training.federation import build_federation
+from hetfl.training.rounds import start
+from hetfl.training.sequential import Sequential, Visit
+from hetfl.training.state import ClientState
 
 ROOT = Path(__file__).parents[1]
 MOMENTUM, DECAY, RATE = 0.9, 1e-4, 0.01
@@ -125,7 +125,7 @@ def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]
     module = deepcopy(client.model._module)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in names)
-    order = torch.randperm(len(index), generator=draws.torch("batches", 0, 0, 0))
+    order = torch.randperm(len(index), generator=draws.generator("batches", 0, 0, 0))
     held = data.train_images.batch(data.train[order])
     images, labels = held.images.contiguous(), held.labels
     spec = client.model.spec

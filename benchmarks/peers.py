@@ -198,10 +198,10 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     from hetfl.data.partitions import Partition
     from hetfl.data.store import Dataset, Split
     from hetfl.draws import Draws
-    from hetfl.federation.engines import make_engine
-    from hetfl.federation.federation import build_federation
-    from hetfl.federation.rounds import play_round, start
     from hetfl.methods import create
+    from hetfl.training.engines import make_engine
+    from hetfl.training.federation import build_federation
+    from hetfl.training.rounds import play_round, start
 
     plan = torch.load(Path(folder) / "plan.pt")
     rounds, data = len(plan["participants"]), Path(plan["data"])
@@ -430,9 +430,9 @@ def write_plan(folder: Path, rounds: int, device: str, tests: int | None = None)
         tests: images of the central evaluation; None: all.
     """
     from hetfl.draws import Draws
-    from hetfl.federation.sampling import participants
     from hetfl.methods import create
     from hetfl.models import build
+    from hetfl.training.sampling import participants
 
     data, images = ROOT / "data" / "cifar10", "CIFAR-10"
     generator = np.random.default_rng(0)
@@ -454,7 +454,10 @@ def write_plan(folder: Path, rounds: int, device: str, tests: int | None = None)
     cohorts = [participants(CLIENTS, SETTINGS["participation"], draws.at(round)) for round in range(1, rounds + 1)]
     orders = [
         torch.stack(
-            [torch.randperm(SAMPLES, generator=draws.at(round).torch("batches", client, 0, 0)) for client in cohort]
+            [
+                torch.randperm(SAMPLES, generator=draws.at(round).generator("batches", client, 0, 0))
+                for client in cohort
+            ]
         )
         for round, cohort in enumerate(cohorts, start=1)
     ]
@@ -515,7 +518,7 @@ def report(
     """Print the tables and the targets, and write them."""
     from tabulate import tabulate
 
-    from hetfl.federation.record import device_name
+    from hetfl.experiments.record import device_name
     from hetfl.files import write_text
 
     tables, checks = [], []

@@ -24,12 +24,12 @@ from tabulate import tabulate
 from torch import Tensor
 
 from hetfl.draws import Draws
-from hetfl.federation.cell import set_up
-from hetfl.federation.plan import Cell, ComputeSettings, Workspace, cells, load_params
-from hetfl.federation.record import device_name
-from hetfl.federation.rounds import play_round, start
+from hetfl.experiments.cell import set_up
+from hetfl.experiments.plan import Cell, ComputeSettings, Workspace, cells, load_params
+from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 from hetfl.models import Model, ModelOptions, build
+from hetfl.training.rounds import play_round, start
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")

@@ -32,10 +32,11 @@ from work import Rounds, Work
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid
 from hetfl.draws import Draws
-from hetfl.federation.engines import make_engine
-from hetfl.federation.record import device_name, peak_memory, reset_peak_memory, versions
+from hetfl.experiments.record import device_name, versions
 from hetfl.files import write_text
 from hetfl.report.style import MARKERS, PAPER, SERIES, STYLE, save
+from hetfl.training.engines import make_engine
+from hetfl.training.memory import peak_memory, reset_peak_memory
 
 TRAINING = {"lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 10, "local_epochs": 1}
 TESTS = 100
@@ -123,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device, rounds = torch.device(arguments.device), 1 if arguments.quick else 2
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["hetfl.federation.engines", "hetfl.report.style", "timm"])
+    processes.set_forkserver_preload(["hetfl.training.engines", "hetfl.report.style", "timm"])
     load, points = os.getloadavg()[0], []
     with ProcessPoolExecutor(1, processes, max_tasks_per_child=1) as pool:
         for name in arguments.only:

@@ -49,8 +49,8 @@ CELLS = {
 IMPORTS = {
     "Python alone": "",
     "torch": "import torch",
-    "torch, hetfl": "import hetfl.tracking.train",
-    "torch, hetfl, parts of timm": "import hetfl.tracking.train, hetfl.models.parts as p\n"
+    "torch, hetfl": "import hetfl.train",
+    "torch, hetfl, parts of timm": "import hetfl.train, hetfl.models.parts as p\n"
     "p.part('timm.models.vision_transformer')",
     "torch, all of timm": "import timm",
     "torch, its compiler": "import torch._dynamo",
@@ -123,7 +123,7 @@ def report(found: dict[str, list[float]], repeats: int, path: Path | None) -> No
     """Print the table, write it beside this file, and all times where they are wanted."""
     import torch
 
-    from hetfl.federation.record import device_name, versions
+    from hetfl.experiments.record import device_name, versions
     from hetfl.files import write_json, write_text
 
     machine = f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores"

@@ -18,11 +18,11 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Scheme, make_partition
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
-from hetfl.federation.federation import Federation, Precision, build_federation
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Sequential
 from hetfl.methods import Method, create
 from hetfl.models import Model
+from hetfl.training.federation import Federation, Precision, build_federation
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Sequential
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Work:
 
     def dataset(self) -> Dataset:
         """Random bytes as images; all classes have as many of them."""
-        drawn = Draws(0).numpy("benchmark")
+        drawn = Draws(0).numpy_generator("benchmark")
 
         def split(samples: int) -> Split:
             images = drawn.integers(0, 256, (samples, *self.shape), dtype=np.uint8)
@@ -68,7 +68,7 @@ class Work:
         dataset = self.dataset()
         parts = make_partition(self.partition, dataset, Draws(0))
         where = Path("weights")  # all weights are random or start from scratch
-        with patch("hetfl.federation.federation.queries_of", random_queries):
+        with patch("hetfl.training.federation.queries_of", random_queries):
             return build_federation(
                 method, self.models, dataset, parts, where, device, inputs=self.input, precision=precision
             )
@@ -76,7 +76,7 @@ class Work:
 
 def random_queries(images: DeviceImages, encoder: Model, *_: Any) -> Tensor:
     """In place of an encoder's features of all images."""
-    drawn = torch.randn(len(images), encoder.width, generator=Draws(0).torch("benchmark"))
+    drawn = torch.randn(len(images), encoder.width, generator=Draws(0).generator("benchmark"))
     return drawn.to(images.device, images.dtype)
 
 

@@ -6,7 +6,7 @@ from hetfl.cli import run
 from hetfl.config import validate
 from hetfl.data.catalogue import Sources, entry, prepare_dataset
 from hetfl.errors import unknown
-from hetfl.federation.plan import Workspace, load_params
+from hetfl.experiments.plan import Workspace, load_params
 
 
 def main(name: str) -> None:

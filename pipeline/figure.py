@@ -8,8 +8,8 @@ import torch
 from hetfl.cli import run
 from hetfl.data.store import Dataset, read_dataset
 from hetfl.errors import unknown
-from hetfl.federation.plan import Params, Workspace, load_params
-from hetfl.federation.schedule import pick_device
+from hetfl.experiments.plan import Params, Workspace, load_params
+from hetfl.experiments.schedule import pick_device
 from hetfl.files import read_json
 from hetfl.models import ModelOptions, build
 from hetfl.models.registry import missing_weights, weights_file

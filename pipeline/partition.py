@@ -7,7 +7,7 @@ from hetfl.data.partitions import class_counts, make_partition, write_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import unknown
-from hetfl.federation.plan import Workspace, load_params
+from hetfl.experiments.plan import Workspace, load_params
 from hetfl.report.partitions import Panel, partition_figure
 
 

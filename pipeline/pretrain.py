@@ -7,10 +7,10 @@ import torch
 from hetfl.cli import run
 from hetfl.data.store import read_dataset
 from hetfl.errors import unknown
-from hetfl.federation.plan import Workspace, load_params
-from hetfl.federation.pretrain import pretrain
-from hetfl.federation.schedule import pick_device
+from hetfl.experiments.plan import Workspace, load_params
+from hetfl.experiments.schedule import pick_device
 from hetfl.models import check_name
+from hetfl.training.pretrain import pretrain
 
 
 def main(name: str) -> None:

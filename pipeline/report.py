@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hetfl.cli import run
-from hetfl.federation.plan import Workspace
+from hetfl.experiments.plan import Workspace
 from hetfl.report.site import build_site
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hetfl.cli import run
-from hetfl.tracking.train import train_experiment
+from hetfl.train import train_experiment
 
 
 def main(experiment: str, method: Annotated[str | None, typer.Argument()] = None) -> None:

@@ -14,11 +14,11 @@ import torch
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws, seeded_library_code
-from hetfl.federation.federation import build_federation
-from hetfl.federation.sequential import Sequential
 from hetfl.methods import create
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
 from hetfl.tensors import write_tensors
+from hetfl.training.federation import build_federation
+from hetfl.training.sequential import Sequential
 
 CLASSES = 3
 GROUPS = {
@@ -100,7 +100,7 @@ def write_weights(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def toy_data() -> Dataset:
     """60 training and 30 test images of three noisy patterns."""
-    rng = Draws(0).numpy("toy")
+    rng = Draws(0).numpy_generator("toy")
     patterns = rng.integers(0, 256, (CLASSES, 8, 8, 1))
 
     def split(samples: int) -> Split:
@@ -114,7 +114,7 @@ def toy_data() -> Dataset:
 @pytest.fixture(scope="session")
 def toy_public() -> Split:
     """20 images of two other classes, for methods with a public data set."""
-    images = Draws(1).numpy("toy").integers(0, 256, (20, 8, 8, 1))
+    images = Draws(1).numpy_generator("toy").integers(0, 256, (20, 8, 8, 1))
     return Split(images.astype(np.uint8), np.arange(20) % 2)
 
 

@@ -23,16 +23,16 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid, make_partition, write_partition
 from hetfl.data.store import Split, read_dataset, write_dataset
 from hetfl.draws import Draws, seeded_library_code
-from hetfl.federation.cell import run_cell
-from hetfl.federation.evaluation import evaluate_cell
-from hetfl.federation.plan import Cell, Workspace
-from hetfl.federation.record import Record
-from hetfl.federation.state import State
+from hetfl.experiments.cell import run_cell
+from hetfl.experiments.evaluation import evaluate_cell
+from hetfl.experiments.plan import Cell, Workspace
+from hetfl.experiments.record import Record
 from hetfl.files import write_json
 from hetfl.methods import METHODS
 from hetfl.models.registry import creator, weights_path
 from hetfl.schema import METRICS, Metrics, Round, Run, needed_run, read_metrics, read_rounds
 from hetfl.tensors import write_tensors
+from hetfl.training.state import State
 
 CLIENTS, CLASSES, ROUNDS, MODEL = 5, 3, 2, "digits_vit_base"
 
@@ -52,7 +52,7 @@ def trained() -> Trained:
     root = Path(tempfile.mkdtemp(prefix="hetfl-record-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     workspace, scheme = Workspace(root), Iid(clients=CLIENTS)
-    rng = Draws(0).numpy("toy")
+    rng = Draws(0).numpy_generator("toy")
 
     def split(samples: int) -> Split:
         images = rng.integers(0, 256, (samples, 8, 8, 1)).astype(np.uint8)
@@ -141,7 +141,7 @@ def write_record(
     """
     record = Record(runs / path)
     # Whether the disk has it is of no interest here, and takes the time of a round.
-    with mock.patch.object(os, "fsync"), mock.patch("hetfl.federation.record.now", return_value=finished):
+    with mock.patch.object(os, "fsync"), mock.patch("hetfl.experiments.record.now", return_value=finished):
         record.begin(make_run(path, **changes), completed=0)
         for line in lines:
             record.append(line)

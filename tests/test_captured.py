@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hetfl import captured
 from hetfl.captured import EAGER_CALLS, Captured
 from hetfl.draws import Draws
-from hetfl.federation.batched import Batched
-from hetfl.federation.rounds import play_round, start
+from hetfl.training.batched import Batched
+from hetfl.training.rounds import play_round, start
 
 
 @pytest.fixture

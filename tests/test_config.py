@@ -13,7 +13,7 @@ import yaml
 
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
-from hetfl.federation.plan import cells, check_fit, check_models, load_params
+from hetfl.experiments.plan import cells, check_fit, check_models, load_params
 
 PARAMS = Path("params.yaml")
 HOMOGENEOUS = "experiments.digits-homogeneous"

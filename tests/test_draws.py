@@ -7,7 +7,7 @@ from hetfl.draws import Draws, seeded_library_code
 
 
 def test_a_key_always_gives_the_same_numbers():
-    first, second = (Draws(3).at(2).torch("batches", 4, 0, 1) for _ in range(2))
+    first, second = (Draws(3).at(2).generator("batches", 4, 0, 1) for _ in range(2))
     assert torch.equal(torch.randperm(100, generator=first), torch.randperm(100, generator=second))
 
 
@@ -39,4 +39,4 @@ def test_library_code_leaves_the_global_generator_alone():
 
 
 def test_numpy_and_torch_streams_are_reproducible():
-    assert np.array_equal(Draws(1).numpy("x").random(5), Draws(1).numpy("x").random(5))
+    assert np.array_equal(Draws(1).numpy_generator("x").random(5), Draws(1).numpy_generator("x").random(5))

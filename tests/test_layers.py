@@ -19,15 +19,16 @@ LEVELS = [
     {"models"},
     {"methods"},
     {"metrics"},
-    {"federation"},
+    {"training"},
+    {"experiments"},
     {"papers"},
     {"tracking", "report"},
-    {"stages"},
+    {"stages", "train"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
-CORE = [name for name, level in LEVEL.items() if level <= LEVEL["federation"]]
+CORE = [name for name, level in LEVEL.items() if level <= LEVEL["experiments"]]
 
 
 def imports(path: Path) -> set[str]:
@@ -104,7 +105,7 @@ sys.meta_path.insert(0, Blocked())
 from importlib import import_module
 for name in {sorted(names)}:
     import_module(name)
-from hetfl.federation.plan import load_params, cells
+from hetfl.experiments.plan import load_params, cells
 from pathlib import Path
 assert cells(load_params(Path("params.yaml")), "digits-homogeneous")
 """

@@ -11,7 +11,7 @@ import pytest
 from record_factory import ROUNDS, make_round, make_run, trained, write_metrics, write_record
 
 from hetfl.errors import HetflError
-from hetfl.federation.record import Record
+from hetfl.experiments.record import Record
 from hetfl.files import read_json, write_json
 from hetfl.schema import FORMAT, Round, read_metrics, read_rounds, read_run
 

@@ -44,7 +44,7 @@ def main() -> None:
 @app.command("check")
 def check() -> None:
     """Check params.yaml in full: settings, names, methods against models, DVC's stages."""
-    from hetfl.federation.plan import cells, check_fit, check_models, load_params
+    from hetfl.experiments.plan import cells, check_fit, check_models, load_params
     from hetfl.stages import check as check_stages
 
     params = load_params(Path("params.yaml"))
@@ -59,7 +59,7 @@ def check() -> None:
 @app.command("stages")
 def stages() -> None:
     """Write every dvc.yaml anew: after adding or removing an experiment, a data set or a table."""
-    from hetfl.federation.plan import load_params
+    from hetfl.experiments.plan import load_params
     from hetfl.stages import write
 
     for file in write(load_params(Path("params.yaml")), Path.cwd()):
@@ -71,7 +71,7 @@ def tables() -> None:
     """List the tables: cells that their stages train, cells that they print, and how many of these are done."""
     from tabulate import tabulate
 
-    from hetfl.federation.plan import Workspace, load_params
+    from hetfl.experiments.plan import Workspace, load_params
     from hetfl.schema import read_run
     from hetfl.stages import printed_by, table_names, trained_by
 
@@ -109,7 +109,7 @@ def data(
 
     from hetfl.data.catalogue import CATALOGUE
     from hetfl.data.store import read_card, verify_dataset
-    from hetfl.federation.plan import Workspace
+    from hetfl.experiments.plan import Workspace
 
     workspace = Workspace(Path.cwd())
     rows = []
@@ -133,9 +133,9 @@ def list_cells(
     """List an experiment's cells and whether they are done; of a record that no longer counts, why."""
     from tabulate import tabulate
 
-    from hetfl.federation.identity import differences, inputs
-    from hetfl.federation.plan import Workspace, cells, load_params, origins
-    from hetfl.federation.record import Record
+    from hetfl.experiments.identity import differences, inputs
+    from hetfl.experiments.plan import Workspace, cells, load_params, origins
+    from hetfl.experiments.record import Record
 
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
@@ -163,7 +163,7 @@ def list_cells(
 @app.command("versions")
 def versions() -> None:
     """Write versions.yaml, by which DVC knows the numerics, and say what changed in it."""
-    from hetfl.federation.versions import FILE, write_versions
+    from hetfl.experiments.versions import FILE, write_versions
 
     changed = write_versions(Path.cwd())
     for key, (old, new) in changed.items():
@@ -176,8 +176,8 @@ def superseded() -> None:
     """List finished records whose cell was trained anew; they come back where their settings do."""
     from tabulate import tabulate
 
-    from hetfl.federation.plan import Workspace
-    from hetfl.federation.superseded import listing
+    from hetfl.experiments.plan import Workspace
+    from hetfl.experiments.superseded import listing
     from hetfl.report.formats import show_bytes
 
     rows = [
@@ -192,9 +192,9 @@ def prune(
     everything: Annotated[bool, typer.Option("--all", help="Those of cells without a finished record, too.")] = False,
 ) -> None:
     """Remove superseded records, see `hetfl superseded`; kept are those whose cell has no finished record."""
-    from hetfl.federation.plan import Workspace
-    from hetfl.federation.superseded import listing
-    from hetfl.federation.superseded import prune as remove
+    from hetfl.experiments.plan import Workspace
+    from hetfl.experiments.superseded import listing
+    from hetfl.experiments.superseded import prune as remove
     from hetfl.report.formats import show_bytes
 
     workspace = Workspace(Path.cwd())
@@ -214,7 +214,7 @@ def train(
     precision: Annotated[str | None, typer.Option(help="Of frozen blocks: auto, float32 or bfloat16.")] = None,
 ) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept."""
-    from hetfl.tracking.train import train_experiment
+    from hetfl.train import train_experiment
 
     picked = {"method": method, "row": row, "split": split, "seed": seed}
     train_experiment(Path.cwd(), experiment, engine, precision, **picked)
@@ -273,7 +273,7 @@ def weights(
     source: Annotated[Path | None, typer.Option("--from", help="Convert this checkpoint, download nothing.")] = None,
 ) -> None:
     """Store a backbone's weights as safetensors: from a local file, the mirror's folder weights/, or the hub."""
-    from hetfl.federation.plan import load_params
+    from hetfl.experiments.plan import load_params
     from hetfl.files import sha256_file
     from hetfl.models.registry import convert_weights, fetch_weights, weights_path
 

@@ -35,11 +35,11 @@ class Draws:
         text = ":".join(str(part) for part in (self.seed, purpose, self.round, client, *more))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
-    def torch(self, purpose: str, client: int = -1, *more: int) -> torch.Generator:
+    def generator(self, purpose: str, client: int = -1, *more: int) -> torch.Generator:
         """A CPU generator of torch for one draw."""
         return torch.Generator().manual_seed(self.key(purpose, client, *more))
 
-    def numpy(self, purpose: str, client: int = -1, *more: int) -> np.random.Generator:
+    def numpy_generator(self, purpose: str, client: int = -1, *more: int) -> np.random.Generator:
         """A generator of numpy for one draw."""
         return np.random.default_rng(self.key(purpose, client, *more))
 

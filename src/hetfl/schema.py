@@ -143,7 +143,7 @@ class Run(Part):
         rounds: those that the settings ask for; a run that stops early plays fewer.
         clients: how many.
         models: of each client.
-        numerics: the versions that the numbers rest on, see :mod:`hetfl.federation.versions`.
+        numerics: the versions that the numbers rest on, see :mod:`hetfl.experiments.versions`.
         threads, source: None in records of format 0.
         finished: None until the run is complete.
         diverged: the first round in which a client's loss or scores were not finite.
@@ -210,7 +210,7 @@ class Metrics(Windowed):
             :func:`hetfl.metrics.accuracy.summary`.
         best_pooled, best_round, best_average, rounds: see :func:`hetfl.metrics.accuracy.best_round`.
         also: of other inference rules, by name.
-        group_entropy, congruence: of methods that sort samples, see :func:`hetfl.federation.evaluation.of_groups`.
+        group_entropy, congruence: of methods that sort samples, see :func:`hetfl.experiments.evaluation.of_groups`.
     """
 
     fingerprint: str

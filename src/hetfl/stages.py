@@ -20,9 +20,9 @@ from typing import Any
 import hetfl
 from hetfl.data.sets import CATALOGUE, MODULES
 from hetfl.errors import HetflError
-from hetfl.federation import versions
-from hetfl.federation.experiments import Experiment
-from hetfl.federation.plan import Cell, Params, cells, weights_read
+from hetfl.experiments import versions
+from hetfl.experiments.plan import Cell, Params, cells, weights_read
+from hetfl.experiments.settings import Experiment
 from hetfl.files import write_text
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
 from hetfl.papers.panels import FeatureFigure

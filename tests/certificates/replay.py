@@ -25,12 +25,6 @@ from hetfl.data.batches import Batch, InputSpec
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
-from hetfl.federation import rounds
-from hetfl.federation.batched import Program
-from hetfl.federation.engines import make_engine
-from hetfl.federation.federation import Federation, build_federation
-from hetfl.federation.sequential import Sequential, Stay
-from hetfl.federation.state import State
 from hetfl.message import Message, Tensors
 from hetfl.methods import Method, create
 from hetfl.methods.base import Work
@@ -39,6 +33,12 @@ from hetfl.models.fitting import Backbone, Fitted, fit
 from hetfl.models.grouped import GroupedViT
 from hetfl.models.parts import part
 from hetfl.models.vit import PromptedViT
+from hetfl.training import rounds
+from hetfl.training.batched import Program
+from hetfl.training.engines import make_engine
+from hetfl.training.federation import Federation, build_federation
+from hetfl.training.sequential import Sequential, Stay
+from hetfl.training.state import State
 
 HALF = (0.5,) * 3
 """Mean and standard deviation that make images / 127.5 - 1."""
@@ -137,7 +137,7 @@ def federation_of(vector: Vector, method: Method, networks: Networks) -> Federat
     names = tuple(str(number) for number in range(vector.entry["classes"]))
     dataset = Dataset(vector.name, vector.name, names, {"train": trained, "test": tested}, vector.name)
     partition = Partition(train, test_index)
-    with patch("hetfl.federation.federation.build", networks.build):
+    with patch("hetfl.training.federation.build", networks.build):
         return build_federation(
             method, networks.names(), dataset, partition, FOLDER, torch.device("cpu"), torch.float64
         )
@@ -166,7 +166,7 @@ def answering(vector: Vector, method: Method, draws: GivenDraws) -> Iterator[Non
     real = {name: getattr(torch, name) for name in ("randperm", "randint", "rand")}
 
     def row(client: int, round: int, number: int, epoch: int) -> int:
-        phases = method.phases(round) if round <= last else method.closing()
+        phases = method.phases(round) if round <= last else method.fine_tuning()
         return sum(phase.epochs for phase in phases[:number]) + epoch
 
     def answer(name: str, *given: Any, generator: torch.Generator | None = None, **more: Any) -> Tensor:
@@ -258,7 +258,7 @@ def played(vector: Vector, engine_name: str, changes: Mapping[str, Any]) -> Log:
     method = create(reading.method(vector), settings, vector.entry["classes"])
     federation = federation_of(vector, method, Networks(vector, reading))
     engine = make_engine(method, federation, engine_name)
-    assert engine.name == engine_name and (method.mapped or engine_name == "sequential")
+    assert engine.name == engine_name and (method.vmappable or engine_name == "sequential")
     draws, log, at = GivenDraws(0), defaultdict(Seen), [0]
     with answering(vector, method, draws), recording(log, method, reading, at):
         state, _ = rounds.start(engine, draws)
@@ -268,9 +268,9 @@ def played(vector: Vector, engine_name: str, changes: Mapping[str, Any]) -> Log:
         for at[0] in range(1, len(vector.participants) + 1):
             state, _ = rounds.play_round(engine, state, draws.at(at[0]))
             look(log, engine, state, draws, at[0])
-        if method.closing():
+        if method.fine_tuning():
             at[0] += 1
-            state, _ = rounds.play_closing(engine, state, draws.at(at[0]))
+            state, _ = rounds.play_fine_tuning(engine, state, draws.at(at[0]))
             look(log, engine, state, draws, at[0])
     return log
 

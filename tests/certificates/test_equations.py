@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetfl.draws import Draws
-from hetfl.federation.engines import make_engine
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sampling import participants
-from hetfl.federation.sequential import Sequential
-from hetfl.federation.state import State
+from hetfl.training.engines import make_engine
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sampling import participants
+from hetfl.training.sequential import Sequential
+from hetfl.training.state import State
 
 ROUNDS = 3
 LR, MOMENTUM, DECAY = 0.05, 0.9, 1e-3
@@ -74,7 +74,7 @@ class Anew:
         """The rows of every batch of some epochs, and the key of its step."""
         draws = Draws(0).at(round)
         for epoch in range(epochs):
-            order = draws.torch("batches", client, phase, epoch)
+            order = draws.generator("batches", client, phase, epoch)
             rows = torch.randperm(samples or len(self.labels[client]), generator=order)
             key = draws.key("objective", client, phase, epoch)
             yield from ((part, key + step) for step, part in enumerate(rows.split(size)))

@@ -130,7 +130,7 @@ def test_a_corrupted_image_has_a_draw_of_its_own(
     monkeypatch.setattr(cifar100c, "corrupt", corrupt)
     [split] = prepare(sources, per_domain=3, domains=["shot_noise"], severities=[2], test=1, seed=4).values()
     for image, number in zip(split.images, [_nearest(photographs, split, i) for i in range(3)], strict=True):
-        rng = Draws(4).numpy("data:cifar100c:shot_noise", PHOTOGRAPHS + number)
+        rng = Draws(4).numpy_generator("data:cifar100c:shot_noise", PHOTOGRAPHS + number)
         np.testing.assert_array_equal(image, corrupt(photographs.images[number], "shot_noise", 2, rng))
 
 
@@ -138,7 +138,7 @@ def _nearest(photographs: Split, split: Split, index: int) -> int:
     # The label leaves five photographs; noise hides which of them it is, the draw that fits tells.
     candidates = np.flatnonzero(photographs.labels == split.labels[index])
     for number in candidates:
-        rng = Draws(4).numpy("data:cifar100c:shot_noise", PHOTOGRAPHS + int(number))
+        rng = Draws(4).numpy_generator("data:cifar100c:shot_noise", PHOTOGRAPHS + int(number))
         if (corrupt(photographs.images[number], "shot_noise", 2, rng) == split.images[index]).all():
             return int(number)
     raise AssertionError("no photograph with its draw gives this image")

@@ -120,7 +120,7 @@ def test_class_that_is_too_small_hands_its_excess_on_in_proportion() -> None:
     labels = labels_of(sizes)
     partition = cut(DirichletOverlap(axis="classes", clients=5), labels, seed=2)
     counts = partition.class_counts(labels, 4)
-    rng = Draws(2).numpy("partition:dirichlet-overlap:shares", 0)
+    rng = Draws(2).numpy_generator("partition:dirichlet-overlap:shares", 0)
     shares = rng.dirichlet(np.ones(4))
     assert shares[0] * 601 > 5
     assert counts[0, 0] == 5

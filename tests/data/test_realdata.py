@@ -14,7 +14,7 @@ from hetfl.data.fetch import Sources
 from hetfl.data.partitions import make_partition
 from hetfl.data.store import Split, read_card, read_dataset
 from hetfl.draws import Draws
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 
 pytestmark = pytest.mark.realdata
 

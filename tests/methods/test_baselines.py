@@ -7,10 +7,10 @@ import torch
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.federation.rounds import play_round, start
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.schema import Traffic
+from hetfl.training.rounds import play_round, start
 
 
 def run(engine, rounds: int = 3):
@@ -46,7 +46,7 @@ def test_fedavg_with_one_client_is_central_training(toy_engine, toy_partition):
     draws, client, data = Draws(0).at(1), engine.federation.clients[0], engine.federation.data[0]
     params = {n: t.clone().requires_grad_() for n, t in client.model.init(Draws(0), -1).items()}
     optimiser = torch.optim.SGD(params.values(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    order = data.train[torch.randperm(15, generator=draws.torch("batches", 0, 0, 0))]
+    order = data.train[torch.randperm(15, generator=draws.generator("batches", 0, 0, 0))]
     for part in order.split(8):
         batch = data.train_images.batch(part)
         loss = torch.nn.functional.cross_entropy(client.model(params, batch.images).logits, batch.labels)

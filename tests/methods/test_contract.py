@@ -7,11 +7,11 @@ import torch
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Visit
-from hetfl.federation.state import ClientState
 from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Visit
+from hetfl.training.state import ClientState
 
 VARIANTS = {
     **{name: (name, {}) for name in sorted(METHODS)},
@@ -87,7 +87,7 @@ def test_messages_cost_what_they_serialise_to_and_survive_it(toy_engine, variant
 
 @pytest.mark.parametrize(("variant", "group"), CASES)
 def test_state_survives_flattening(toy_engine, variant, group):
-    from hetfl.federation.state import State
+    from hetfl.training.state import State
 
     engine, state = after_one_round(toy_engine, variant, group)
     again = State.from_tensors(1, state.tensors())
@@ -113,7 +113,7 @@ def test_partial_participation_keeps_state_of_those_who_took_part_only(toy_engin
 
 
 def test_participants_are_a_function_of_seed_and_round_alone():
-    from hetfl.federation.sampling import participants
+    from hetfl.training.sampling import participants
 
     drawn = [participants(100, 0.05, Draws(0).at(round)) for round in range(1, 50)]
     assert all(len(set(chosen)) == 5 for chosen in drawn)

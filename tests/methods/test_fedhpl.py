@@ -8,12 +8,12 @@ import torch
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Visit
 from hetfl.message import Message, Size
 from hetfl.methods import create
 from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
 from hetfl.schema import Traffic
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Visit
 
 WIDTHS = torch.tensor([384, 768, 1024])
 UPLOADS = {
@@ -131,7 +131,7 @@ def uplinks(engine, round: int = 1) -> dict[int, Message]:
     state, _ = start(engine, draws)
     for played in range(1, round):
         state, _ = play_round(engine, state, draws.at(played))
-    from hetfl.federation.state import ClientState
+    from hetfl.training.state import ClientState
 
     clients = range(len(engine.federation.clients))
     visits = [Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k)) for k in clients]

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from hetfl.draws import Draws
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Visit
-from hetfl.federation.state import ClientState
 from hetfl.methods.fedhpl import dimension_weights, distillation_loss
 from hetfl.methods.theorem import (
     aggregation_weights,
@@ -21,6 +18,9 @@ from hetfl.methods.theorem import (
     teacher_accuracy,
 )
 from hetfl.schema import Round
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Visit
+from hetfl.training.state import ClientState
 
 TEACHER = torch.tensor([[2.7741935, 0.3870968, 0.1290323], [0.2, 2.0, 0.4], [0.0, 0.0, 0.0]], dtype=torch.float64)
 STUDENT = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64)
@@ -203,7 +203,7 @@ def test_uplinks_are_the_same_with_and_without(toy_engine):
 @pytest.mark.parametrize("settings", [{"communicate": False}, {"theorem": False}])
 def test_nothing_is_swept_or_kept_where_nothing_is_watched(toy_engine, settings):
     engine = toy_engine("fedhpl", **settings)
-    assert engine.method.sweep(0) == "none"
+    assert engine.method.statistics_source(0) == "none"
     state, lines = play(engine)
     assert lines[0].test() is None
     assert all(line.clients == {} for line in lines)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.federation.rounds import play_round, predictions, start
-from hetfl.federation.sequential import Visit
-from hetfl.federation.state import ClientState
 from hetfl.message import Message
 from hetfl.methods import create, fedkd
 from hetfl.methods.fedkd import restore, truncate
 from hetfl.models import ModelOptions, Output, build
+from hetfl.training.rounds import play_round, predictions, start
+from hetfl.training.sequential import Visit
+from hetfl.training.state import ClientState
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.05}
 
@@ -38,7 +38,7 @@ def train_alone(engine, params, names, forward, rounds: int, clip: float | None 
     client, data = engine.federation.clients[0], engine.federation.data[0]
     params = {name: tensor.clone() for name, tensor in params.items()}
     for round in range(1, rounds + 1):
-        generator = Draws(0).at(round).torch("batches", 0, 0, 0)
+        generator = Draws(0).at(round).generator("batches", 0, 0, 0)
         order = torch.randperm(client.samples, generator=generator)
         for rows in order.split(engine.method.settings.batch_size):
             leaves = {name: params[name].requires_grad_() for name in names}

@@ -12,18 +12,18 @@ from hetfl.data.batches import Batch, DeviceImages
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation import cell
-from hetfl.federation.batched import Batched
-from hetfl.federation.engines import ENGINES
-from hetfl.federation.plan import Cell, ComputeSettings, Workspace
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Visit
-from hetfl.federation.state import ClientState
+from hetfl.experiments import cell
+from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.methods.fedpr import null_space
 from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
+from hetfl.training.batched import Batched
+from hetfl.training.engines import ENGINES
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Visit
+from hetfl.training.state import ClientState
 
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
 GROUPED = {**SMALL, "groups": 3}
@@ -179,7 +179,7 @@ def test_keys_are_those_of_the_runs_seed_unless_one_is_set():
     assert torch.equal(keys(1, key_seed=2), keys(2)) and torch.equal(keys(2, key_seed=0), keys(0))
     drawn = [keys(seed, keys="random") for seed in (1, 2)]
     assert not torch.equal(*drawn)
-    ensembles = create("fgpt", {"groups": 3, "ensembles": (2,)}, 2, seed=1).also(60)
+    ensembles = create("fgpt", {"groups": 3, "ensembles": (2,)}, 2, seed=1).extra_predictors(60)
     assert torch.equal(ensembles["top-2"].keys({}, torch.zeros(1, 8)), keys(1))
 
 
@@ -250,8 +250,8 @@ def test_fed_dualprompt_with_fgpts_keys_trains_as_fgpt(toy_engine):
     other, _ = start(dual, Draws(0))
     other.server.update({name: state.server[name] for name in state.server if name.startswith("model/")})
     other.server["model/keys"] = keys
-    from hetfl.federation.sequential import Visit
-    from hetfl.federation.state import ClientState
+    from hetfl.training.sequential import Visit
+    from hetfl.training.state import ClientState
 
     uplinks = [
         next(engine.train([Visit(1, ClientState(), engine.method.downlink(s.server, 1))], Draws(0).at(1))).uplink

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from hetfl.draws import Draws
-from hetfl.federation.plan import load_params
-from hetfl.federation.rounds import play_round, start
+from hetfl.experiments.plan import load_params
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.papers.fgpt_counts import (
@@ -32,6 +31,7 @@ from hetfl.papers.fgpt_counts import (
     values,
     whole_network,
 )
+from hetfl.training.rounds import play_round, start
 
 THERE = Places(load_params(Path(__file__).parents[2] / "params.yaml"))
 made = THERE.made
@@ -165,7 +165,7 @@ def test_keys_are_never_sent():
 def test_what_else_stays_where_it_is():
     assert value_bytes(sent("fedmoon cifar100-20").kept) == 18_432
     own = exchange(made("pfedhn"), [1] * 100)
-    assert values(made("pfedhn").learned(own.server)) == 795_908
+    assert values(made("pfedhn").server_parameters(own.server)) == 795_908
     assert set(own.down) == set(own.up) == {"shared", "group", "head.weight", "head.bias"}
     assert values({"shared": own.up["shared"], "group": own.up["group"]}) == 4_608
     assert 4 * encoder(made("fgpt")).width == 3_072

@@ -15,11 +15,11 @@ from golden_numbers import check, figures, numbers_in, unmoved
 from test_contract import VARIANTS, groups
 
 from hetfl.draws import Draws
-from hetfl.federation.rounds import play_closing, play_round, start
-from hetfl.federation.versions import ENGINE, MODELS, families, lineage
+from hetfl.experiments.versions import ENGINE, MODELS, families, lineage
 from hetfl.methods import METHODS
 from hetfl.methods.fedprox import FedProx
 from hetfl.schema import Round
+from hetfl.training.rounds import play_fine_tuning, play_round, start
 
 ROUNDS = 3
 
@@ -45,8 +45,8 @@ def curve(engine: Any) -> list[dict[str, Any]]:
     for round in range(1, ROUNDS + 1):
         state, line = play_round(engine, state, Draws(0).at(round))
         found.append(line_of(state, line))
-    if engine.method.closing():
-        state, line = play_closing(engine, state, Draws(0).at(ROUNDS + 1))
+    if engine.method.fine_tuning():
+        state, line = play_fine_tuning(engine, state, Draws(0).at(ROUNDS + 1))
         found.append(line_of(state, line))
     return found
 

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation import rounds
-from hetfl.federation.evaluation import confusions
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.state import State
+from hetfl.experiments.evaluation import confusions
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.methods.fedtgp import contrastive_loss, emit
 from hetfl.models import Output
+from hetfl.training import rounds
+from hetfl.training.rounds import play_round, start
+from hetfl.training.state import State
 
 
 class Linear:
@@ -79,9 +79,9 @@ def test_fedhes_upload_is_fedhpls_average_upload_without_selection(toy_engine, g
     fedhe = toy_engine("fedhe", group, collect="sweep", **same)
     fedhpl = create("fedhpl", {"upload": "average", "selection": "all"}, 3)
     state, _ = start(fedhe, Draws(0))
-    from hetfl.federation.sequential import Visit
-    from hetfl.federation.state import ClientState
     from hetfl.methods.base import Work
+    from hetfl.training.sequential import Visit
+    from hetfl.training.state import ClientState
 
     (update,) = fedhe.train([Visit(1, ClientState(), Message())], Draws(0).at(1))
     client, data = fedhe.federation.clients[1], fedhe.federation.data[1]
@@ -97,8 +97,8 @@ def test_statistics_of_the_training_passes_are_taken_before_each_step(toy_engine
     """With one step per epoch and one epoch the logits are those of the untrained model."""
     engine = toy_engine("fedhe", batch_size=64)
     state, _ = start(engine, Draws(0))
-    from hetfl.federation.sequential import Visit
-    from hetfl.federation.state import ClientState
+    from hetfl.training.sequential import Visit
+    from hetfl.training.state import ClientState
 
     (update,) = engine.train([Visit(2, ClientState(), Message())], Draws(0).at(1))
     client, data = engine.federation.clients[2], engine.federation.data[2]
@@ -147,7 +147,7 @@ def test_fedghs_server_shuffles_in_every_epoch_and_keeps_the_last_batch():
     head = torch.nn.Linear(4, 3)
     head.load_state_dict({name.removeprefix("fresh/head."): tensor for name, tensor in server.items()})
     optimiser = torch.optim.SGD(head.parameters(), 0.1)
-    orders = [torch.randperm(5, generator=draws.torch("server batches", -1, epoch)) for epoch in range(3)]
+    orders = [torch.randperm(5, generator=draws.generator("server batches", -1, epoch)) for epoch in range(3)]
     assert len({tuple(order.tolist()) for order in orders}) == 3
     for batch in (part for order in orders for part in order.split(2)):
         optimiser.zero_grad()

@@ -7,15 +7,15 @@ import torch
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.federation.rounds import play_closing, play_round, start
-from hetfl.federation.sequential import Visit
-from hetfl.federation.state import ClientState
 from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.methods.base import Client, Statistics, Work
 from hetfl.methods.pfedpg import generate
 from hetfl.models import build
 from hetfl.optimisers import SGD
+from hetfl.training.rounds import play_fine_tuning, play_round, start
+from hetfl.training.sequential import Visit
+from hetfl.training.state import ClientState
 
 
 def run(engine, rounds: int = 3):
@@ -140,7 +140,7 @@ def test_fedbabus_head_stands_still_until_the_closing(toy_engine):
     body = sum(state.server[f"model/{name}"].numel() for name in model.names(["body"]))
     assert line.up.elements == line.down.elements == 3 * body
     assert not any(name.startswith("model/head") for name in state.server)
-    final, closing = play_closing(engine, state, Draws(0).at(4))
+    final, closing = play_fine_tuning(engine, state, Draws(0).at(4))
     assert closing.closing and closing.up.elements == 0 and closing.down.elements == 3 * body
     for k in range(3):
         tuned = final.clients[k].params
@@ -163,7 +163,7 @@ def test_fedreps_phases_freeze_what_they_say(toy_engine):
         after, params = update.state.params, {**visit.downlink, **visit.state.params}
         moved = {name.split(".")[0] for name in params if not torch.equal(after[name], params[name])}
         assert moved == {moving}
-    final, _ = play_closing(engine, state, Draws(0).at(4))
+    final, _ = play_fine_tuning(engine, state, Draws(0).at(4))
     for k in range(3):
         tuned = final.clients[k].params
         assert all(torch.equal(tuned[name], state.server[f"model/{name}"]) for name in body)

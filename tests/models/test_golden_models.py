@@ -11,7 +11,7 @@ from golden_numbers import check, figures
 
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
-from hetfl.federation.versions import ENGINE, MODELS, lineage
+from hetfl.experiments.versions import ENGINE, MODELS, lineage
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import (
     DIGITS_CNNS,

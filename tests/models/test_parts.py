@@ -48,7 +48,7 @@ import sys
 from pathlib import Path
 import torch
 from hetfl.draws import Draws
-from hetfl.federation.sequential import make_optimiser
+from hetfl.training.sequential import make_optimiser
 from hetfl.methods import create
 from hetfl.models import build
 method = create("fedhpl", {"rounds": 1}, 10)

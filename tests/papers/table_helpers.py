@@ -8,8 +8,8 @@ from typing import Any
 
 from record_factory import make_round, write_metrics, write_record
 
-from hetfl.federation.evaluation import of_window
-from hetfl.federation.plan import Cell, cells, load_params
+from hetfl.experiments.evaluation import of_window
+from hetfl.experiments.plan import Cell, cells, load_params
 from hetfl.papers.spec import Entry, TableSpec
 from hetfl.papers.tables import table_spec
 from hetfl.report.table import build_table, render_text, write_table

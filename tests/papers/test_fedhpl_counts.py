@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hetfl.errors import HetflError
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 from hetfl.papers.fedhpl import printed
 from hetfl.papers.fedhpl_counts import ARITHMETIC_TABLES, arithmetic_table
 

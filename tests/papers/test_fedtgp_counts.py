@@ -12,7 +12,7 @@ import torch
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import step_flops
 from hetfl.papers.fedtgp import METHODS
 from hetfl.papers.fedtgp_counts import (

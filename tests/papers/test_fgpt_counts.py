@@ -10,7 +10,7 @@ import torch
 
 from hetfl.data.batches import Batch
 from hetfl.errors import HetflError
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.papers.fgpt_counts import (
     ARITHMETIC_TABLES,

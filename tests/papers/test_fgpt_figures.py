@@ -11,7 +11,7 @@ import yaml
 from settings_files import copy_params
 
 from hetfl.data.store import Split, write_dataset
-from hetfl.federation.plan import Cell, cells, load_params
+from hetfl.experiments.plan import Cell, cells, load_params
 from hetfl.models.registry import creator
 from hetfl.papers.fgpt import METHODS
 from hetfl.papers.fgpt_figures import DATA_FIGURES, FIGURES, MOMENTA, figure_2, figure_3, figure_6

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from settings_files import copy_params
 
-from hetfl.federation.plan import cells, load_params
+from hetfl.experiments.plan import cells, load_params
 from hetfl.papers.figures import PARTITION_FIGURES, RESULT_FIGURES
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ import yaml
 
 from hetfl import stages
 from hetfl.errors import HetflError
-from hetfl.federation.plan import Params, Workspace, cells, load_params, weights_read
-from hetfl.federation.schedule import identities
-from hetfl.federation.versions import used
+from hetfl.experiments.plan import Params, Workspace, cells, load_params, weights_read
+from hetfl.experiments.schedule import identities
+from hetfl.experiments.versions import used
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
 from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES
 
@@ -137,7 +137,7 @@ import sys
 from pathlib import Path
 opened = set()
 sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 from hetfl.data.catalogue import Sources, entry, prepare_dataset
 from hetfl.config import validate
 params = load_params(Path("params.yaml"))

@@ -28,17 +28,17 @@ from hetfl.cli import app, run
 from hetfl.data.partitions import make_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
-from hetfl.federation import rounds
-from hetfl.federation.cell import run_cell
-from hetfl.federation.plan import ComputeSettings, Workspace, cells, load_params
-from hetfl.federation.schedule import run_cells
-from hetfl.federation.state import ResumePoints
-from hetfl.federation.superseded import listing
-from hetfl.federation.versions import ENGINE
+from hetfl.experiments.cell import run_cell
+from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
+from hetfl.experiments.schedule import run_cells
+from hetfl.experiments.superseded import listing
+from hetfl.experiments.versions import ENGINE
 from hetfl.files import read_json
 from hetfl.models.registry import creator
 from hetfl.tensors import read_tensors, write_tensors
 from hetfl.tracking.mlflow_mirror import sync
+from hetfl.training import rounds
+from hetfl.training.state import ResumePoints
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
 ROUNDS = 3

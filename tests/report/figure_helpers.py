@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from record_factory import CLIENTS, make_round, write_metrics, write_record
 
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 from hetfl.papers.panels import ResultFigure, SelectionFigure, TheoremFigure
 from hetfl.papers.spec import Entry
 from hetfl.report.groups import selection_figure

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
 
-from hetfl.federation.evaluation import of_window
+from hetfl.experiments.evaluation import of_window
 from hetfl.papers.spec import Entry, TableSpec
 from hetfl.report.figures import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text

@@ -10,11 +10,11 @@ import torch
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.federation.federation import build_federation
-from hetfl.federation.plan import cells, load_params
-from hetfl.federation.rounds import play_round, start
-from hetfl.federation.sequential import Sequential
+from hetfl.experiments.plan import cells, load_params
 from hetfl.methods import create
+from hetfl.training.federation import build_federation
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Sequential
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 EXPERIMENTS = ["fedtgp-htfe8-cifar100-practical", "fedtgp-extractors-htfe9", "fedtgp-classifiers-htfe8-htc4"]

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from hetfl import stages
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = "train-kills"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from test_kills import PARAMS, Project
 
-from hetfl.federation.plan import load_params
+from hetfl.experiments.plan import load_params
 from hetfl.stages import write
 
 pytestmark = pytest.mark.slow
@@ -68,9 +68,9 @@ def test_only_versions_and_settings_are_changes(project: Project):
     before = records(project)
     (project.root / "src/hetfl/methods/mine.py").write_text(METHOD)
     edit(project, "methods/fedprox.py", '"""FedProx: ', '"""FedProx, that is ')
-    edit(project, "federation/rounds.py", "# Read back once", "# Read once")
+    edit(project, "training/rounds.py", "# Read back once", "# Read once")
     edit(project, "methods/fedavg.py", r"\b_prefixed\b", "_with_prefix")
-    edit(project, "federation/evaluation.py", '"""Evaluation of', '"""The evaluation of')
+    edit(project, "experiments/evaluation.py", '"""Evaluation of', '"""The evaluation of')
     assert "methods.mine: new -> 1.1" in tell(project, "hetfl", "versions")
     assert tell(project, "dvc", "status", *stages) == clean
     assert "stale" not in tell(project, "hetfl", "cells", "kills")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from record_factory import make_round, make_run, rewrite_rounds
 
-from hetfl.federation.record import Record
+from hetfl.experiments.record import Record
 from hetfl.files import write_json
 from hetfl.schema import read_rounds
 from hetfl.tracking.watch import Watcher

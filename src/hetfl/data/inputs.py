@@ -31,7 +31,7 @@ class Augmentation(Settings):
 
     Attributes:
         numerics: version of the changes, part of the identity of runs that have one; see
-            ``federation/versions.py``.
+            ``experiments/versions.py``.
         flip: mirror every other image horizontally.
         rotation: degrees; turn by an angle drawn from [-rotation, rotation], black where nothing is left.
         noise: standard deviation of Gaussian noise (a corruption: 0.04 to 0.10 at severities 1 to 5 of CIFAR-C).

@@ -147,6 +147,6 @@ def held_out(groups: np.ndarray, share: float, draws: Draws, purpose: str) -> tu
     out = np.zeros(len(groups), dtype=bool)
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
-        chosen = draws.numpy(purpose, int(group)).permutation(members)
+        chosen = draws.numpy_generator(purpose, int(group)).permutation(members)
         out[chosen[: round(share * len(members))]] = True
     return np.flatnonzero(~out), np.flatnonzero(out)

@@ -164,7 +164,7 @@ class Work:
         return self.draws.round
 
 
-Sweep = Literal["none", "own", "stored", "before", "training", "alignment"]
+StatisticsSource = Literal["none", "own", "stored", "before", "training", "alignment"]
 """Where a client's statistics come from: one pass over its own data, after training, in the size in which they are
 stored, or with the parameters from before training; the training passes themselves (sums only, before each step; of a
 client that takes no step those of no samples); or one pass over the next round's alignment set."""
@@ -177,7 +177,7 @@ class Method(ABC):
 
     Attributes:
         numerics: version of the formulas in the class's own body, raised by one when they give other numbers; each
-            method declares its own. See ``federation/versions.py``.
+            method declares its own. See ``experiments/versions.py``.
         title: the name the field uses.
         source: authors, venue, equations.
         heterogeneous: whether clients may have different architectures.
@@ -188,7 +188,7 @@ class Method(ABC):
         linear_heads: whether all clients must have a linear head on features of one size.
         resets_momentum: whether a parameter that a client takes over from the server leaves behind what a kept
             optimiser gathered for it; else the optimiser goes on as a persistent one of torch's.
-        mapped: whether ``torch.vmap`` can map the objective over clients.
+        vmappable: whether ``torch.vmap`` can map the objective over clients.
         seed: the run's, for what all draw alike and nobody sends.
     """
 
@@ -202,7 +202,7 @@ class Method(ABC):
     personal: ClassVar[bool] = False
     linear_heads: ClassVar[bool] = False
     resets_momentum: ClassVar[bool] = False
-    mapped: ClassVar[bool] = True
+    vmappable: ClassVar[bool] = True
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0, seed: int = 0) -> None:
@@ -225,7 +225,7 @@ class Method(ABC):
         """The stretches of local training in a round; round 0 is every client's, before it meets the server."""
         return [self.phase()] if round else []
 
-    def closing(self) -> Sequence[Phase]:
+    def fine_tuning(self) -> Sequence[Phase]:
         """Local training after the last round whose outcome is tested and never sent."""
         return []
 
@@ -315,7 +315,7 @@ class Method(ABC):
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """What a client minimises on a batch: a scalar, pure."""
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         """Where a client's statistics come from in a round; in round 0 after its phases."""
         return "none"
 
@@ -354,11 +354,11 @@ class Method(ABC):
         """
         return model(params, batch.images).logits
 
-    def also(self, round: int) -> Mapping[str, Method]:
+    def extra_predictors(self, round: int) -> Mapping[str, Method]:
         """Other inference rules that the state after a round is tested with as well, by name."""
         return {}
 
-    def learned(self, server: Tensors) -> Tensors:
+    def server_parameters(self, server: Tensors) -> Tensors:
         """Parameters of a network of the server's own, which the papers count among the trainable ones."""
         return {}
 

@@ -37,6 +37,6 @@ class FedBABU(FedAvg):
         """The same for every client."""
         return model.init(draws, -1)
 
-    def closing(self) -> Sequence[Phase]:
+    def fine_tuning(self) -> Sequence[Phase]:
         epochs = self.settings.finetune_epochs
         return [self.phase(name="tuning", trains=("body", "head"), epochs=epochs)] if epochs else []

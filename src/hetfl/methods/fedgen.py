@@ -156,7 +156,7 @@ class FedGen(Scratch):
         trained = {NET + name: tensor.detach() for name, tensor in net.items()}
         return {**kept, **trained, **slots}
 
-    def learned(self, server: Tensors) -> Tensors:
+    def server_parameters(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
 
     def _generate(self, net: Tensors, known: Tensors, size: int, seed: int) -> tuple[Tensor, Tensor]:

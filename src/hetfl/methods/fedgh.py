@@ -16,7 +16,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
-    Sweep,
+    StatisticsSource,
     Work,
     class_means,
     cross_entropy,
@@ -86,7 +86,7 @@ class FedGH(Scratch):
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         return cross_entropy(model(params, batch.images).logits, batch)
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         return "own" if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
@@ -108,7 +108,7 @@ class FedGH(Scratch):
         for epoch in range(s.server_epochs):
             order = torch.arange(len(labels))
             if s.server_shuffle:
-                order = torch.randperm(len(labels), generator=draws.torch("server batches", -1, epoch))
+                order = torch.randperm(len(labels), generator=draws.generator("server batches", -1, epoch))
             for batch in order.to(labels.device).split(s.server_batch):
                 optimiser.zero_grad()
                 F.cross_entropy(F.linear(means[batch], weight, bias), labels[batch]).backward()

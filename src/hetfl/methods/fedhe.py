@@ -15,7 +15,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
-    Sweep,
+    StatisticsSource,
     Work,
     by_class,
     class_means,
@@ -79,7 +79,7 @@ class FedHE(Scratch):
         """How far each sample's logits [B, C] are from their class's mean logits [B, C]: [B]."""
         return (logits - targets).square().mean(dim=1)
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         if not round:
             return "none"
         return "own" if self.settings.collect == "sweep" else "training"

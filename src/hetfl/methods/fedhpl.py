@@ -23,7 +23,7 @@ from hetfl.methods.base import (
     MethodSettings,
     Phase,
     Statistics,
-    Sweep,
+    StatisticsSource,
     Work,
     cross_entropy,
     predicted_classes,
@@ -145,7 +145,7 @@ class FedHPL(Method):
         scale = self.settings.temperature**2 if self.settings.squared_temperature else 1.0
         return loss + self.settings.gamma * scale * batch.mean(distillation)
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         return "own" if self.settings.communicate and (round or self.settings.theorem) else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:

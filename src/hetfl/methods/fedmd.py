@@ -16,7 +16,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
-    Sweep,
+    StatisticsSource,
     Work,
     cross_entropy,
     register_method,
@@ -80,7 +80,7 @@ class FedMD(Scratch):
         return [digest, self.phase(name="own")]
 
     def alignment(self, labels: Tensor, draws: Draws) -> Tensor:
-        generator = draws.torch("alignment")
+        generator = draws.generator("alignment")
         order = torch.randperm(len(labels), generator=generator)
         wanted = min(self.settings.alignment_samples, len(labels))
         if self.settings.alignment_draw == "uniform":
@@ -94,7 +94,7 @@ class FedMD(Scratch):
         own = 0 if phase.data == "public" else self.public_classes
         return cross_entropy(logits, replace(batch, labels=batch.labels + own))
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         return "alignment"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Statistics, Sweep, Work, register_method
+from hetfl.methods.base import Phase, Statistics, StatisticsSource, Work, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
@@ -33,7 +33,7 @@ class FedMix(PTFedAvg):
     title = "FedMix"
     source = "Yoon et al., ICLR 2021; FGPT, arXiv 2310.18285"
     travels = "prompts and heads; mean images once"
-    mapped = False  # its objective takes a gradient itself
+    vmappable = False  # its objective takes a gradient itself
 
     class Settings(PTFedAvg.Settings):
         """Defaults are those that a re-implementation names as the authors' for CIFAR-100.
@@ -47,8 +47,8 @@ class FedMix(PTFedAvg):
         mix: float = Field(default=0.1, ge=0, lt=1)
         chunk: int | None = Field(default=None, ge=1)
 
-    def sweep(self, round: int) -> Sweep:
-        return super().sweep(round) if round else "stored"
+    def statistics_source(self, round: int) -> StatisticsSource:
+        return super().statistics_source(round) if round else "stored"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
         if received:
@@ -66,7 +66,7 @@ class FedMix(PTFedAvg):
             pool = {n: (found.sums[n] / found.sums["samples"]).float()[None] for n in ("images", "labels")}
         else:
             samples = len(found.rows["labels"])
-            order = torch.randperm(samples, generator=work.draws.torch("chunks", work.client.index))
+            order = torch.randperm(samples, generator=work.draws.generator("chunks", work.client.index))
             parts = order.to(found.rows["labels"].device).split(self.settings.chunk)
             pool = {n: torch.stack([t[part].mean(0) for part in parts]) for n, t in found.rows.items()}
         return Message({**super().register(work), **{POOL + name: tensor for name, tensor in pool.items()}})

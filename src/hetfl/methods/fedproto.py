@@ -15,7 +15,7 @@ from hetfl.message import Message, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
-    Sweep,
+    StatisticsSource,
     Work,
     by_class,
     class_means,
@@ -26,7 +26,7 @@ from hetfl.methods.base import (
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
 
-COLLECTS: dict[str, Sweep] = {"sweep": "own", "training": "training", "before": "before"}
+COLLECTS: dict[str, StatisticsSource] = {"sweep": "own", "training": "training", "before": "before"}
 
 
 @register_method("fedproto")
@@ -79,7 +79,7 @@ class FedProto(Scratch):
         distance = square.mean(dim=1) if self.settings.distance == "mse" else square.sum(dim=1).clamp(1e-12).sqrt()
         return loss + self.settings.pull * batch.mean(distance * received["valid"][batch.labels])
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         return COLLECTS[self.settings.collect] if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:

@@ -53,7 +53,7 @@ class FedRep(FedAvg):
             return []
         return [self._head(self.settings.head_epochs), self.phase(name="body", trains=("body",))]
 
-    def closing(self) -> Sequence[Phase]:
+    def fine_tuning(self) -> Sequence[Phase]:
         epochs = self.settings.finetune_epochs
         return [self._head(epochs)] if epochs else []
 

@@ -93,7 +93,7 @@ class FedTGP(FedProto):
             loss.copy_(found.detach())
 
         orders = [
-            torch.randperm(len(labels), generator=draws.torch("server batches", -1, epoch))
+            torch.randperm(len(labels), generator=draws.generator("server batches", -1, epoch))
             for epoch in range(s.server_epochs)
         ]
         # A recorded step has one shape, so there the last batch is filled up.
@@ -124,7 +124,7 @@ class FedTGP(FedProto):
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message({name: server[name] for name in ("means", "labels") if name in server})
 
-    def learned(self, server: Tensors) -> Tensors:
+    def server_parameters(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
 
     def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, float]:

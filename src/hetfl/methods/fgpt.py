@@ -15,7 +15,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Query, Statistics, Sweep, Work, register_method
+from hetfl.methods.base import Query, Statistics, StatisticsSource, Work, register_method
 from hetfl.methods.ptfedavg import GROUP, PTFedAvg, mean_cosine, of_groups
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.grouped import orthogonal
@@ -93,7 +93,7 @@ class FGPT(PTFedAvg):
         place = width, like.device, like.dtype
         if place not in self._made:
             s = self.settings
-            generator = Draws(self.seed if s.key_seed is None else s.key_seed).torch("keys")
+            generator = Draws(self.seed if s.key_seed is None else s.key_seed).generator("keys")
             drawn = torch.randn(s.groups, width, generator=generator, dtype=torch.float64)
             self._made[place] = (orthogonal(drawn) if s.keys == "orthogonal" else drawn).to(like.device, like.dtype)
         return self._made[place]
@@ -102,8 +102,8 @@ class FGPT(PTFedAvg):
     def _made(self) -> dict[tuple[int, torch.device, torch.dtype], Tensor]:
         return {}
 
-    def sweep(self, round: int) -> Sweep:
-        return "own" if round else super().sweep(round)
+    def statistics_source(self, round: int) -> StatisticsSource:
+        return "own" if round else super().statistics_source(round)
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
         if not received:
@@ -134,7 +134,7 @@ class FGPT(PTFedAvg):
         chosen = self.similarity(params, batch).topk(self.settings.branches, dim=1).indices
         return model(params, batch.images, chosen).logits
 
-    def also(self, round: int) -> Mapping[str, FGPT]:
+    def extra_predictors(self, round: int) -> Mapping[str, FGPT]:
         """FGPT-U, of the same training."""
         s = self.settings
         if round <= s.rounds - s.window:

@@ -106,5 +106,5 @@ class PFedHN(PTFedAvg):
             if f"{name}.weight" in net
         }
 
-    def learned(self, server: Tensors) -> Tensors:
+    def server_parameters(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name.startswith(NET)}

@@ -96,7 +96,7 @@ class PFedPG(Method):
         SGD(net.values(), self.settings.server_lr).step()
         return {name: tensor.detach() for name, tensor in net.items()}
 
-    def learned(self, server: Tensors) -> Tensors:
+    def server_parameters(self, server: Tensors) -> Tensors:
         return server
 
     def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, float]:

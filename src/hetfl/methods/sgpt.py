@@ -13,7 +13,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Query, Statistics, Sweep, cross_entropy, register_method
+from hetfl.methods.base import Phase, Query, Statistics, StatisticsSource, cross_entropy, register_method
 from hetfl.methods.fgpt import FGPT, GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
@@ -119,7 +119,7 @@ class SGPT(FGPT):
             return loss
         return loss - batch.mean(self.similarity(params, batch).gather(1, chosen[:, None])[:, 0])
 
-    def sweep(self, round: int) -> Sweep:
+    def statistics_source(self, round: int) -> StatisticsSource:
         return "training" if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:

@@ -46,7 +46,7 @@ class Fitted(nn.Module):
 
     Attributes:
         numerics: version of the family's arithmetic and start values, as a method's: see
-            ``federation/versions.py``. This one is of everything in this file.
+            ``experiments/versions.py``. This one is of everything in this file.
         width: size of the feature that enters the head.
         lowered: whether the blocks' matrix products are in bfloat16.
     """
@@ -222,7 +222,7 @@ def _initial(
     module: Fitted, backbone: Backbone, weights: dict[str, Tensor] | None, draws: Draws, client: int
 ) -> dict[str, Tensor]:
     """What one network starts from, the frozen parts left out."""
-    params = module.fresh_prompts(draws.torch("init:prompts", client))
+    params = module.fresh_prompts(draws.generator("init:prompts", client))
     if module.options.body == "trained":
         values = weights
         if values is None:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from hetfl.errors import unknown
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 
 Cell = dict[str, Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.config import read_yaml
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers.spec import Block, Entry, Statistic, TableSpec, entry, grid
 
 SETS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN"}

@@ -13,7 +13,7 @@ import torch
 from hetfl.data.batches import Batch, class_counts
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.methods.base import Client, Method, Statistics, Work, create
 from hetfl.models import Model, build
 from hetfl.papers import counted
@@ -300,7 +300,7 @@ def _growth(method: Method, model: Model) -> tuple[int, int]:
 def _uploaded(method: Method, model: Model, samples: int) -> int:
     """Elements that a client sends after a round on samples of all classes."""
     params = model.init(Draws(0), 0)
-    images = torch.randn(samples, 3, model.spec.size, model.spec.size, generator=Draws(0).torch("images"))
+    images = torch.randn(samples, 3, model.spec.size, model.spec.size, generator=Draws(0).generator("images"))
     labels = torch.arange(samples) % model.num_classes
     batch = Batch(images, labels, rows=torch.arange(samples))
     counts = class_counts(labels, model.num_classes).long()

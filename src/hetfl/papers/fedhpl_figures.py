@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Literal
 
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers.panels import (
     ClassPanel,
     ClientPanel,

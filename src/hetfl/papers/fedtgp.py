@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.config import read_yaml
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers.spec import Block, Entry, TableSpec, entry, grid
 
 METHODS = {

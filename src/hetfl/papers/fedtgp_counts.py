@@ -23,7 +23,7 @@ from hetfl.data.partitions.base import Side
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.federation.plan import Cell, Params, cells
+from hetfl.experiments.plan import Cell, Params, cells
 from hetfl.message import Message
 from hetfl.methods.base import Client, Method, Work, create
 from hetfl.metrics.flops import StepFlops, flops, step_flops
@@ -235,7 +235,7 @@ def held_classes(of: Setting, sides: Sequence[Side] = ("train",)) -> int:
 def gathered_labels(of: Setting, method: Method) -> list[np.ndarray]:
     """Labels of the samples from which each client gathers what it sends: in training, those of whole batches."""
     size = method.settings.batch_size
-    whole = method.sweep(round=1) != "training"
+    whole = method.statistics_source(round=1) != "training"
     return [LABELS[part if whole else part[: len(part) // size * size]] for part in of.split.train]
 
 
@@ -244,7 +244,7 @@ def formulas(of: Setting) -> dict[str, int]:
     head = fitted(of, quick(of, "lg-fedavg")).elements(["head"])
     common = fitted(of, quick(of, "fml")).elements(["auxiliary"])
     fedgen = quick(of, "fedgen")
-    generator = sum(tensor.numel() for tensor in fedgen.learned(_collected(of, fedgen)[0]).values())
+    generator = sum(tensor.numel() for tensor in fedgen.server_parameters(_collected(of, fedgen)[0]).values())
     rows = held_classes(of) + of.clients * CLASSES
     prototypes = rows * fitted(of, quick(of, "fedproto")).width
     return {

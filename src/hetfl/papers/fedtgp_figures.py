@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers.panels import EmbeddingPanel, MarginPanel, Points, ResultFigure, RoundsPanel, first_seed
 from hetfl.papers.spec import Entry, entry
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetfl.config import read_yaml
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers.spec import Entry, TableSpec, entry
 
 METHODS = {

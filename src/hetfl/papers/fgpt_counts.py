@@ -20,8 +20,7 @@ from hetfl.data.partitions import Pathological, make_partition
 from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
-from hetfl.federation.plan import Params, cells, shared_settings
-from hetfl.federation.sampling import participants
+from hetfl.experiments.plan import Params, cells, shared_settings
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Client, Method, Statistics, Work, create
 from hetfl.methods.fedmix import FedMix
@@ -31,6 +30,7 @@ from hetfl.models import Model, ModelOptions, build
 from hetfl.papers import counted
 from hetfl.papers.counted import Cell, Counted, formula, number, remarked, rounded, whole
 from hetfl.papers.fgpt import METHODS, printed
+from hetfl.training.sampling import participants
 
 M, GIGA = 10**6, 10**9
 VIT = "vit_base_patch16_224.orig_in21k"
@@ -485,7 +485,7 @@ def _work(method: Method, client: Client, round: int, received: Tensors, pixels:
         images, labels = torch.zeros(size, 3, pixels, pixels), torch.zeros(size, dtype=torch.int64)
         batch = Batch(images, labels, queries=torch.zeros(size, by.width if by else 0))
     params = method.adopt({}, received)
-    gathers = method.sweep(round) != "none"
+    gathers = method.statistics_source(round) != "none"
     statistics = method.statistics(client.model, params, batch, received) if gathers else Statistics()
     return Work(client, Draws(0, round), received, params, params, statistics, steps=1)
 
@@ -541,7 +541,7 @@ def _once(places: Places) -> dict[str, tuple[str, list[Cell]]]:
     moon = exchange(made("fedmoon"))
     found["previous"] = f"{METHODS['fedmoon']}, a client's last prompts", 0, 0, value_bytes(moon.kept)
     method = made("pfedhn")
-    network = method.learned(exchange(method, client_sizes(main)).server)
+    network = method.server_parameters(exchange(method, client_sizes(main)).server)
     found["network"] = f"{METHODS['pfedhn']}, the server's network", 0, 0, value_bytes(network)
     width = fitted(made("fgpt")).width
     found["query"] = f"{METHODS['fgpt']}, a sample's query", 0, 0, value_bytes({"query": torch.zeros(width)})

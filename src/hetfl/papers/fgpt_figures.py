@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers.fgpt import FIVE, METHODS, READINGS, S5, S10, Setting
 from hetfl.papers.panels import (
     FeatureFigure,

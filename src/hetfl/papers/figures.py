@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 from hetfl.papers import fedhpl_figures, fedtgp_figures, fgpt_figures
 from hetfl.papers.panels import FeatureFigure, ImageFigure, ResultFigure, SelectionFigure, TheoremFigure
 

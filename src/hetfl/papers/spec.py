@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hetfl.config import Settings
 from hetfl.errors import unknown
-from hetfl.federation.plan import Params
+from hetfl.experiments.plan import Params
 
 Accuracy = Literal["average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest"]
 """Read in percent: over clients after the last round; of all clients' test samples together in the round where it is

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from hetfl.errors import unknown
-from hetfl.federation.plan import Params, cells
+from hetfl.experiments.plan import Params, cells
 from hetfl.papers import fedhpl, fedtgp, fgpt
 from hetfl.papers.spec import Entry, TableSpec, entry
 

@@ -51,7 +51,7 @@ def read_features(figure: FeatureFigure, dataset: Dataset, model: Model, device:
         HetflError: the data set has no such attribute.
     """
     values = dataset.attribute(figure.attribute, ["test"])
-    order = Draws(0).numpy("figure:features").permutation(len(values))
+    order = Draws(0).numpy_generator("figure:features").permutation(len(values))
     chosen = np.sort(order[: figure.samples])
     split = dataset.split("test")
     images = DeviceImages([Split(split.images[chosen], split.labels[chosen])], model.spec, device)
@@ -155,7 +155,7 @@ def _strip(figure: ImageFigure, dataset: Dataset, name: str) -> np.ndarray:
     """An image of each class side by side, uint8 [height, width, 4], transparent between them."""
     split = dataset.split("train")
     value = dataset.attributes[figure.attribute].index(name)
-    order = Draws(0).numpy("figure:images", value).permutation(len(split))
+    order = Draws(0).numpy_generator("figure:images", value).permutation(len(split))
     order = order[dataset.attribute(figure.attribute, ["train"])[order] == value]
     labels, first = np.unique(split.labels[order], return_index=True)
     strip = np.zeros((_SIDE + _GAP, len(labels) * (_SIDE + _GAP), 4), np.uint8)

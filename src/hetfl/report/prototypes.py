@@ -25,7 +25,7 @@ def draw_margins(axes: Axes, panel: MarginPanel, stored: Mapping[str, np.ndarray
     Args:
         axes: where to draw; the classes are at 0, 1, ...
         panel: what to show.
-        stored: the evaluation's arrays, see :func:`hetfl.federation.evaluation.representations`.
+        stored: the evaluation's arrays, see :func:`hetfl.experiments.evaluation.representations`.
 
     Returns:
         The legend.
@@ -61,7 +61,7 @@ def draw_embedding(
     Args:
         axes: where to draw.
         panel: what to show.
-        stored: the evaluation's arrays, see :func:`hetfl.federation.evaluation.representations`.
+        stored: the evaluation's arrays, see :func:`hetfl.experiments.evaluation.representations`.
         names: of the classes.
 
     Returns:

@@ -92,7 +92,7 @@ class Results:
         return list(accuracies), np.array(means, dtype=float)
 
     def representations(self, record: Record) -> dict[str, np.ndarray]:
-        """The arrays of the record's evaluation, see :func:`hetfl.federation.evaluation.representations`.
+        """The arrays of the record's evaluation, see :func:`hetfl.experiments.evaluation.representations`.
 
         Raises:
             HetflError: the evaluation stored none.
@@ -101,7 +101,7 @@ class Results:
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
     def groups(self, record: Record) -> dict[str, np.ndarray]:
-        """How the record's method sorts training samples, see :func:`hetfl.federation.evaluation.groups`.
+        """How the record's method sorts training samples, see :func:`hetfl.experiments.evaluation.groups`.
 
         Raises:
             HetflError: the evaluation stored nothing of the kind.

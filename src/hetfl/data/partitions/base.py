@@ -234,7 +234,7 @@ def _check_holders(partition: Partition, settings: Scheme, dataset: Dataset, whe
 
 def _thin(parts: Sequence[np.ndarray], quantity: float, draws: Draws, purpose: str) -> tuple[np.ndarray, ...]:
     def kept(client: int, part: np.ndarray) -> np.ndarray:
-        order = draws.numpy(purpose, client).permutation(len(part))
+        order = draws.numpy_generator(purpose, client).permutation(len(part))
         return part[np.sort(order[: max(1, int(floors(quantity, len(part))))])]
 
     return tuple(kept(client, part) for client, part in enumerate(parts))

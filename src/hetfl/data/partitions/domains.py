@@ -63,6 +63,7 @@ class Domains(Scheme):
             part
             for domain, indices in enumerate(members(dataset.attribute(self.attribute, (side,)), domains))
             for part in np.array_split(
-                draws.numpy(f"partition:domains:{side}", domain).permutation(indices), self.clients_per_domain
+                draws.numpy_generator(f"partition:domains:{side}", domain).permutation(indices),
+                self.clients_per_domain,
             )
         ]

@@ -29,7 +29,7 @@ class Iid(Scheme):
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
         """Shuffle and cut; sizes differ by one at most."""
-        order = draws.numpy("partition:iid").permutation(len(dataset.labels(("train",))))
+        order = draws.numpy_generator("partition:iid").permutation(len(dataset.labels(("train",))))
         return Partition(sorted_parts([part] for part in np.array_split(order, self.clients)), None)
 
 
@@ -75,7 +75,7 @@ class DirichletOverlap(Scheme):
         else:
             counts = np.empty((self.clients, dataset.num_classes), dtype=np.int64)
             for client in range(self.clients):
-                rng = draws.numpy("partition:dirichlet-overlap:shares", client)
+                rng = draws.numpy_generator("partition:dirichlet-overlap:shares", client)
                 shares = random_shares(rng, dataset.num_classes, None, self.alpha_mode)
                 total = (len(labels) + self.clients - 1 - client) // self.clients
                 wanted = np.rint(capped(shares, total, sizes))
@@ -83,7 +83,7 @@ class DirichletOverlap(Scheme):
         starts = np.cumsum(sizes) - sizes
         parts = []
         for client in range(self.clients):
-            rng = draws.numpy("partition:dirichlet-overlap:samples", client)
+            rng = draws.numpy_generator("partition:dirichlet-overlap:samples", client)
             order = np.lexsort((rng.random(len(labels)), labels))
             label = labels[order]
             rank = np.arange(len(order)) - starts[label]
@@ -119,7 +119,7 @@ class Dirichlet(Scheme):
         )
         parts: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
         for label, indices in enumerate(classes):
-            shuffled = draws.numpy("partition:dirichlet:samples", label).permutation(indices)
+            shuffled = draws.numpy_generator("partition:dirichlet:samples", label).permutation(indices)
             for part, piece in zip(parts, np.split(shuffled, np.cumsum(counts[:-1, label])), strict=True):
                 part.append(piece)
         return Partition(sorted_parts(parts), None)
@@ -162,13 +162,13 @@ class ClassSubsets(PooledScheme):
             raise HetflError(f"{where}.classes: {most} is more than the {dataset.num_classes} classes")
         owners: list[list[int]] = [[] for _ in range(dataset.num_classes)]
         for client, number in enumerate(self.classes):
-            order = draws.numpy("partition:class-subsets:classes", client).permutation(dataset.num_classes)
+            order = draws.numpy_generator("partition:class-subsets:classes", client).permutation(dataset.num_classes)
             for label in order[:number]:
                 owners[label].append(client)
         train: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
         test: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
         for label, indices in enumerate(members(dataset.labels(self.pool), dataset.num_classes)):
-            shuffled = draws.numpy("partition:class-subsets:samples", label).permutation(indices)
+            shuffled = draws.numpy_generator("partition:class-subsets:samples", label).permutation(indices)
             kept, held_out = np.split(shuffled, [int(floors(self.train_share, len(shuffled)))])
             if owners[label]:
                 for client, piece in zip(owners[label], np.array_split(kept, len(owners[label])), strict=True):

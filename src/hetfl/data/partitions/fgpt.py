@@ -45,10 +45,10 @@ class Pathological(Scheme):
             for side, parts in (("train", train), ("test", test))
         ]
         for label, clients in enumerate(holders):
-            weights = draws.numpy("partition:pathological:shares", label).uniform(0.4, 0.6, len(clients))
+            weights = draws.numpy_generator("partition:pathological:shares", label).uniform(0.4, 0.6, len(clients))
             shares = weights / weights.sum()
             for side, parts, classes in sides:
-                shuffled = draws.numpy(f"partition:pathological:{side}", label).permutation(classes[label])
+                shuffled = draws.numpy_generator(f"partition:pathological:{side}", label).permutation(classes[label])
                 ends = np.cumsum((shares * len(shuffled)).astype(np.int64))
                 if self.remainder == "last":
                     ends[-1] = len(shuffled)
@@ -72,7 +72,7 @@ class Pathological(Scheme):
         for client in range(clients):
             # A class taken has one portion fewer and is not taken again by this client, so taking one after
             # another, a random one of those with most portions left, is the head of one sorted list.
-            chances = draws.numpy("partition:pathological:classes", client).random(num_classes)
+            chances = draws.numpy_generator("partition:pathological:classes", client).random(num_classes)
             chosen = np.lexsort((chances, -left))[:taken]
             left[chosen] -= 1
             for label in chosen:
@@ -106,13 +106,15 @@ class Pachinko(Scheme):
         labels = dataset.labels(("train", "test"))
         groups = self._groups(labels, dataset, where)
         classes = members(labels, dataset.num_classes)
-        stock = [draws.numpy("partition:pachinko:samples", c).permutation(part) for c, part in enumerate(classes)]
+        stock = [
+            draws.numpy_generator("partition:pachinko:samples", c).permutation(part) for c, part in enumerate(classes)
+        ]
         given = np.zeros(dataset.num_classes, dtype=np.int64)
         sizes = np.array([len(part) for part in stock])
         parts = [np.empty(0, np.int64)] * self.clients
-        order = draws.numpy("partition:pachinko:order").permutation(self.clients)
+        order = draws.numpy_generator("partition:pachinko:order").permutation(self.clients)
         for turn, client in enumerate(order):
-            rng = draws.numpy("partition:pachinko:client", int(client))
+            rng = draws.numpy_generator("partition:pachinko:client", int(client))
             number = (len(labels) + self.clients - 1 - turn) // self.clients
             taken = self._draw(number, sizes - given, groups, rng)
             parts[client] = np.concatenate([part[g : g + t] for part, g, t in zip(stock, given, taken, strict=True)])

@@ -62,7 +62,7 @@ def counts_over_clients(
     """
     counts = np.empty((clients, len(sizes)), dtype=np.int64)
     for label, size in enumerate(sizes):
-        shares = random_shares(draws.numpy(f"partition:{scheme}:shares", label), clients, alpha, alpha_mode)
+        shares = random_shares(draws.numpy_generator(f"partition:{scheme}:shares", label), clients, alpha, alpha_mode)
         floor, ceiling = np.full(clients, least[label]), np.full(clients, size)
         counts[:, label] = settle(np.rint(shares * size), shares, size, floor, ceiling)
     return counts

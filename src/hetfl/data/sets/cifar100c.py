@@ -136,11 +136,11 @@ def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Split
 
 def _rows(settings: Cifar100CSettings, draws: Draws) -> dict[str, np.ndarray]:
     """Which rows of each domain are taken, sorted, int64 [per_domain] each."""
-    photographs = draws.numpy("data:cifar100c:photographs").permutation(PHOTOGRAPHS)
+    photographs = draws.numpy_generator("data:cifar100c:photographs").permutation(PHOTOGRAPHS)
     offsets = PHOTOGRAPHS * (np.array(settings.severities) - 1)
     rows = {}
     for position, domain in enumerate(settings.domains):
-        rng = draws.numpy(f"data:cifar100c:rows:{domain}")
+        rng = draws.numpy_generator(f"data:cifar100c:rows:{domain}")
         if settings.leak_free:
             mine = photographs[position * settings.per_domain :][: settings.per_domain]
             taken = mine + rng.choice(offsets, settings.per_domain)
@@ -164,7 +164,7 @@ def _generated(
 
     def image(domain: str, row: int) -> np.ndarray:
         severity, photograph = divmod(row, PHOTOGRAPHS)
-        rng = draws.numpy(f"data:cifar100c:{domain}", row)
+        rng = draws.numpy_generator(f"data:cifar100c:{domain}", row)
         return corrupt(test.images[photograph], domain, severity + 1, rng, textures)
 
     return test.labels, ((name, np.stack([image(name, int(row)) for row in taken])) for name, taken in rows.items())
@@ -172,7 +172,9 @@ def _generated(
 
 def _textures(kind: str, sources: Sources, draws: Draws) -> list[np.ndarray]:
     if kind == "synthetic":
-        return [synthetic_frost(draws.numpy("data:cifar100c:texture", number)) for number in range(len(FROST))]
+        return [
+            synthetic_frost(draws.numpy_generator("data:cifar100c:texture", number)) for number in range(len(FROST))
+        ]
     paths = [sources.get("cifar100c", file) for file in FROST]
     return [frost_texture(decode(path.read_bytes(), str(path))) for path in paths]
 

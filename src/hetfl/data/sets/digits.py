@@ -41,7 +41,7 @@ def prepare(settings: DigitsSettings, sources: Sources) -> Mapping[str, Split]:
     bunch = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = bunch.target.astype(np.int64)
-    order = Draws(settings.seed).numpy("data:digits").permutation(SIZE)
+    order = Draws(settings.seed).numpy_generator("data:digits").permutation(SIZE)
     public, test, train = np.split(order, [settings.public, settings.public + settings.test])
     parts = {"public": public, "train": train, "test": test}
     return {name: Split(images[part], labels[part]) for name, part in parts.items()}

@@ -90,7 +90,7 @@ def _balanced(labels: np.ndarray, per_class: int, draws: Draws, name: str) -> np
                 f"five: per_dataset {CLASSES * per_class} needs {per_class} training images of each class, class "
                 f"{label} of {name} has {len(members)}; use at most {CLASSES * len(members)}"
             )
-        chosen.append(draws.numpy(f"data:five:{name}", label).choice(members, per_class, replace=False))
+        chosen.append(draws.numpy_generator(f"data:five:{name}", label).choice(members, per_class, replace=False))
     return np.sort(np.concatenate(chosen))
 
 

@@ -1,0 +1,1 @@
+"""What cannot change a number: cells from params.yaml, their identity, records, schedule and evaluation."""

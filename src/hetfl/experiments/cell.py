@@ -1,0 +1,224 @@
+"""One cell from start to end: check, build, train, record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from filelock import FileLock
+
+from hetfl.data.partitions import read_partition
+from hetfl.data.store import Dataset, read_card, read_dataset
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import fingerprint, inputs
+from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
+from hetfl.experiments.record import Record, commit, device_name, now, source_digest, versions
+from hetfl.experiments.superseded import Superseded
+from hetfl.experiments.versions import used
+from hetfl.methods import Method, create
+from hetfl.models import Model
+from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Run
+from hetfl.training import rounds
+from hetfl.training.engines import make_engine
+from hetfl.training.federation import ClientData, Federation, build_federation
+from hetfl.training.memory import reset_peak_memory
+from hetfl.training.sequential import Sequential
+from hetfl.training.state import ResumePoints, State
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cell's parts, ready to run."""
+
+    method: Method
+    federation: Federation
+    engine: Sequential
+    draws: Draws
+    dataset: Dataset
+
+
+def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings) -> Setup:
+    """Load what a cell needs and put it together; ``compute`` names engine and precision.
+
+    Raises:
+        HetflError: an input is missing or broken.
+    """
+    dataset = read_dataset(workspace.dataset(cell.dataset))
+    partition, card = read_partition(workspace.partition(cell.dataset, cell.split, cell.seed))
+    if card["dataset_checksum"] != dataset.checksum:
+        raise HetflError(
+            f"{workspace.partition(cell.dataset, cell.split, cell.seed)}: was made from other data; "
+            f"run dvc repro partition@{cell.dataset}"
+        )
+    shared = None if cell.public is None else read_dataset(workspace.dataset(cell.public.dataset))
+    public_classes = shared.num_classes if shared else 0
+    method = create(cell.method, cell.settings, dataset.num_classes, public_classes, seed=cell.seed)
+    public = shared.split(cell.public.split) if shared and cell.public else None
+    federation = build_federation(
+        method,
+        cell.models,
+        dataset,
+        partition,
+        workspace.weights,
+        device,
+        inputs=cell.input,
+        public=public,
+        features=workspace.scratch / "features",
+        precision=compute.precision,
+    )
+    return Setup(method, federation, make_engine(method, federation, compute.engine), Draws(cell.seed), dataset)
+
+
+def run_cell(
+    cell: Cell,
+    workspace: Workspace,
+    device: torch.device,
+    compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
+) -> None:
+    """Train a cell unless its record is already complete, here or among those that were superseded.
+
+    A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
+    cell waits for the first and then finds it done.
+
+    Raises:
+        HetflError: an input is missing or broken.
+    """
+    torch.set_num_threads(compute.threads)
+    reads = inputs(cell, workspace)
+    identity = fingerprint(cell, reads)
+    record, earlier = Record(workspace.runs / cell.path), Superseded(workspace.runs, cell.path)
+    lock = workspace.lock(cell.path)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if record.is_complete(identity) or earlier.restore(identity):
+            return
+        reset_peak_memory(device)
+        setup = set_up(cell, workspace, device, compute)
+        earlier.make_way(identity)
+        points = workspace.resume_points(cell)
+        for other in points.glob("*"):
+            if other.name != identity:
+                ResumePoints(other).clear()
+        run = description(cell, workspace, setup, reads, identity)
+        with ResumePoints(points / identity) as resume:
+            run_rounds(setup.engine, setup.draws, record, resume, run)
+        points.rmdir()
+        earlier.trim()
+
+
+def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: Run) -> State:
+    """Play the rounds, from the newest resume point if there is one, and complete the record.
+
+    A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
+    with the same numbers.
+
+    Raises:
+        HetflError: a method cannot go on; the line names the record's folder and the round.
+    """
+    state = resume.load(engine.federation.device)
+    done = {line.round for line in record.lines()}
+    fresh = None
+    if state is None or not set(range(state.round + 1)) <= done:
+        with _named(record, 0):
+            state, fresh = rounds.start(engine, draws)
+    learned = sum(tensor.numel() for tensor in engine.method.server_parameters(state.server).values())
+    parameters = run.parameters.model_copy(update={"server": learned})
+    record.begin(run.model_copy(update={"parameters": parameters}), completed=state.round)
+    if fresh:
+        record.append(fresh)
+    settings = engine.method.settings
+    played = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
+    pooled = {line.round: line.pooled for line in played if line.pooled is not None}
+    waited = 0.0
+    while state.round < settings.rounds and not rounds.stalls(pooled, settings.patience):
+        with _named(record, state.round + 1):
+            state, line = rounds.play_round(engine, state, draws.at(state.round + 1))
+        if line.pooled is not None:
+            pooled[state.round] = line.pooled
+        # What the resume point before this round took from the loop; its own is known only after its line is written.
+        record.append(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}}))
+        began = time.perf_counter()
+        resume.save(state)
+        waited = time.perf_counter() - began
+    if engine.method.fine_tuning() and state.round <= settings.rounds:
+        with _named(record, settings.rounds + 1):
+            state, line = rounds.play_fine_tuning(engine, state, draws.at(settings.rounds + 1))
+        record.append(line)
+        resume.save(state)
+    record.finish(state)
+    resume.clear()
+    return state
+
+
+@contextmanager
+def _named(record: Record, round: int) -> Iterator[None]:
+    """Say in which cell and round something failed."""
+    try:
+        yield
+    except HetflError as error:
+        raise HetflError(f"{record.folder}: round {round}: {error}") from error
+
+
+def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, identity: str) -> Run:
+    """A run as its record describes it when it begins."""
+    models = setup.federation.models
+    trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
+    return Run(
+        format=FORMAT,
+        fingerprint=identity,
+        experiment=cell.experiment,
+        row=cell.row,
+        title=cell.title,
+        paper=cell.paper,
+        table=cell.experiment,
+        method=cell.method,
+        dataset=cell.dataset,
+        split=cell.split,
+        seed=cell.seed,
+        models=[model.name for model in models],
+        settings=cell.settings,
+        partition=cell.partition,
+        input=cell.input.model_dump(),
+        public=None if cell.public is None else cell.public.model_dump(),
+        rounds=cell.settings["rounds"],
+        clients=len(models),
+        class_counts=_class_counts(setup),
+        inputs=reads,
+        numerics=used(cell),
+        data_source=read_card(workspace.dataset(cell.dataset)).source,
+        parameters=Parameters(
+            trainable=[trained[model] for model in models], total=[model.total_elements for model in models]
+        ),
+        versions=versions(),
+        device=device_name(setup.federation.device),
+        engine=setup.engine.name,
+        precision=setup.federation.precision,
+        threads=torch.get_num_threads(),
+        source=source_digest(),
+        commit=commit(workspace.root),
+        status="running",
+        started=now(),
+    )
+
+
+def _trained(setup: Setup, model: Model) -> int:
+    """Elements that a client's first round changes."""
+    wanted = {name for phase in setup.method.phases(1) for name in model.names(phase.trains)}
+    return sum(tensor.numel() for name, tensor in model.init(setup.draws, 0).items() if name in wanted)
+
+
+def _class_counts(setup: Setup) -> ClassCounts:
+    """Samples per client and class that each client trains on and is tested on."""
+    federation, classes = setup.federation, setup.federation.num_classes
+
+    def tested(data: ClientData) -> torch.Tensor:
+        return torch.bincount(data.test_images.labels[data.test], minlength=classes)
+
+    return ClassCounts(
+        train=[client.class_counts.tolist() for client in federation.clients],
+        test=[tested(data).tolist() for data in federation.data],
+    )

@@ -1,0 +1,125 @@
+"""What makes a run this run: its settings, the checksums of what it reads, and the versions of its numerics."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from hetfl.data.partitions import PartitionSettings, Scheme
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Cell, Workspace, weights_read
+from hetfl.experiments.versions import used
+from hetfl.files import read_json, sha256_json
+from hetfl.methods import method_class
+from hetfl.models.registry import weights_checksum
+from hetfl.schema import Inputs, Run
+
+_SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
+
+
+def identity(cell: Cell, inputs: Inputs) -> dict[str, Any]:
+    """All that decides a run's numbers, as JSON.
+
+    Settings are those that differ from their defaults, so that a setting that is added leaves every run as it is. A
+    default that changes needs a raised version instead: the golden curves pin the defaults, too.
+
+    Args:
+        cell: the run.
+        inputs: from :func:`inputs`.
+    """
+    settings = method_class(cell.method).Settings.model_validate(cell.settings)
+    return {
+        "method": cell.method,
+        "settings": settings.model_dump(mode="json", exclude_defaults=True),
+        "models": cell.models,
+        "input": cell.input.model_dump(mode="json", exclude_defaults=True),
+        "public": cell.public and cell.public.split,
+        "seed": cell.seed,
+        "inputs": inputs.as_json(),
+        "numerics": used(cell),
+    }
+
+
+def fingerprint(cell: Cell, inputs: Inputs) -> str:
+    """The checksum of a run's :func:`identity`, in hex."""
+    return sha256_json(identity(cell, inputs))
+
+
+def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
+    """Why a record is not of a cell, e.g. ``methods.fedavg 1, now 2``; empty if it is.
+
+    Args:
+        run: what the record says.
+        cell: the run that is wanted.
+        inputs: from :func:`inputs`.
+    """
+    if run.fingerprint == fingerprint(cell, inputs):
+        return []
+    told = {"method": run.method, "seed": run.seed, **run.settings, "input": run.input}
+    told |= {"public": run.public, **_flat(run.inputs), **run.numerics}
+    wanted = {"method": cell.method, "seed": cell.seed, **cell.settings, "input": cell.input.model_dump()}
+    wanted |= {"public": cell.public and cell.public.model_dump(), **_flat(inputs), **used(cell)}
+    told, wanted = json.loads(json.dumps([told, wanted]))
+    found = [
+        f"{name} {_short(told[name])}, now {_short(wanted[name])}"
+        for name in wanted
+        if name in told and told[name] != wanted[name]
+    ]
+    return found or ["models, or what is not recorded"]
+
+
+def _flat(inputs: Inputs) -> dict[str, Any]:
+    weights = {f"weights of {name}": value for name, value in inputs.weights.items()}
+    return {**inputs.as_json(), "weights": {}} | weights
+
+
+def _short(value: Any) -> str:
+    return value[:8] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def inputs(cell: Cell, workspace: Workspace) -> Inputs:
+    """Checksums of what a run reads: the data set, the partition and the weights it starts from.
+
+    Raises:
+        HetflError: something is missing, or the partition was made with other settings; one line says which command
+            makes or fetches it.
+    """
+    card = workspace.dataset(cell.dataset) / "card.json"
+    if not card.exists():
+        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download-{cell.dataset}")
+    public = {}
+    if cell.public is not None:
+        shared = workspace.dataset(cell.public.dataset) / "card.json"
+        if not shared.exists():
+            make = f"dvc repro download-{cell.public.dataset}"
+            raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
+        public = {"public": read_json(shared)["checksum"]}
+    return Inputs(
+        dataset=read_json(card)["checksum"],
+        partition=_partition_checksum(cell, workspace),
+        weights={name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
+        **public,
+    )
+
+
+def _partition_checksum(cell: Cell, workspace: Workspace) -> str:
+    """SHA-256 over what of a partition decides a run: the indices, and the splits that they count through.
+
+    The rest of the card describes the partition and follows from these.
+    """
+    path = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
+    make = f"make it with dvc repro partition@{cell.dataset}"
+    if not path.exists():
+        raise HetflError(f"{path}: the partition is missing; {make}")
+    card = read_json(path)
+    try:
+        same = _SCHEME.validate_python(card["settings"]) == _SCHEME.validate_python(cell.partition)
+        decisive = {name: card[name] for name in ("sha256", "clients", "splits", "dataset_checksum")}
+    except (KeyError, TypeError, ValidationError) as error:
+        raise HetflError(f"{path}: is not the card of a partition; {make}") from error
+    if not same:
+        where = f"params.yaml: partitions.{cell.dataset}.splits.{cell.split}"
+        raise HetflError(f"{path}: has other settings than {where}; {make}")
+    return sha256_json(decisive)

@@ -1,0 +1,361 @@
+"""params.yaml in full: experiments resolved into cells, everything checked before any work starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from hetfl.config import Settings, read_yaml, validate
+from hetfl.data import catalogue
+from hetfl.data.inputs import InputSettings
+from hetfl.data.partitions import PartitionSettings
+from hetfl.errors import HetflError, unknown
+from hetfl.experiments.settings import (
+    Experiment,
+    Name,
+    ProtocolSettings,
+    PublicSettings,
+    Row,
+    Seeds,
+    check_shared,
+    layers,
+    read_experiments,
+)
+from hetfl.methods import METHODS, create, method_class
+from hetfl.models import check_name, check_options
+from hetfl.models.registry import head_of
+from hetfl.training.pretrain import PretrainSettings
+
+
+class PartitionsSettings(Settings):
+    """How a data set is shared among clients: once per split and seed, for every experiment alike."""
+
+    seeds: Seeds
+    splits: dict[Name, PartitionSettings] = Field(min_length=1)
+
+
+class ComputeSettings(Settings):
+    """Where and how runs are computed; cannot change what they mean.
+
+    Attributes:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<n>``.
+        jobs: cells at once; 0 stands for one per CPU core, or one on a GPU.
+        threads: torch threads of each job.
+        engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU.
+        precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: what is faster on the
+            device.
+    """
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    jobs: int = Field(default=0, ge=0)
+    threads: int = Field(default=1, ge=1)
+    engine: Literal["auto", "sequential", "batched"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+class DataSettings(Settings):
+    """The data sets in use, by name, and where local copies lie.
+
+    Attributes:
+        mirror: a folder that is looked in before anything is downloaded; ``HETFL_MIRROR`` overrides it.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    mirror: str | None = None
+
+    @property
+    def sets(self) -> dict[str, Any]:
+        """Raw settings of each data set."""
+        return self.model_extra or {}
+
+    def folder(self) -> Path | None:
+        """The mirror that is in force.
+
+        Raises:
+            HetflError: it does not exist.
+        """
+        name = os.environ.get("HETFL_MIRROR") or self.mirror
+        if name and not Path(name).is_dir():
+            raise HetflError(f"data.mirror (or HETFL_MIRROR): {name!r} is not a folder; name one or leave it empty")
+        return Path(name) if name else None
+
+
+class Params(Settings):
+    """All of params.yaml, with the papers' experiments; each by the name that its runs lie under."""
+
+    compute: ComputeSettings = ComputeSettings()
+    data: DataSettings
+    partitions: dict[Name, PartitionsSettings]
+    models: dict[str, Annotated[list[str], Field(min_length=1)]]
+    pretrain: dict[str, PretrainSettings] = {}
+    protocols: dict[Name, ProtocolSettings] = {}
+    experiments: dict[str, Experiment] = {}
+
+
+class Cell(Settings):
+    """One run, fully resolved: what is trained, on what, how, with which seed."""
+
+    experiment: str
+    row: str
+    title: str
+    paper: str
+    split: str
+    seed: int
+    dataset: str
+    models: list[str]
+    partition: dict[str, Any]
+    input: InputSettings
+    public: PublicSettings | None
+    method: str
+    settings: dict[str, Any]
+    features: int = 0
+
+    @property
+    def path(self) -> Path:
+        """Where the cell lies below ``runs/`` and ``evaluations/``."""
+        return Path(self.experiment) / self.method / self.row / f"{self.split}-s{self.seed}"
+
+
+class Workspace:
+    """The folders of a checkout.
+
+    Args:
+        root: the repository's root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.params = root / "params.yaml"
+        self.data, self.weights, self.partitions = root / "data", root / "weights", root / "partitions"
+        self.runs, self.evaluations = root / "runs", root / "evaluations"
+        self.tables, self.figures, self.report = root / "tables", root / "figures", root / "report"
+        self.scratch = root / ".hetfl"
+
+    def dataset(self, name: str) -> Path:
+        """The folder of a prepared data set."""
+        return self.data / name
+
+    def partition(self, dataset: str, split: str, seed: int) -> Path:
+        """The folder of one partition."""
+        return self.partitions / dataset / f"{split}-s{seed}"
+
+    def table(self, name: str) -> Path:
+        """The folder of a table in every format, with the curves of its runs."""
+        return self.tables / name
+
+    def figure(self, name: str) -> Path:
+        """A figure's files without their endings."""
+        return self.figures / name / name
+
+    def resume_points(self, cell: Cell) -> Path:
+        """The folder of a cell's resume points, one folder per fingerprint."""
+        return self.scratch / "resume" / ".".join(cell.path.parts)
+
+    def lock(self, path: Path) -> Path:
+        """The file that whoever changes the record at a cell's path holds a lock on."""
+        return self.scratch / "locks" / f"{'.'.join(path.parts)}.lock"
+
+
+def load_params(path: Path) -> Params:
+    """Read and check params.yaml as a whole, and the experiments in ``pipeline/<paper>/params.yaml`` beside it.
+
+    Raises:
+        HetflError: one line about the first mistake.
+    """
+    where = path.name
+    raw = read_yaml(path)
+    written = {where: raw.pop("experiments", {})}
+    params = validate(Params, raw, where, source=(path,))
+    for name, settings in params.data.sets.items():
+        validate(catalogue.entry(name, f"{where}: data").settings, settings, f"{where}: data.{name}")
+    for dataset in params.partitions:
+        _known("data set", dataset, params.data.sets, f"{where}: partitions")
+    for name, pretrain in params.pretrain.items():
+        _known("data set", pretrain.dataset, params.data.sets, f"{where}: pretrain.{name}.dataset")
+    for name, protocol in params.protocols.items():
+        _check_protocol(protocol, f"{where}: protocols.{name}")
+    for other in sorted(path.parent.glob("pipeline/*/params.yaml")):
+        content, file = read_yaml(other), str(other.relative_to(path.parent))
+        for key in content:
+            if key != "experiments":
+                raise unknown("setting", key, ["experiments"], file)
+        written[file] = content.get("experiments", {})
+    found: dict[str, Experiment] = {}
+    for file, blocks in written.items():
+        for name, experiment in read_experiments(blocks, path.parent, file, params.protocols).items():
+            if name in found:
+                raise HetflError(f"{file}: experiments: {name!r} is in {found[name].file} already; use another name")
+            found[name] = experiment
+    params = params.model_copy(update={"experiments": found})
+    for name in params.experiments:
+        cells(params, name)
+    return params
+
+
+def _check_protocol(protocol: ProtocolSettings, where: str) -> None:
+    check_shared(protocol.settings, f"{where}.settings")
+    for name, settings in protocol.methods.items():
+        cls = method_class(name, f"{where}.methods")
+        known = {key: value for key, value in protocol.settings.items() if key in cls.Settings.model_fields}
+        validate(cls.Settings, known, f"{where}.settings")
+        validate(cls.Settings, known | settings, f"{where}.methods.{name}")
+
+
+def check_models(params: Params, group: str, where: str = "params.yaml") -> None:
+    """Check that the models of a group exist; apart from :func:`load_params` because asking timm takes seconds.
+
+    Raises:
+        HetflError: a name is unknown.
+    """
+    for name in params.models[group]:
+        check_name(name, f"{where}: models.{group}")
+
+
+def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
+    """Check that every cell's models can be fitted out as its method wants them; asks timm as :func:`check_models`.
+
+    Raises:
+        HetflError: a model takes no such prompts, stem or image size, or a head is none that its method shares.
+    """
+    seen = set()
+    for cell in chosen:
+        experiment = params.experiments[cell.experiment]
+        at = _at(experiment, f"rows.{experiment.rows[cell.row].written}")
+        method = create(cell.method, cell.settings, 2)
+        options = method.model_options()
+        if method.linear_heads and (other := [name for name in cell.models if head_of(name)]):
+            raise HetflError(f"{at}: {cell.method} needs a linear head in all clients, {other[0]} has another")
+        if options.auxiliary is not None:
+            check_name(options.auxiliary, f"{at}.settings.auxiliary")
+        for name in dict.fromkeys(cell.models):
+            case = (name, options.model_dump_json(), cell.input.model_dump_json())
+            if case not in seen:
+                check_options(name, options, at, cell.input)
+            seen.add(case)
+
+
+def cells(params: Params, experiment: str) -> list[Cell]:
+    """Expand an experiment into its cells.
+
+    Raises:
+        HetflError: a name is unknown, a setting out of range, or a method cannot run on the model group.
+    """
+    _known("experiment", experiment, params.experiments, "params.yaml: experiments")
+    settings = params.experiments[experiment]
+    key = _at(settings)
+    _known("data set", settings.dataset, params.data.sets, f"{key}.dataset")
+    _known("model group", settings.models, params.models, f"{key}.models")
+    if settings.public is not None:
+        _known("data set", settings.public.dataset, params.data.sets, f"{key}.public.dataset")
+    if settings.dataset not in params.partitions:
+        raise HetflError(f"{key}.dataset: {settings.dataset!r} has no entry in partitions; add one")
+    shared = params.partitions[settings.dataset]
+    for split in settings.splits:
+        _known("split", split, shared.splits, f"{key}.splits")
+    for seed in settings.seeds:
+        if seed not in shared.seeds:
+            at = f"partitions.{settings.dataset}.seeds"
+            raise HetflError(f"{key}.seeds: {seed} is not among {at} {shared.seeds}; add it there")
+    check_shared(settings.defaults, f"{key}.defaults")
+    resolved = {}
+    for row, entry in settings.rows.items():
+        at = _at(settings, f"rows.{entry.written}")
+        if entry.models is not None:
+            _known("model group", entry.models, params.models, f"{at}.models")
+        for split in entry.splits or ():
+            _known("split", split, shared.splits, f"{at}.splits")
+        if entry.seeds and (extra := set(entry.seeds) - set(settings.seeds)):
+            raise HetflError(f"{at}.seeds: {min(extra)} is not among the experiment's seeds {settings.seeds}")
+        resolved[row] = _resolve(entry, settings, params)
+        for split in entry.splits or settings.splits:
+            held_out, there = resolved[row]["held_out"], shared.splits[split].clients
+            if held_out >= there:
+                raise HetflError(f"{at}: held_out is {held_out}, split {split!r} has {there} clients; hold out fewer")
+    return [
+        Cell(
+            experiment=experiment,
+            row=row,
+            title=entry.title,
+            paper=settings.paper,
+            split=split,
+            seed=seed,
+            dataset=settings.dataset,
+            models=params.models[entry.models or settings.models],
+            partition=shared.splits[split].model_dump(),
+            input=entry.input or settings.input,
+            public=settings.public if METHODS[entry.method].public else None,
+            method=entry.method,
+            settings=resolved[row],
+            features=settings.features,
+        )
+        for row, entry in settings.rows.items()
+        for split in entry.splits or settings.splits
+        for seed in entry.seeds or settings.seeds
+    ]
+
+
+def shared_settings(params: Params, experiment: str, method: str) -> dict[str, Any]:
+    """What a row of an experiment that says nothing of its own is set to beside its method's defaults."""
+    settings = params.experiments[experiment]
+    row = Row.plain(method)
+    return {name: value for _, layer in layers(settings, row, params.protocols) for name, value in layer.items()}
+
+
+def origins(params: Params, cell: Cell) -> dict[str, tuple[Any, str]]:
+    """A cell's settings, each with the place in the file that it comes from, or ``default`` of its method."""
+    experiment = params.experiments[cell.experiment]
+    found = dict.fromkeys(cell.settings, "default")
+    for place, settings in layers(experiment, experiment.rows[cell.row], params.protocols):
+        found |= dict.fromkeys(settings, f"{_file_of(place, experiment)}: {place}")
+    return {name: (value, found[name]) for name, value in cell.settings.items()}
+
+
+def _file_of(place: str, experiment: Experiment) -> str:
+    return experiment.file if place.startswith("experiments.") else "params.yaml"
+
+
+def _at(experiment: Experiment, place: str = "") -> str:
+    """A place of an experiment in its file, for messages."""
+    return f"{experiment.file}: experiments.{experiment.written}{f'.{place}' if place else ''}"
+
+
+def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]:
+    """A row's settings in full: its own, else what it shares with others, else the method's."""
+    at = _at(experiment, f"rows.{row.written}")
+    cls = method_class(row.method, f"{at}.method")
+    group = row.models or experiment.models
+    kinds = len(set(params.models[group]))
+    if not cls.heterogeneous and kinds > 1:
+        raise HetflError(
+            f"{at}.method: {row.method} needs one architecture for all clients, models {group!r} has {kinds}; "
+            "use a group of equal models"
+        )
+    if cls.public and experiment.public is None:
+        raise HetflError(f"{at}.method: {row.method} needs a public data set; name one in {_at(experiment)}.public")
+    given = [*layers(experiment, row, params.protocols)]
+    merged: dict[str, Any] = {}
+    for place, layer in given:
+        if layer:
+            merged |= layer
+            settings = validate(cls.Settings, merged, f"{_file_of(place, experiment)}: {place}")
+    settings = validate(cls.Settings, merged, at)
+    if settings.held_out and (cls.evaluates != "global" or cls.personal):
+        raise HetflError(f"{at}: {row.method} has no model for clients that never took part; set held_out to 0")
+    return settings.model_dump()
+
+
+def weights_read(cell: Cell) -> list[str]:
+    """The models whose stored weights a run starts from or sorts samples by."""
+    method = create(cell.method, cell.settings, 2)
+    query = method.queries()
+    by = [query.model] if query and query.model else []
+    return [*by, *(dict.fromkeys(cell.models) if method.model_options().weights == "pretrained" else ())]
+
+
+def _known(kind: str, name: str, known: Mapping[str, Any], where: str) -> None:
+    if name not in known:
+        raise unknown(kind, name, known, where)

@@ -1,0 +1,171 @@
+"""The run record: one folder per cell, the source of truth about a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+import hetfl
+from hetfl.files import write_json, write_text
+from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, read_rounds, read_run
+from hetfl.tensors import write_tensors
+from hetfl.training.state import State
+
+CORE = (
+    "config.py",
+    "draws.py",
+    "schema.py",
+    "message.py",
+    "optimisers.py",
+    "captured.py",
+    "data/batches.py",
+    "data/inputs.py",
+    "data/store.py",
+    "models",
+    "methods",
+    "training",
+)
+"""The parts of the package that a run goes through, whose digest its record keeps."""
+
+
+class Record:
+    """``run.json``, ``rounds.jsonl`` and ``model.safetensors`` of one run.
+
+    Args:
+        folder: ``runs/<experiment>/<method>/<row>/<split>-s<seed>``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rounds = folder / ROUNDS
+
+    def is_complete(self, fingerprint: str) -> bool:
+        """Whether the folder holds the finished run of this identity."""
+        if not all((self.folder / name).exists() for name in (RUN, ROUNDS, MODEL)):
+            return False
+        run = self.read()
+        return run is not None and run.complete and run.fingerprint == fingerprint
+
+    @property
+    def finished(self) -> bool:
+        """Whether the folder holds a finished run, of whatever identity."""
+        run = self.read()
+        return run is not None and run.complete
+
+    def read(self) -> Run | None:
+        """The content of ``run.json``; None where there is none."""
+        return read_run(self.folder)
+
+    def begin(self, run: Run, completed: int) -> None:
+        """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
+        kept = [line for line in self.lines() if line.round <= completed] if completed else []
+        self.run = run
+        for left in self.folder.glob(".*"):  # what a killed process could not rename
+            left.unlink()
+        # In this order no reader ever sees lines of an older run under the new run's description.
+        (self.folder / MODEL).unlink(missing_ok=True)
+        write_text(self._rounds, "".join(map(_line, kept)))
+        write_json(self.folder / RUN, run.as_json())
+
+    def append(self, line: Round) -> None:
+        """Add one round; on disk before the call returns."""
+        with self._rounds.open("a") as file:
+            file.write(_line(line))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def lines(self) -> list[Round]:
+        """The complete lines of ``rounds.jsonl``."""
+        return read_rounds(self.folder)
+
+    def finish(self, state: State) -> None:
+        """Write the final state of server and clients, then mark the run complete.
+
+        A run in which a client's loss or scores were not finite has the first such round as ``diverged``.
+        """
+        tensors = {
+            name: tensor
+            for name, tensor in state.tensors().items()
+            if "/optimiser/" not in name and "/memory/" not in name
+        }
+        write_tensors(self.folder / MODEL, tensors, {"round": str(state.round)})
+        first = next((line.round for line in self.lines() if line.diverged), None)
+        diverged = {} if first is None else {"diverged": first}
+        finished = self.run.model_copy(update={"status": "complete", "finished": now(), **diverged})
+        write_json(self.folder / RUN, finished.as_json())
+
+
+def _line(line: Round) -> str:
+    return json.dumps(line.as_json()) + "\n"
+
+
+@cache
+def source_digest() -> str:
+    """SHA-256 over the source that a run goes through, in hex."""
+    root = Path(hetfl.__file__).parent
+    parts = [root / part for part in CORE]
+    files = sorted(path for part in parts for path in ([part] if part.is_file() else part.rglob("*.py")))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def commit(root: Path) -> str:
+    """The checkout's commit, marked ``+changes`` where code or settings differ from it; ``unknown`` outside git."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        watched = ["src", "pipeline", "params.yaml", "dvc.yaml"]
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", *watched],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if changed else "")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    packages = ("torch", "torchvision", "timm", "numpy", "scikit-learn")
+    return {
+        "hetfl": hetfl.__version__,
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+
+
+@cache
+def device_name(device: torch.device) -> str:
+    """The kind of device and its model; of a processor with family and model number, as clouds hide its name."""
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        told = {
+            name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())
+        }
+        return f"{device.type}: {told['model name']} ({told['cpu family']}/{told['model']})"
+    except (OSError, KeyError):
+        return f"{device.type}: {platform.processor() or platform.machine()}"
+
+
+def now() -> str:
+    """The time as a record tells it: UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,106 @@
+"""Many cells on one machine."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import torch
+from joblib import Parallel, cpu_count, delayed
+
+from hetfl.errors import HetflError, one_line
+from hetfl.experiments.cell import run_cell
+from hetfl.experiments.evaluation import evaluate_cell
+from hetfl.experiments.identity import fingerprint, inputs
+from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
+from hetfl.experiments.record import Record
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that ``compute.device`` names; ``auto`` is the GPU if there is one.
+
+    Raises:
+        HetflError: a GPU is asked for and there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise HetflError(f"params.yaml: compute.device: {name!r} but torch sees no GPU; use auto or cpu")
+    return torch.device(name)
+
+
+def identities(cells: Sequence[Cell], workspace: Workspace) -> dict[Path, str]:
+    """The fingerprint that each cell's record must have, by the record's folder; checks the inputs of all cells.
+
+    Raises:
+        HetflError: an input is missing; nothing was written.
+    """
+    return {workspace.runs / cell.path: fingerprint(cell, inputs(cell, workspace)) for cell in cells}
+
+
+def unfinished(cells: Sequence[Cell], workspace: Workspace, identities: Mapping[Path, str]) -> list[Cell]:
+    """The cells that still need training; resume points of the others are of no more use and go."""
+    pending = []
+    for cell in cells:
+        folder = workspace.runs / cell.path
+        try:
+            complete = Record(folder).is_complete(identities[folder])
+        except HetflError:
+            complete = False  # training it says what is wrong with its record, and does not stop the others
+        if complete:
+            shutil.rmtree(workspace.resume_points(cell), ignore_errors=True)
+        else:
+            pending.append(cell)
+    return pending
+
+
+def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
+    """Train cells, several at once where the device is a CPU; one that fails does not stop the others.
+
+    Returns:
+        What went wrong in one line, by the folder of the cell's record.
+
+    Raises:
+        HetflError: there is no such device, or the system ended a process that trains.
+    """
+    return _each(run_cell, pending, workspace, compute)
+
+
+def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
+    """Test the checkpoints of cells; all else as :func:`run_cells`."""
+    return _each(evaluate_cell, trained, workspace, compute)
+
+
+Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], None]
+
+
+def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
+    device = pick_device(compute.device)
+    at_once = max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1
+    jobs = max(1, min(compute.jobs or at_once, len(chosen)))
+    attempts = (delayed(_attempt)(work, cell, workspace, device, compute) for cell in chosen)
+    try:
+        # One cell a task: the longest cells are few, and a worker that is free takes the next.
+        reasons = Parallel(n_jobs=jobs, batch_size=1)(attempts)
+    except BrokenProcessPool as error:
+        raise HetflError(
+            f"params.yaml: compute.jobs: {jobs} processes at once, and the system ended one of them, perhaps for "
+            "memory; set fewer and run the same command again, which continues"
+        ) from error
+    return {workspace.runs / cell.path: reason for cell, reason in zip(chosen, reasons, strict=True) if reason}
+
+
+def _attempt(
+    work: Work, cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings
+) -> str | None:
+    """Do one cell's work; what went wrong in one line, or None."""
+    try:
+        work(cell, workspace, device, compute)
+    except Exception as error:
+        if not isinstance(error, HetflError):
+            traceback.print_exc()  # nobody foresaw it, so whoever mends it needs all of it
+        return one_line(error)
+    return None

@@ -1,1 +1,0 @@
-"""The federation: plan, round loop, engines, resume points and the run record."""

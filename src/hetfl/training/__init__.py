@@ -1,0 +1,1 @@
+"""What a number comes from: the round loop, client state and the engines that run clients."""

@@ -1,0 +1,110 @@
+"""How much memory training takes, before it begins, and how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetfl.data.batches import DeviceImages
+from hetfl.methods.base import Method, Phase
+from hetfl.training.federation import Federation
+from hetfl.training.sequential import Stay
+
+SHARE = 0.8
+"""Of free memory that training may fill; the rest is for what lies between two operations."""
+
+
+def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
+    """Bytes of the tensors that a function's gradient needs later, those of ``known`` tensors left out."""
+    skipped = {tensor.untyped_storage()._cdata for tensor in known}
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # storages that are freed meanwhile would have their place taken
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in skipped:
+            sizes[storage._cdata] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kept.append(function())
+    return sum(sizes.values())
+
+
+def client_bytes(method: Method, stay: Stay, phase: Phase, images: DeviceImages) -> int:
+    """Bytes that a client's training takes besides the frozen weights.
+
+    That is its parameters and what it received, what its optimiser holds, the gradient, a batch, and what the
+    backward pass needs; the last by a forward pass of one image again and again, which shows every shape.
+    """
+    model, size = stay.client.model, phase.batch_size
+    names = model.names(phase.trains)
+    params = {name: tensor.clone().requires_grad_(name in names) for name, tensor in stay.params.items()}
+    slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
+    held = sum(map(_bytes, [*params.values(), *stay.received.values()]))
+    held += (1 + slots) * sum(_bytes(params[name]) for name in names)
+    nowhere = torch.zeros(size, dtype=torch.int64, device=images.device)
+    batch = replace(
+        images.batch(nowhere),
+        rows=nowhere if phase.data == "alignment" else None,
+        drawn=method.drawn(stay.received, size, 0),
+    )
+    known = [*model.tensors(), *params.values(), *stay.received.values()]
+    training = model.train(model.masks(0, size))
+    saved = saved_bytes(lambda: method.objective(training, params, batch, stay.received, phase), known)
+    return held + _bytes(batch.images) + saved
+
+
+def resident_bytes(federation: Federation) -> int:
+    """Bytes of what lies on the device all the time: the models' own weights and the images."""
+    models = {id(model): model for model in federation.models}.values()
+    sources = [
+        source for data in federation.data for source in (data.train_images, data.test_images, data.public_images)
+    ]
+    images = {id(source): source for source in sources if source is not None}.values()
+    tensors = [tensor for model in models for tensor in model.tensors()]
+    tensors += [tensor for source in images for tensor in source.tensors()]
+    return sum(_bytes(tensor) for tensor in {tensor.data_ptr(): tensor for tensor in tensors}.values())
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that could be allocated now; None where nobody says."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start measuring peak memory anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes: peak of the device's allocator, or of the process's resident memory on a CPU; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,195 @@
+"""What an evaluation stores of a state besides its accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from record_factory import make_round, make_run
+
+from hetfl.data.partitions import Partition
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.experiments import evaluation
+from hetfl.experiments.cell import Setup, run_rounds
+from hetfl.experiments.evaluation import evaluate_cell, groups, of_groups, of_window, representations
+from hetfl.experiments.plan import Cell, Workspace
+from hetfl.experiments.record import Record
+from hetfl.tensors import read_tensors
+from hetfl.training import rounds
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Sequential
+from hetfl.training.state import ResumePoints, State
+
+DRAWS = Draws(0)
+
+
+def played(engine: Sequential, last: int = 2) -> State:
+    state, _ = start(engine, DRAWS)
+    for number in range(1, last + 1):
+        state, _ = play_round(engine, state, DRAWS.at(number))
+    return state
+
+
+def features(engine: Sequential, state: State, client: int, index: torch.Tensor, train: bool) -> torch.Tensor:
+    """One image at a time."""
+    data, model = engine.federation.data[client], engine.federation.clients[client].model
+    images = data.train_images if train else data.test_images
+    params = state.clients[client].params
+    rows = [model(params, images.batch(place[None]).images).features for place in index]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
+def test_stored_prototypes_are_the_means_of_features(toy_engine, method: str) -> None:
+    engine = toy_engine(method, "resnets")
+    state = played(engine)
+    stored = representations(engine, state, DRAWS.at(2), samples=20)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()} == {
+        "features": ((20, 16), torch.float32),
+        "labels": ((20,), torch.int16),
+        "client": ((20,), torch.int16),
+        "clients": ((3, 3, 16), torch.float32),
+        "owned": ((3, 3), torch.bool),
+        "global": ((3, 16), torch.float32),
+        "global_valid": ((3,), torch.bool),
+    }
+    # The first client has no sample of the last class.
+    assert stored["owned"].tolist() == [[True, True, False], [True] * 3, [True] * 3]
+    for k, data in enumerate(engine.federation.data):
+        labels = data.train_images.labels[data.train]
+        for label in range(3):
+            places = data.train[labels == label]
+            expected = features(engine, state, k, places, train=True).mean(0) if len(places) else torch.zeros(16)
+            torch.testing.assert_close(stored["clients"][k, label], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stored["global"], state.server["means"])
+    assert stored["global_valid"].all()
+
+
+def test_stored_samples_are_those_of_each_client_and_the_same_for_every_method(toy_engine, toy_data) -> None:
+    # Clients with 5, 0 and 21 test samples of their own.
+    parts = tuple(np.arange(60)[start::3] for start in range(3))
+    own = Partition(parts, (np.arange(5), np.arange(0), np.arange(5, 26)))
+    engines = {method: toy_engine(method, "resnets", partition=own) for method in ("fedproto", "lg-fedavg")}
+    # A state of another round: the draw knows only the seed.
+    stored = {
+        method: representations(engine, played(engine, rounds), DRAWS.at(rounds), samples=12)
+        for rounds, (method, engine) in enumerate(engines.items(), start=1)
+    }
+    assert set(stored["lg-fedavg"]) == {"features", "labels", "client"}
+    for name in ("labels", "client"):
+        assert torch.equal(stored["fedproto"][name], stored["lg-fedavg"][name])
+    clients = stored["fedproto"]["client"].tolist()
+    assert clients == sorted(clients)
+    assert set(clients) == {0, 2}
+    state = played(engines["fedproto"], 1)
+    rows = {k: features(engines["fedproto"], state, k, torch.from_numpy(own.test[k]), False) for k in (0, 2)}
+    labels = toy_data.split("test").labels
+    seen = set()
+    for row, label, k in zip(*(stored["fedproto"][name] for name in ("features", "labels", "client")), strict=True):
+        place = int((rows[int(k)] - row).abs().sum(dim=1).argmin())
+        torch.testing.assert_close(rows[int(k)][place], row, rtol=1e-5, atol=1e-6)
+        assert labels[own.test[int(k)][place]] == label
+        seen.add((int(k), place))
+    assert len(seen) == 12, "drawn without replacement"
+
+
+def test_fewer_test_samples_than_wanted_are_all_stored(toy_engine) -> None:
+    engine = toy_engine("fedproto", "resnets")
+    stored = representations(engine, played(engine, 1), DRAWS, samples=1000)
+    # All three clients are tested on the same thirty.
+    assert torch.bincount(stored["client"].int()).tolist() == [30, 30, 30]
+
+
+def test_before_the_first_round_there_is_nothing_global(toy_engine) -> None:
+    engine = toy_engine("fedproto", "resnets")
+    state, _ = start(engine, DRAWS)
+    assert set(representations(engine, state, DRAWS, 5)) == {"features", "labels", "client"}
+
+
+@pytest.fixture
+def finished(toy_engine, toy_data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Trains a cell of the toy federation; returns the cell with some features, and its workspace."""
+
+    def train(method: str, features: int, **settings) -> tuple[Cell, Workspace]:
+        engine = toy_engine(method, "resnets", **settings)
+        cell = Cell.model_construct(
+            experiment="toy", row=method, method=method, split="iid", seed=0, features=features, settings=settings
+        )
+        workspace = Workspace(tmp_path)
+        record, resume = Record(workspace.runs / cell.path), ResumePoints(tmp_path / "resume")
+        run_rounds(engine, DRAWS, record, resume, make_run(fingerprint="f", device="cpu"))
+        setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
+        monkeypatch.setattr(evaluation, "set_up", lambda *_: setup)
+        return cell, workspace
+
+    return train
+
+
+def test_an_evaluation_writes_prototypes_where_features_are_wanted(finished) -> None:
+    cell, workspace = finished("fedtgp", features=7)
+    folder = workspace.evaluations / cell.path
+    written = []
+    for _ in range(2):
+        evaluate_cell(cell, workspace, torch.device("cpu"))
+        written.append((folder / "prototypes.safetensors").read_bytes())
+    assert written[0] == written[1]
+    assert len(read_tensors(folder / "prototypes.safetensors")[0]["features"]) == 7
+    assert json.loads((folder / "metrics.json").read_text())["fingerprint"] == "f"
+    evaluate_cell(cell.model_copy(update={"features": 0}), workspace, torch.device("cpu"))
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "per_class.csv"]
+
+
+def test_features_of_several_sizes_are_refused(finished) -> None:
+    cell, workspace = finished("feddistill", features=7)
+    with pytest.raises(
+        HetflError, match=r"experiments\.toy\.features: the models of row feddistill have features of"
+    ):
+        evaluate_cell(cell, workspace, torch.device("cpu"))
+    assert not workspace.evaluations.exists()
+
+
+@pytest.mark.parametrize("method", ["fgpt", "fed-dualprompt", "sgpt"])
+def test_groups_are_those_of_the_inference_rule(toy_engine, method: str) -> None:
+    settings = {"shared_blocks": (1,), "group_blocks": (2,), "groups": 4, "participation": 1.0}
+    engine = toy_engine(method, **settings)
+    state = played(engine)
+    found = groups(engine, state, DRAWS.at(2))
+    assert {name: (len(values), values.dtype) for name, values in found.items()} == dict.fromkeys(
+        ("group", "label", "client", "cluster"), (60, torch.int16)
+    )
+    params, received = rounds.tested_with(engine, state, DRAWS.at(2), 0)
+    for k, data in enumerate(engine.federation.data):
+        batch, mine = data.train_images.batch(data.train), found["client"] == k
+        assert torch.equal(found["group"][mine].long(), engine.method.choose(params, batch, received))
+        assert torch.equal(found["label"][mine].long(), batch.labels)
+    told = of_groups(found, settings)
+    assert 0 <= told["group_entropy"] <= 1 and told["congruence"] > 0
+
+
+def test_methods_that_do_not_sort_have_no_groups(toy_engine) -> None:
+    engine = toy_engine("fedavg")
+    assert groups(engine, played(engine), DRAWS.at(2)) == {} and of_groups({}, {}) == {}
+
+
+def test_a_window_is_reported_where_the_method_has_one() -> None:
+    other = [{"accuracy": [share, 0.5], "pooled": share} for share in (0.1, 0.3)]
+    lines = [
+        make_round(1, accuracy=[0.0, 1.0], pooled=0.9),
+        *(make_round(2 + n, accuracy=[0.2, None], pooled=0.2, also={"top-2": one}) for n, one in enumerate(other)),
+    ]
+    assert of_window(lines, {}) == {}
+    closing = make_round(4, accuracy=[1.0, 1.0], pooled=1.0, closing=True, also={"top-2": other[0]})
+    assert of_window([*lines, closing], {"window": 2}) == of_window(lines, {"window": 2})
+    # A round without a test between the other rule's two: its window of two has the last one only.
+    untested = make_round(3, accuracy=None, pooled=None)
+    apart = [*lines[:2], untested, lines[2].model_copy(update={"round": 4})]
+    assert of_window(apart, {"window": 2})["also"]["top-2"]["window_rounds"] == 1
+    found = of_window(lines, {"window": 2})
+    assert (found["window_pooled"], found["window_variance"], found["window_rounds"]) == (0.2, 0.0, 2)
+    assert found["also"]["top-2"]["window_pooled"] == pytest.approx(0.2)
+    assert found["also"]["top-2"]["window_variance"] == pytest.approx(0.01)
+    assert found["also"]["top-2"]["window_lowest"] == pytest.approx(0.2)

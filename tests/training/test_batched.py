@@ -1,0 +1,241 @@
+"""The batched engine trains clients together and gives what one after another gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from record_factory import make_run
+
+from hetfl.data.batches import DeviceImages
+from hetfl.draws import Draws
+from hetfl.experiments.cell import run_rounds
+from hetfl.experiments.record import Record
+from hetfl.methods import METHODS, create
+from hetfl.methods.fedkd import restore
+from hetfl.training import batched
+from hetfl.training.batched import Batched, Program
+from hetfl.training.engines import make_engine
+from hetfl.training.memory import SHARE, client_bytes, saved_bytes
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Sequential, Stay, Visit
+from hetfl.training.state import ClientState, ResumePoints
+
+VARIANTS = {
+    **{name: (name, {}) for name in METHODS},
+    "fedavg with adam": ("fedavg", {"optimiser": "adam"}),
+    "fedproto with adam that is kept": ("fedproto", {"optimiser": "adam", "keep_optimiser": True}),
+    "fedproto in the stored order, whole batches": ("fedproto", {"shuffle": False, "drop_last": True}),
+    "fedprox without momentum": ("fedprox", {"momentum": 0.0}),
+    "fedhe by sweep": ("fedhe", {"collect": "sweep"}),
+    "fedhpl with frames": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
+    "fedhpl with dropout": ("fedhpl", {"prompt_dropout": 0.3}),
+    "fedhpl-shallow with dropout": ("fedhpl", {"prompts": "shallow", "prompt_dropout": 0.3}),
+    "sgpt by vote": ("sgpt", {"vote": True}),
+}
+
+
+def groups(variant: str) -> list[str]:
+    """Groups in which an architecture has more than one client."""
+    method, settings = VARIANTS[variant]
+    if settings.get("prompts") == "frame":
+        return ["two resnets"]
+    one = not METHODS[method].heterogeneous
+    trained = create(method, settings, 3).model_options().body == "trained"
+    return ["homogeneous"] if one else ["homogeneous", "two vits", *(["two resnets"] if trained else [])]
+
+
+CASES = [(variant, group) for variant in VARIANTS for group in groups(variant)]
+
+
+def both(toy_engine, variant: str, group: str, dtype: torch.dtype):
+    """What clients send and become in the second round, together and one by one.
+
+    They have 15, 19 and 26 samples in batches of 8, so that last batches differ, and clients end one after another.
+    """
+    method, settings = VARIANTS[variant]
+    one_by_one = toy_engine(method, group, dtype, **settings)
+    together = Batched(one_by_one.method, one_by_one.federation)
+    draws = Draws(0)
+    state, _ = start(one_by_one, draws)
+    state, _ = play_round(one_by_one, state, draws.at(1))
+    visits = [
+        Visit(k, state.clients.get(k, ClientState()), one_by_one.method.downlink(state.server, k)) for k in range(3)
+    ]
+    expected, found = (
+        {update.client: update for update in engine.train(visits, draws.at(2))} for engine in (one_by_one, together)
+    )
+    return [(found[k], expected[k]) for k in range(3)]
+
+
+@pytest.mark.parametrize(("variant", "group"), CASES)
+def test_clients_trained_together_become_what_they_become_one_by_one(toy_engine, variant, group):
+    for found, expected in both(toy_engine, variant, group, torch.float64):
+        assert_close(found.uplink, expected.uplink)
+        for part in ("params", "optimiser", "memory"):
+            assert_close(getattr(found.state, part), getattr(expected.state, part))
+        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6, check_dtype=False)
+        assert found.observed.keys() == expected.observed.keys()
+        for name, values in expected.observed.items():
+            for got, value in zip(
+                *(v if isinstance(v, list) else [v] for v in (found.observed[name], values)), strict=True
+            ):
+                assert got == (value if value is None else pytest.approx(value, rel=1e-5))
+
+
+def assert_close(found, expected) -> None:
+    """Equal names; values equal but for 1e-7 of a tensor's largest one, and what Adam makes of gradients that are all
+    rounding."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-7 * largest + 2e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_uplinks_in_float32_differ_by_rounding(toy_engine, method):
+    """By less than 1e-5 of a message's length."""
+    for found, expected in both(toy_engine, method, "homogeneous", torch.float32):
+        # Factors of a matrix are free to change their signs.
+        sent, wanted = (restore(u) if method == "fedkd" else u for u in (found.uplink, expected.uplink))
+        assert list(sent) == list(wanted)
+        difference, whole = 0.0, 0.0
+        for name, tensor in wanted.items():
+            difference += float((sent[name].double() - tensor.double()).square().sum())
+            whole += float(tensor.double().square().sum())
+        assert difference <= 1e-10 * whole
+
+
+def test_engines_are_chosen_by_device_or_name(toy_engine):
+    reference = toy_engine("fedavg")
+    parts = reference.method, reference.federation
+    on_gpu = replace(reference.federation, device=torch.device("cuda"))
+    assert make_engine(*parts).name == make_engine(*parts, "sequential").name == "sequential"
+    assert make_engine(*parts, "batched").name == make_engine(parts[0], on_gpu).name == "batched"
+
+
+def test_methods_that_cannot_be_mapped_run_one_by_one(toy_engine, monkeypatch):
+    reference = toy_engine("fedmix")
+    engine = Batched(reference.method, reference.federation)
+    monkeypatch.setattr(Batched, "_train_together", None)
+    state, _ = start(engine, Draws(0))
+    assert play_round(engine, state, Draws(0).at(1))[1].round == 1
+
+
+def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_engine, monkeypatch, caplog):
+    """Whatever the chunks, numbers are the same."""
+    reference = toy_engine("fedavg", dtype=torch.float64)
+    sizes: list[int] = []
+    together = Batched._train_together
+
+    def limited(self, stays, *more):
+        sizes.append(len(stays))
+        if len(stays) > limit:
+            raise torch.OutOfMemoryError
+        yield from together(self, stays, *more)
+
+    monkeypatch.setattr(Batched, "_train_together", limited)
+    ends = []
+    for limit, free, expected, warnings in (  # noqa: B007, limited() reads it
+        (3, None, [3, 3], 0),
+        (3, 2.6, [2, 1, 2, 1], 0),  # room for two
+        (1, None, [3, 1, 1, 1, 1, 1, 1], 1),  # and remembered in the second round
+        (3, 0.1, [1, 1, 1, 1, 1, 1], 0),
+    ):
+        need = client_bytes(reference.method, arrived(reference), reference.method.phase(), images_of(reference))
+        room = None if free is None else int(free * need / SHARE)
+        monkeypatch.setattr(batched, "free_bytes", lambda device, room=room: room)
+        engine = Batched(reference.method, reference.federation)
+        sizes.clear()
+        caplog.clear()
+        state, _ = start(engine, Draws(0))
+        for round in (1, 2):
+            state, _ = play_round(engine, state, Draws(0).at(round))
+        assert sizes == expected
+        assert [record.getMessage() for record in caplog.records] == [
+            "out of memory with 3 clients of digits_vit_base at once; going on with 1"
+        ] * warnings
+        ends.append(state.tensors())
+    for end in ends[1:]:
+        assert_close(end, ends[0])
+
+
+def test_one_client_that_does_not_fit_is_an_error(toy_engine, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("all 1 GiB are taken")
+
+    reference = toy_engine("fedavg")
+    engine = Batched(reference.method, reference.federation)
+    monkeypatch.setattr(Batched, "_train_together", full)
+    state, _ = start(engine, Draws(0))
+    with pytest.raises(torch.OutOfMemoryError, match="1 GiB"):
+        play_round(engine, state, Draws(0).at(1))
+
+
+def test_architectures_take_turns(toy_engine, monkeypatch):
+    """So that no architecture's steps keep another's out of the device's queues."""
+    reference = toy_engine("fedhpl", "two vits")
+    engine = Batched(reference.method, reference.federation)
+    steps: list[str] = []
+    real = Program.step
+    monkeypatch.setattr(Program, "step", lambda self, *given: (steps.append(self.model.name), real(self, *given)))
+    state, _ = start(engine, Draws(0))
+    play_round(engine, state, Draws(0).at(1))
+    # Clients with 15, 19 and 26 samples in batches of 8; two of them have the small network.
+    small, base = reference.federation.clients[0].model.name, reference.federation.clients[1].model.name
+    taken = [(steps[: 2 * turn].count(small), steps[: 2 * turn].count(base)) for turn in range(1, 4)]
+    assert taken == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monkeypatch):
+    """Stacked parameters and optimisers live on from round to round, but not from process to process."""
+
+    def play(name: str) -> bytes:
+        reference = toy_engine("fedproto", "two resnets", optimiser="adam", keep_optimiser=True)
+        record, resume = Record(tmp_path / name), ResumePoints(tmp_path / f"{name}-resume")
+        run_rounds(Batched(reference.method, reference.federation), Draws(0), record, resume, make_run())
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    whole, save = play("whole"), ResumePoints.save
+
+    def killed(self, state):
+        save(self, state)
+        if state.round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumePoints, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play("killed")
+    assert play("killed") == whole
+
+
+def arrived(engine: Sequential) -> Stay:
+    state, _ = start(engine, Draws(0))
+    return engine._arrive(Visit(2, ClientState(), engine.method.downlink(state.server, 2)), Draws(0).at(1))
+
+
+def images_of(engine: Sequential) -> DeviceImages:
+    return engine.federation.data[2].train_images
+
+
+@pytest.mark.parametrize(
+    ("method", "group"), [("fedavg", "homogeneous"), ("fedhpl", "homogeneous"), ("fedproto", "resnets")]
+)
+def test_memory_is_predicted_from_shapes(toy_engine, method, group):
+    """What a real backward pass keeps, byte for byte, beside what is held anyway."""
+    engine = toy_engine(method, group)
+    stay, phase, images = arrived(engine), engine.method.phase(), images_of(engine)
+    model, params = stay.client.model, {name: tensor.clone() for name, tensor in stay.params.items()}
+    names = model.names(phase.trains)
+    for name in names:
+        params[name].requires_grad_()
+    batch = images.batch(stay.data.train[:8])
+    known = [*model.tensors(), *params.values(), *stay.received.values()]
+    kept = saved_bytes(lambda: engine.method.objective(model.train(), params, batch, stay.received, phase), known)
+    trained = sum(4 * params[name].numel() for name in names)
+    held = sum(4 * tensor.numel() for tensor in [*params.values(), *stay.received.values()])
+    # The gradient and the momentum have the parameters' size.
+    expected = held + 2 * trained + 4 * batch.images.numel() + kept
+    assert client_bytes(engine.method, stay, phase, images) == pytest.approx(expected, rel=0.01)

@@ -1,0 +1,57 @@
+"""Participants that take no step, since they have fewer samples than a batch and incomplete ones are left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hetfl.draws import Draws
+from hetfl.training.engines import ENGINES
+from hetfl.training.rounds import play_round, start
+
+COLLECTING = {
+    "fedproto": {"collect": "training", "optimiser": "adam", "keep_optimiser": True},
+    "fedtgp": {"collect": "training", "server_batch": 8},
+    "feddistill": {"collect": "training"},
+    "fedhe": {"collect": "training"},
+    "sgpt": {},
+}
+"""Methods that collect from the training passes."""
+
+
+@pytest.mark.parametrize("size", [16, 20, 32])  # the clients have 15, 19 and 26 samples
+@pytest.mark.parametrize("method", COLLECTING)
+def test_who_takes_no_step_sends_no_rows(toy_engine, method, size):
+    ends = []
+    for engine in ENGINES.values():
+        reference = toy_engine(method, dtype=torch.float64, drop_last=True, batch_size=size, **COLLECTING[method])
+        chosen = engine(reference.method, reference.federation)
+        state, _ = start(chosen, Draws(0))
+        sent = {}
+        real = chosen.train
+
+        def watched(*given, sent=sent, real=real):
+            for update in real(*given):
+                sent[update.client] = update.uplink
+                yield update
+
+        chosen.train = watched
+        for round in (1, 2, 3):
+            state, line = play_round(chosen, state, Draws(0).at(round))
+            for k, samples in enumerate((15, 19, 26)):
+                rows = sent[k]["counts"].sum() if method == "sgpt" else sent[k].size.elements
+                assert bool(rows) == bool(line.loss[k]) == (samples >= size)
+        assert all(torch.isfinite(tensor).all() for tensor in state.server.values())
+        ends.append(state.tensors())
+    assert ends[0].keys() == ends[1].keys()
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(ends[1][name], tensor, rtol=1e-7, atol=1e-8)
+
+
+def test_others_class_means_are_as_without_those_who_take_no_step(toy_engine):
+    engine = toy_engine("fedproto", collect="training", drop_last=True, batch_size=20)
+    state, _ = start(engine, Draws(0))
+    state, line = play_round(engine, state, Draws(0).at(1))
+    only = engine.method.aggregate({}, {2: engine.method.downlink(state.server, 0)}, Draws(0).at(1))
+    assert all(torch.equal(state.server[name], only[name]) for name in only)
+    assert line.up.elements == 3 * (16 + 1)

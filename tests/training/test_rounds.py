@@ -1,0 +1,265 @@
+"""Resume, record and schedule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from record_factory import make_run
+
+from hetfl.draws import Draws
+from hetfl.experiments.cell import run_rounds
+from hetfl.experiments.record import Record
+from hetfl.schema import Accuracies
+from hetfl.training import rounds
+from hetfl.training.state import ClientState, ResumePoints, State
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def play(engine, folder: Path, kill_after: str = "") -> None:
+    """Run all rounds; ``kill_after`` is ``append:<round>`` or ``save:<round>``."""
+    record, resume = Record(folder / "run"), ResumePoints(folder / "resume")
+    what, _, number = kill_after.partition(":")
+
+    def hook(target, name):
+        original = getattr(target, name)
+
+        def call(value):
+            original(value)
+            if value.round == int(number):
+                raise KilledError
+
+        setattr(target, name, call)
+
+    if what:
+        hook({"append": record, "save": resume}[what], what)
+    with resume:
+        run_rounds(engine, Draws(0), record, resume, make_run())
+
+
+def numbers(folder: Path) -> list[dict]:
+    lines = [line.as_json() for line in Record(folder / "run").lines()]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "peak_memory")} for line in lines]
+
+
+KILLED = {
+    "fedhpl": {"share": "prompts"},
+    "fedavg": {"optimiser": "adam"},
+    "fedproto": {"optimiser": "adam"},
+    "fedgen": {},  # an optimiser on the server
+    "fedmd": {},  # work before the first round
+    "fedrep": {"finetune_epochs": 1},  # and after the last
+    "scaffold": {},  # a memory
+    "fedkd": {},  # a second network
+}
+
+
+@pytest.mark.parametrize("method", KILLED)
+@pytest.mark.parametrize("kill_after", ["append:0", "append:1", "save:2", "append:3", "save:4"])
+def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, method, kill_after):
+    settings = {"rounds": 4, **KILLED[method]}
+    play(toy_engine(method, **settings), tmp_path / "whole")
+    with pytest.raises(KilledError):
+        play(toy_engine(method, **settings), tmp_path / "killed", kill_after)
+    play(toy_engine(method, **settings), tmp_path / "killed")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    checkpoints = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert checkpoints[0] == checkpoints[1]
+    assert json.loads((tmp_path / "killed/run/run.json").read_text())["status"] == "complete"
+    assert not (tmp_path / "killed" / "resume").exists()
+
+
+@pytest.mark.parametrize("kill_after", ["append:5", "save:5"])
+def test_a_run_killed_after_its_closing_ends_with_it(toy_engine, tmp_path, kill_after):
+    settings = {"rounds": 4, "finetune_epochs": 1}
+    play(toy_engine("fedbabu", **settings), tmp_path / "whole")
+    with pytest.raises(KilledError):
+        play(toy_engine("fedbabu", **settings), tmp_path / "killed", kill_after)
+    play(toy_engine("fedbabu", **settings), tmp_path / "killed")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    last = numbers(tmp_path / "whole")[-1]
+    assert (last["round"], last["closing"], last["up"]["elements"]) == (5, True, 0)
+
+
+def test_the_checkpoint_of_a_closed_run_gives_its_last_accuracy(toy_engine, tmp_path):
+    from hetfl.tensors import read_tensors
+
+    engine = toy_engine("fedrep", rounds=2, finetune_epochs=1)
+    play(engine, tmp_path)
+    tensors, metadata = read_tensors(tmp_path / "run" / "model.safetensors")
+    state = State.from_tensors(int(metadata["round"]), tensors)
+    assert rounds.tested(engine, state, Draws(0).at(state.round)).accuracy == numbers(tmp_path)[-1]["accuracy"]
+
+
+def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):
+    with pytest.raises(KilledError):
+        play(toy_engine("fedhpl", rounds=4), tmp_path, "save:3")
+    played = []
+    original = rounds.play_round
+    monkeypatch.setattr(rounds, "play_round", lambda e, s, d: played.append(d.round) or original(e, s, d))
+    play(toy_engine("fedhpl", rounds=4), tmp_path)
+    assert played == [4]
+
+
+def test_a_half_written_line_is_dropped(toy_engine, tmp_path):
+    play(toy_engine("fedhpl", rounds=4), tmp_path / "whole")
+    with pytest.raises(KilledError):
+        play(toy_engine("fedhpl", rounds=4), tmp_path / "killed", "save:2")
+    with (tmp_path / "killed/run/rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "accu')
+    play(toy_engine("fedhpl", rounds=4), tmp_path / "killed")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
+    with ResumePoints(tmp_path / "points") as points:
+        for number in range(1, 5):
+            points.save(State(number, {"x": torch.tensor([number])}, {3: ClientState({"w": torch.ones(2)})}))
+    assert len(list(points.folder.iterdir())) == 2
+    assert points.load(torch.device("cpu")).round == 4
+    newest = max(points.folder.iterdir())
+    newest.write_bytes(newest.read_bytes()[:-3])
+    state = points.load(torch.device("cpu"))
+    assert state.round == 3
+    assert state.server["x"].item() == 3
+    assert state.clients[3].params["w"].tolist() == [1, 1]
+    points.clear()
+    assert points.load(torch.device("cpu")) is None
+
+
+def test_a_resume_point_that_cannot_be_written_stops_the_run_at_the_next_one(tmp_path):
+    (tmp_path / "points").write_text("a file in place of the folder")
+    points = ResumePoints(tmp_path / "points")
+    points.save(State(1, {"x": torch.zeros(1)}))
+    with pytest.raises(OSError, match="points"):
+        points.save(State(2, {"x": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize("method", KILLED)
+def test_a_round_leaves_the_state_before_it_as_it_was(toy_engine, method):
+    """It is being written meanwhile."""
+    engine = toy_engine(method, **KILLED[method])
+    state, _ = rounds.start(engine, Draws(0))
+    for number in (1, 2):
+        before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+        following, _ = rounds.play_round(engine, state, Draws(0).at(number))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in state.tensors().items())
+        state = following
+
+
+def test_a_lost_record_starts_the_run_again(toy_engine, tmp_path):
+    """Resume points without their lines would leave a record with a gap."""
+    play(toy_engine("fedhpl", rounds=4), tmp_path / "whole")
+    with pytest.raises(KilledError):
+        play(toy_engine("fedhpl", rounds=4), tmp_path / "killed", "save:2")
+    (tmp_path / "killed/run/rounds.jsonl").unlink()
+    play(toy_engine("fedhpl", rounds=4), tmp_path / "killed")
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+def test_a_run_that_diverges_is_recorded_as_such(toy_engine, tmp_path):
+    play(toy_engine("fedavg", rounds=4, lr=1e20), tmp_path)
+    last = numbers(tmp_path)[-1]
+    assert last["loss"] == [None, None, None]
+    assert all(0 <= value <= 1 for value in last["accuracy"])
+    json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
+
+
+def test_patience_counts_the_rounds_since_the_best_one():
+    assert not rounds.stalls({}, 1)
+    assert not rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2}, 2)
+    assert rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2, 4: 0.5}, 2)  # as good is no better
+    assert not rounds.stalls({1: 0.5, 50: 0.1}, None)
+    assert not rounds.stalls({10: 0.5, 20: 0.1}, 11) and rounds.stalls({10: 0.5, 20: 0.1}, 10)
+    # The authors' rule, with the n-th evaluation as the last one: n - (index of the best, from 0) > 100.
+    for last in (100, 101):
+        scores = [0.9] + [0.1] * last
+        assert rounds.stalls(dict(enumerate(scores, start=1)), 100) == (len(scores) - scores.index(0.9) > 100)
+
+
+@pytest.mark.parametrize("kill_after", ["", "save:2"])
+def test_a_run_without_progress_stops_early_and_still_closes(toy_engine, tmp_path, monkeypatch, kill_after):
+    scores = {1: 0.4, 2: 0.6, 3: 0.5, 4: 0.6}
+    real = rounds.play_round
+
+    def scripted(engine, state, draws):
+        state, line = real(engine, state, draws)
+        return state, line.model_copy(update={"pooled": scores[draws.round]})
+
+    monkeypatch.setattr(rounds, "play_round", scripted)
+    settings = {"rounds": 9, "patience": 2, "finetune_epochs": 1}
+    if kill_after:
+        with pytest.raises(KilledError):
+            play(toy_engine("fedbabu", **settings), tmp_path, kill_after)
+    play(toy_engine("fedbabu", **settings), tmp_path)
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 10]
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "complete"
+
+
+@pytest.mark.parametrize("kill_after", ["", "append:3", "save:4"])
+def test_rounds_without_a_test_are_the_same_rounds(toy_engine, tmp_path, kill_after):
+    play(toy_engine("fedavg", rounds=5), tmp_path / "all")
+    settings = {"rounds": 5, "evaluate_every": 2, "train_accuracy": True}
+    if kill_after:
+        with pytest.raises(KilledError):
+            play(toy_engine("fedavg", **settings), tmp_path / "some", kill_after)
+    play(toy_engine("fedavg", **settings), tmp_path / "some")
+    tests = {"accuracy", "pooled"}
+    for whole, line in zip(numbers(tmp_path / "all"), numbers(tmp_path / "some"), strict=True):
+        tested = line["round"] in (2, 4, 5)  # the last one in any case
+        assert line.keys() & tests == (tests if tested else set())
+        assert ("train_accuracy" in line) == tested
+        assert line == {name: whole.get(name, line[name]) for name in line}
+    ends = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("all", "some")]
+    assert ends[0] == ends[1]
+
+
+def test_a_run_with_few_tests_stops_after_one_of_them(toy_engine, tmp_path, monkeypatch):
+    scores = {2: 0.6, 4: 0.5, 6: 0.6}
+    monkeypatch.setattr(
+        rounds, "tested", lambda engine, state, draws: Accuracies(accuracy=[0.5], pooled=scores[draws.round])
+    )
+    play(toy_engine("fedavg", rounds=9, patience=4, evaluate_every=2), tmp_path)
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data):
+    from hetfl.data.partitions import Partition
+
+    partition = Partition((np.arange(20), np.arange(20, 60)), (np.arange(4), np.arange(4, 30)))
+    engine = toy_engine("fedproto", partition=partition, train_accuracy=True)
+    state, _ = rounds.start(engine, Draws(0))
+    state, line = rounds.play_round(engine, state, Draws(0).at(1))
+    assert line.pooled == pytest.approx((4 * line.accuracy[0] + 26 * line.accuracy[1]) / 30)
+    received = engine.method.receive(engine.method.downlink(state.server, 0), {})
+    for k, expected in enumerate(line.train_accuracy):
+        data, client = engine.federation.data[k], engine.federation.clients[k]
+        batch = data.train_images.batch(data.train)
+        scores = engine.method.predict(client.model, state.clients[k].params, batch, received)
+        assert (scores.argmax(dim=1) == batch.labels).float().mean().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_is_in_the_partitions_order_unless_shuffled(toy_engine, monkeypatch, shuffle):
+    engine = toy_engine("fedavg", shuffle=shuffle, local_epochs=2, drop_last=True)
+    seen = []
+    objective = engine.method.objective
+
+    def watched(model, params, batch, received, phase):
+        seen.append(batch.images.clone())
+        return objective(model, params, batch, received, phase)
+
+    monkeypatch.setattr(engine.method, "objective", watched)
+    state, _ = rounds.start(engine, Draws(0))
+    list(engine.train([rounds.Visit(1, ClientState(), engine.method.downlink(state.server, 1))], Draws(0).at(1)))
+    data = engine.federation.data[1]  # 19 samples: two batches of 8 an epoch
+    in_order = data.train_images.batch(data.train[:16]).images
+    epochs = [torch.cat(seen[:2]), torch.cat(seen[2:])]
+    assert len(seen) == 4
+    assert [torch.equal(epoch, in_order) for epoch in epochs] == [not shuffle] * 2
