@@ -20,6 +20,7 @@ from hetfl.data.store import Dataset
 from hetfl.draws import Draws
 from hetfl.message import Message
 from hetfl.methods import Method
+from hetfl.methods.base import Uplinks
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.models import Model, build
 from hetfl.training.rounds import one_for_all
@@ -168,7 +169,7 @@ def server_epochs(work: Work, epochs: int, model: Model, sent: Mapping[int, Mess
     method = replace(work, settings={**work.settings, "server_epochs": epochs}).create()
     server = method.initial_server([model], {}, Draws(0))
     with Operations() as operations:
-        counted = flops(lambda: method.aggregate(server, sent, Draws(0).at(1)))
+        counted = flops(lambda: method.aggregate(server, Uplinks.of(sent), Draws(0).at(1)))
     return counted, operations.count
 
 

@@ -9,6 +9,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message
 from hetfl.methods import create
+from hetfl.methods.base import Uplinks
 from hetfl.schema import Traffic
 from hetfl.training.rounds import play_round, start
 
@@ -24,7 +25,7 @@ def test_fedavg_weights_by_samples():
     method = create("fedavg", {}, 3)
     server = {"samples": torch.tensor([10, 30, 5], dtype=torch.int32)}
     uplinks = {0: Message({"w": torch.tensor([4.0])}), 1: Message({"w": torch.tensor([8.0])})}
-    assert method.aggregate(server, uplinks, Draws(0))["model/w"].item() == 7  # over the participants
+    assert method.aggregate(server, Uplinks.of(uplinks), Draws(0))["model/w"].item() == 7  # over the participants
 
 
 def test_fedavg_sends_everything_both_ways(toy_engine):
@@ -106,7 +107,7 @@ def test_fedproto_averages_over_the_owners(fedproto):
         ),
         1: Message({"means": torch.tensor([[3.0, 2]]), "labels": torch.tensor([0], dtype=torch.int32)}),
     }
-    server = fedproto.aggregate({}, uplinks, Draws(0))
+    server = fedproto.aggregate({}, Uplinks.of(uplinks), Draws(0))
     assert server["labels"].tolist() == [0, 2]
     assert server["means"].tolist() == [[2, 1], [0, 4]]
     received = fedproto.receive(fedproto.downlink(server, 0), {})

@@ -10,6 +10,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, Size
 from hetfl.methods import create
+from hetfl.methods.base import Uplinks
 from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
 from hetfl.schema import Traffic
 from hetfl.training.rounds import play_round, start
@@ -60,7 +61,7 @@ def test_dimension_weights():
 @pytest.mark.parametrize("form", [raw, averaged])
 def test_aggregation_with_uploaded_counts(form):
     method, state = server(upload="raw" if form is raw else "average")
-    after = method.aggregate(state, {k: form(k) for k in UPLOADS}, Draws(0))
+    after = method.aggregate(state, Uplinks.of({k: form(k) for k in UPLOADS}), Draws(0))
     for client, rows in G_UPLOADED.items():
         assert close(after["logits"][client, : len(rows)], rows)
     assert after["valid"].tolist() == [True, True, False]
@@ -70,15 +71,15 @@ def test_aggregation_with_uploaded_counts(form):
 @pytest.mark.parametrize("form", [raw, averaged])
 def test_aggregation_with_literal_counts(form):
     method, state = server(upload="raw" if form is raw else "average", denominator="samples")
-    after = method.aggregate(state, {k: form(k) for k in UPLOADS}, Draws(0))
+    after = method.aggregate(state, Uplinks.of({k: form(k) for k in UPLOADS}), Draws(0))
     assert close(after["logits"][0], G_LITERAL)
 
 
 def test_averaged_upload_gives_the_same_teacher_as_raw():
     """Eq. 36 rewrites Eq. 8."""
     (raw_method, state), (average_method, _) = server(), server(upload="average")
-    first = raw_method.aggregate(state, {k: raw(k) for k in UPLOADS}, Draws(0))["logits"]
-    second = average_method.aggregate(state, {k: averaged(k) for k in UPLOADS}, Draws(0))["logits"]
+    first = raw_method.aggregate(state, Uplinks.of({k: raw(k) for k in UPLOADS}), Draws(0))["logits"]
+    second = average_method.aggregate(state, Uplinks.of({k: averaged(k) for k in UPLOADS}), Draws(0))["logits"]
     assert torch.allclose(first, second, rtol=1e-6)
 
 
@@ -296,10 +297,10 @@ def test_a_width_without_participants_keeps_its_mean(share):
     server = {"width": torch.tensor([[8], [8], [9]]), "samples": torch.tensor([[1], [3], [2]])}
     server |= {f"shared.8/{name}": torch.tensor([5.0])}
     sent = {2: Message({**raw(0), name: torch.tensor([7.0])})}
-    after = method.aggregate(server, sent, Draws(0).at(1))
+    after = method.aggregate(server, Uplinks.of(sent), Draws(0).at(1))
     assert {n: t.item() for n, t in after.items() if n.startswith("shared.")} == {f"shared.8/{name}": 5}
     sent[1] = Message({**raw(1), name: torch.tensor([4.0])})
-    assert method.aggregate(server, sent, Draws(0).at(1))[f"shared.8/{name}"].item() == 4
+    assert method.aggregate(server, Uplinks.of(sent), Draws(0).at(1))[f"shared.8/{name}"].item() == 4
 
 
 def test_frozen_weights_stay_bit_identical_and_the_rest_moves(toy_engine):

@@ -11,6 +11,7 @@ from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.message import Message
 from hetfl.methods import create, fedkd
+from hetfl.methods.base import Uplinks
 from hetfl.methods.fedkd import restore, truncate
 from hetfl.models import ModelOptions, Output, build
 from hetfl.training.rounds import play_round, predictions, start
@@ -261,9 +262,9 @@ def test_feddistill_is_fedhe_once_everyone_takes_part(toy_engine):
 
 def test_feddistill_does_not_wait_and_does_not_carry_over():
     method = create("feddistill", {}, 3)
-    server = method.aggregate({}, {0: means([0, 2], [[1.0, 0, 0], [0, 0, 4]])}, Draws(0))
+    server = method.aggregate({}, Uplinks.of({0: means([0, 2], [[1.0, 0, 0], [0, 0, 4]])}), Draws(0))
     assert method.downlink(server, 1)["labels"].tolist() == [0, 2]
-    server = method.aggregate(server, {1: means([1], [[0.0, 1, 0]])}, Draws(0))
+    server = method.aggregate(server, Uplinks.of({1: means([1], [[0.0, 1, 0]])}), Draws(0))
     assert method.downlink(server, 1)["labels"].tolist() == [1]
 
 
@@ -293,7 +294,7 @@ def test_prototypes_weighted_by_samples():
         return Message({**means(labels, rows), "counts": torch.tensor(counts, dtype=torch.int32)})
 
     uplinks = {0: sent([0, 2], [[1.0, 0], [0, 4]], [30, 5]), 1: sent([0], [[5.0, 4]], [10])}
-    server = method.aggregate({}, uplinks, Draws(0))
+    server = method.aggregate({}, Uplinks.of(uplinks), Draws(0))
     assert server["means"].tolist() == [[2, 1], [0, 4]]
     assert server["labels"].tolist() == [0, 2]
 

@@ -16,6 +16,7 @@ from hetfl.experiments import cell
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.message import Message
 from hetfl.methods import create
+from hetfl.methods.base import Uplinks
 from hetfl.methods.fedpr import null_space
 from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
@@ -103,11 +104,11 @@ def test_a_groups_prompt_is_weighted_by_its_samples_and_stays_where_there_are_no
         counts = torch.tensor(counts, dtype=torch.int32)
         return Message({"group": prompts, "head.bias": torch.full((2,), value), "counts": counts})
 
-    after = method.aggregate(server, {0: sent(1.0, [4, 6, 0]), 1: sent(5.0, [12, 18, 0])}, Draws(0))
+    after = method.aggregate(server, Uplinks.of({0: sent(1.0, [4, 6, 0]), 1: sent(5.0, [12, 18, 0])}), Draws(0))
     assert torch.allclose(after["model/group"][0, 0], torch.tensor(4.0))
     assert torch.allclose(after["model/head.bias"], torch.tensor(4.0))
     assert torch.equal(after["model/group"][0, 2], old[0, 2])
-    after = method.aggregate(server, {0: sent(1.0, [9, 6, 0]), 1: sent(5.0, [3, 18, 0])}, Draws(0))
+    after = method.aggregate(server, Uplinks.of({0: sent(1.0, [9, 6, 0]), 1: sent(5.0, [3, 18, 0])}), Draws(0))
     assert torch.allclose(after["model/group"][0, 0], torch.tensor(2.0))
 
 
@@ -117,8 +118,8 @@ def test_prompts_that_are_sent_are_compared_pair_by_pair(toy_engine):
     draws = Draws(0).at(1)
     visits = [Visit(k, ClientState(), engine.method.downlink(state.server, k)) for k in range(3)]
     sent = {update.client: update.uplink for update in engine.train(visits, draws)}
-    server = engine.method.aggregate(state.server, sent, draws)
-    found = engine.method.diagnostics(server, sent)
+    server = engine.method.aggregate(state.server, Uplinks.of(sent), draws)
+    found = {**engine.method.compare([*sent.values()]), **engine.method.diagnostics(server)}
 
     def mean(vectors):
         pairs = [F.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in combinations(vectors, 2)]
@@ -271,10 +272,10 @@ def test_sgpts_server_without_momentum_returns_a_lone_participants_state():
     }
     own = {"shared": torch.randn(2, 2, 3), "group": torch.randn(2, 2, 3), "keys": torch.randn(2, 3)}
     sent = Message({**own, "counts": torch.tensor([30, 5], dtype=torch.int32)})
-    after = method.aggregate(server, {0: sent}, Draws(0))
+    after = method.aggregate(server, Uplinks.of({0: sent}), Draws(0))
     assert all(torch.allclose(after[f"model/{name}"], tensor) for name, tensor in own.items())
     assert after["picks"].tolist() == [31, 7]
-    half = create("sgpt", {"groups": 2}, 2).aggregate(server, {0: sent}, Draws(0))
+    half = create("sgpt", {"groups": 2}, 2).aggregate(server, Uplinks.of({0: sent}), Draws(0))
     for name in ("group", "keys"):
         assert torch.allclose(half[f"model/{name}"], (server[f"model/{name}"] + own[name]) / 2)
 
@@ -314,7 +315,7 @@ def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
             (update,) = reference.train([Visit(k, ClientState(), made.method.downlink(told, k))], Draws(0).at(round))
             sent[k] = update.uplink
             known = known + update.uplink["counts"]
-        expected = made.method.aggregate(state.server, sent, Draws(0).at(round))
+        expected = made.method.aggregate(state.server, Uplinks.of(sent), Draws(0).at(round))
         assert torch.equal(expected["picks"], known)
         state, _ = play_round(made, state, Draws(0).at(round))
         for name, tensor in expected.items():
@@ -406,11 +407,11 @@ def test_pfedhn_learns_nothing_from_unchanged_prompts():
     server = method.initial_server([model, model], registrations, Draws(0))
     sent = {k: method.downlink(server, k) for k in range(2)}
     assert not torch.equal(sent[0]["shared"], sent[1]["shared"])
-    after = method.aggregate(server, sent, Draws(0).at(1))
+    after = method.aggregate(server, Uplinks.of(sent), Draws(0).at(1))
     for name in (name for name in server if name.startswith("net/")):
         assert torch.allclose(after[name], server[name], rtol=0, atol=1e-6), name
     moved = {k: Message({**sent[k], "shared": sent[k]["shared"] + 1}) for k in sent}
-    after = method.aggregate(server, moved, Draws(0).at(1))
+    after = method.aggregate(server, Uplinks.of(moved), Draws(0).at(1))
     closer = method.downlink(after, 0)["shared"] - sent[0]["shared"]
     assert closer.mean() > 0
 

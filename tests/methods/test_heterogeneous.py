@@ -14,6 +14,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.evaluation import confusions
 from hetfl.message import Message
 from hetfl.methods import create
+from hetfl.methods.base import Uplinks
 from hetfl.methods.fedtgp import contrastive_loss, emit
 from hetfl.models import Output
 from hetfl.training import rounds
@@ -45,7 +46,7 @@ def test_fedhe_sends_and_averages_class_means():
     method = create("fedhe", {}, 3)
     server = method.initial_server([None, None], {}, Draws(0))
     uplinks = {0: means([0, 2], [[1.0, 0, 0], [0, 0, 4]]), 1: means([0], [[3.0, 2, 0]])}
-    server = method.aggregate(server, uplinks, Draws(0))
+    server = method.aggregate(server, Uplinks.of(uplinks), Draws(0))
     assert server["means"].tolist() == [[2, 1, 0], [0, 0, 4]]
     assert server["labels"].tolist() == [0, 2]
     assert method.downlink(server, 0).size.elements == 2 * 3 + 2
@@ -54,9 +55,9 @@ def test_fedhe_sends_and_averages_class_means():
 def test_fedhe_waits_until_every_client_has_reported():
     method = create("fedhe", {}, 3)
     server = method.initial_server([None, None], {}, Draws(0))
-    server = method.aggregate(server, {1: means([0], [[3.0, 2, 0]])}, Draws(0))
+    server = method.aggregate(server, Uplinks.of({1: means([0], [[3.0, 2, 0]])}), Draws(0))
     assert not method.downlink(server, 0)
-    server = method.aggregate(server, {0: means([1], [[0.0, 1, 0]])}, Draws(0))
+    server = method.aggregate(server, Uplinks.of({0: means([1], [[0.0, 1, 0]])}), Draws(0))
     assert method.downlink(server, 0)["labels"].tolist() == [1]
 
 
@@ -115,7 +116,7 @@ def test_fedghs_server_takes_one_step_per_pair_in_order():
     assert not method.downlink(server, 0)
     pairs = [([1.0, 0.0], 0), ([0.0, 2.0], 1), ([1.0, 1.0], 0)]
     uplinks = {1: means([0], [pairs[2][0]]), 0: means([0, 1], [pairs[0][0], pairs[1][0]])}
-    after = method.aggregate(server, uplinks, Draws(0))
+    after = method.aggregate(server, Uplinks.of(uplinks), Draws(0))
     weight, bias = torch.zeros(2, 2), torch.zeros(2)
     for x, y in pairs:
         x = torch.tensor(x)
@@ -129,10 +130,10 @@ def test_fedghs_server_takes_one_step_per_pair_in_order():
 def test_fedgh_clips_the_servers_gradient():
     method = create("fedgh", {"server_lr": 1.0, "clip": 0.1}, 2)
     server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
-    after = method.aggregate(server, {0: means([0], [[100.0, 0.0]])}, Draws(0))
+    after = method.aggregate(server, Uplinks.of({0: means([0], [[100.0, 0.0]])}), Draws(0))
     assert torch.cat([t.flatten() for t in after.values()]).norm().item() == pytest.approx(0.1, rel=1e-4)
     free = create("fedgh", {"server_lr": 1.0, "clip": None}, 2)
-    moved = free.aggregate(server, {0: means([0], [[100.0, 0.0]])}, Draws(0))["head.weight"]
+    moved = free.aggregate(server, Uplinks.of({0: means([0], [[100.0, 0.0]])}), Draws(0))["head.weight"]
     assert torch.allclose(moved, torch.tensor([[50.0, 0.0], [-50.0, 0.0]]))
 
 
@@ -143,7 +144,7 @@ def test_fedghs_server_shuffles_in_every_epoch_and_keeps_the_last_batch():
     uplinks = {0: means([0, 1], rows[:2].tolist()), 1: means([0, 1, 2], rows[2:].tolist())}
     server = {"fresh/head.weight": torch.zeros(3, 4), "fresh/head.bias": torch.zeros(3)}
     draws, labels = Draws(0, round=2), torch.tensor([0, 1, 0, 1, 2])
-    after = create("fedgh", settings, 3).aggregate(server, uplinks, draws)
+    after = create("fedgh", settings, 3).aggregate(server, Uplinks.of(uplinks), draws)
     head = torch.nn.Linear(4, 3)
     head.load_state_dict({name.removeprefix("fresh/head."): tensor for name, tensor in server.items()})
     optimiser = torch.optim.SGD(head.parameters(), 0.1)
@@ -155,7 +156,7 @@ def test_fedghs_server_shuffles_in_every_epoch_and_keeps_the_last_batch():
         optimiser.step()
     assert torch.allclose(after["head.weight"], head.weight, atol=1e-6)
     assert torch.allclose(after["head.bias"], head.bias, atol=1e-6)
-    other = create("fedgh", settings, 3).aggregate(server, uplinks, Draws(1, round=2))
+    other = create("fedgh", settings, 3).aggregate(server, Uplinks.of(uplinks), Draws(1, round=2))
     assert not torch.allclose(other["head.weight"], after["head.weight"], atol=1e-4)
 
 
@@ -227,7 +228,7 @@ def test_fedtgps_server_follows_the_equations():
         0: Message({"means": normal(2, 4), "labels": torch.tensor([0, 1], dtype=torch.int32)}),
         2: Message({"means": normal(2, 4), "labels": torch.tensor([1, 2], dtype=torch.int32)}),
     }
-    after = method.aggregate({f"net/{n}": t for n, t in net.items()}, uplinks, Draws(0).at(1))
+    after = method.aggregate({f"net/{n}": t for n, t in net.items()}, Uplinks.of(uplinks), Draws(0).at(1))
 
     prototypes = torch.cat([uplinks[0]["means"], uplinks[2]["means"]])
     labels = [0, 1, 1, 2]
@@ -390,7 +391,7 @@ def test_fedgens_server_learns_features_its_clients_heads_recognise():
         1: head_message(2 * torch.eye(3, 4), [1] * 15 + [2] * 15),
     }
     before = fedgen_server(method)
-    after = method.aggregate(before, uplinks, Draws(0).at(1))
+    after = method.aggregate(before, Uplinks.of(uplinks), Draws(0).at(1))
     # Heads by samples: (10 * 1 + 30 * 2) / 40.
     assert torch.allclose(after["head.weight"], 1.75 * torch.eye(3, 4))
     assert sorted(after["labels"].tolist()) == [0] * 10 + [1] * 15 + [2] * 15
@@ -401,7 +402,7 @@ def test_fedgens_server_learns_features_its_clients_heads_recognise():
         return F.cross_entropy(F.linear(features, after["head.weight"], after["head.bias"]), labels).item()
 
     assert loss(after) < 0.2 < loss(before)
-    again = method.aggregate(after, uplinks, Draws(0).at(2))
+    again = method.aggregate(after, Uplinks.of(uplinks), Draws(0).at(2))
     assert again["adam/leave.weight/step"].item() == 400  # Adam goes on where it was
 
 

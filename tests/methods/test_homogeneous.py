@@ -9,7 +9,7 @@ from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.message import Message
 from hetfl.methods import create
-from hetfl.methods.base import Client, Statistics, Work
+from hetfl.methods.base import Client, Statistics, Uplinks, Work
 from hetfl.methods.pfedpg import generate
 from hetfl.models import build
 from hetfl.optimisers import SGD
@@ -220,7 +220,7 @@ def test_one_server_step_of_pfedpg_brings_its_prompts_nearer(toy_engine):
     uplinks = {update.client: update.uplink for update in updates(engine, state, 1)}
     before = generate(state.server)
     targets = torch.stack([before[k] + uplinks[k]["change"] for k in range(3)])
-    after = generate(engine.method.aggregate(state.server, uplinks, Draws(0).at(1)))
+    after = generate(engine.method.aggregate(state.server, Uplinks.of(uplinks), Draws(0).at(1)))
     distance = [(prompts - targets).norm().item() for prompts in (before, after)]
     assert 0 < distance[1] < distance[0]
 
@@ -253,6 +253,6 @@ def test_messages_of_scaffold_hold_model_and_control():
         0: Message({"w": torch.tensor([2.0]), "control/w": torch.tensor([4.0])}),
         3: Message({"w": torch.tensor([4.0]), "control/w": torch.tensor([8.0])}),
     }
-    after = method.aggregate(server, uplinks, Draws(0))
+    after = method.aggregate(server, Uplinks.of(uplinks), Draws(0))
     assert after["model/w"].item() == 1 + 3  # mean over the two participants
     assert after["control/w"].item() == 0.5 + 12 / 4  # sum over all K = 4 clients

@@ -7,7 +7,7 @@ never loops over batches, owns an optimiser or moves tensors between devices: en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -162,6 +162,32 @@ class Work:
     def round(self) -> int:
         """Its number; 0 stands for what comes before the first round."""
         return self.draws.round
+
+
+class Uplinks(Iterable[Message]):
+    """The messages of a round's participants, in ascending order of the clients.
+
+    They may come one by one, as the clients finish, and can then be iterated over only once. A method whose rule is a
+    sum takes them in like that, so that the server's memory does not grow with their number; another makes a list.
+
+    Attributes:
+        clients: the participants, ascending; known before the first message is there.
+    """
+
+    def __init__(self, clients: Sequence[int], messages: Iterable[Message]) -> None:
+        self.clients, self._messages = list(clients), messages
+
+    @classmethod
+    def of(cls, messages: Mapping[int, Message]) -> Uplinks:
+        """Messages by client that are all there."""
+        clients = sorted(messages)
+        return cls(clients, [messages[client] for client in clients])
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
 
 
 StatisticsSource = Literal["none", "own", "stored", "before", "training", "alignment"]
@@ -335,8 +361,8 @@ class Method(ABC):
         """Figures and lists of figures about a client for the record; they are not sent."""
         return {}
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        """The server's next state from the participants' messages, by client."""
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
+        """The server's next state from the participants' messages."""
         return dict(server)
 
     def queries(self) -> Query | None:
@@ -362,8 +388,15 @@ class Method(ABC):
         """Parameters of a network of the server's own, which the papers count among the trainable ones."""
         return {}
 
-    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
-        """Figures about the server's new state and the messages it comes from, worth keeping with each round."""
+    def diagnostics(self, server: Tensors) -> dict[str, Any]:
+        """Figures about the server's new state, worth keeping with each round."""
+        return {}
+
+    def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
+        """Figures about a round's messages, worth keeping with it.
+
+        A method that overrides this makes the server hold all messages of a round at once.
+        """
         return {}
 
 
@@ -423,17 +456,25 @@ def by_class(message: Tensors, num_classes: int) -> dict[str, Tensor]:
     return {"means": dense.index_copy(0, labels, means), "valid": valid.index_fill(0, labels, True)}
 
 
-def weighted_mean(messages: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """The mean of equally named tensors; weights [n] are normalised over those given, sums run in float64."""
+def weighted_mean(messages: Iterable[Tensors], weights: Tensor) -> dict[str, Tensor]:
+    """The mean of n messages' equally named tensors, taken in one by one.
+
+    Args:
+        messages: at least one.
+        weights: [n], normalised here; the sums run in float64.
+    """
     share = (weights.to(torch.float64) / weights.sum()).tolist()
-    mean = {}
-    for name, first in messages[0].items():
-        total = torch.zeros_like(first, dtype=torch.float64)
-        part = torch.empty_like(total)
-        for weight, message in zip(share, messages, strict=True):
-            total += part.copy_(message[name]).mul_(weight)
-        mean[name] = total.to(first.dtype)
-    return mean
+    totals: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
+    types: dict[str, torch.dtype] = {}
+    for weight, message in zip(share, messages, strict=True):
+        if not totals:
+            types = {name: tensor.dtype for name, tensor in message.items()}
+            totals = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in message.items()}
+            parts = {name: torch.empty_like(total) for name, total in totals.items()}
+        for name, total in totals.items():
+            total += parts[name].copy_(message[name]).mul_(weight)
+    return {name: total.to(types[name]) for name, total in totals.items()}
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -11,7 +11,16 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Method, MethodSettings, Phase, Work, cross_entropy, register_method, weighted_mean
+from hetfl.methods.base import (
+    Method,
+    MethodSettings,
+    Phase,
+    Uplinks,
+    Work,
+    cross_entropy,
+    register_method,
+    weighted_mean,
+)
 from hetfl.models.base import Model, ModelOptions
 
 
@@ -68,9 +77,8 @@ class FedAvg(Method):
     def uplink(self, work: Work) -> Message:
         return Message({name: work.params[name] for name in work.client.model.names(self.shares())})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        clients = sorted(uplinks)
-        mean = weighted_mean([uplinks[client] for client in clients], server["samples"][clients])
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
+        mean = weighted_mean(uplinks, server["samples"][uplinks.clients])
         return {**server, **_prefixed(mean)}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import mean_over_owners, register_method
+from hetfl.methods.base import Uplinks, mean_over_owners, register_method
 from hetfl.methods.fedhe import FedHE
 from hetfl.models.base import Model
 
@@ -56,6 +56,6 @@ class FedDistill(FedHE):
             return super().distance(logits, targets)
         return F.cross_entropy(logits, targets.softmax(dim=1), reduction="none")
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """The plain mean over the clients that hold a class."""
-        return mean_over_owners([uplinks[client] for client in sorted(uplinks)], self.num_classes)
+        return mean_over_owners(list(uplinks), self.num_classes)

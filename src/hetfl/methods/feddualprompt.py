@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import Field
 from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Work, cross_entropy, register_method
+from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method
 from hetfl.methods.fgpt import FGPT, GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
@@ -51,6 +49,6 @@ class FedDualPrompt(FGPT):
     def uplink(self, work: Work) -> Message:
         return super(FGPT, self).uplink(work)
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Everything by the participants' samples, keys included."""
         return super(FGPT, self).aggregate(server, uplinks, draws)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
+from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model
 from hetfl.optimisers import Adam
@@ -120,18 +120,18 @@ class FedGen(Scratch):
         classes = torch.arange(self.num_classes, dtype=torch.int32)
         return Message({**head, "labels": classes.repeat_interleave(work.client.class_counts)})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Train the generator so that the mean of the heads' logits finds its labels, then average the heads."""
-        clients = sorted(uplinks)
-        heads = [{n: t for n, t in uplinks[client].items() if n.startswith("head.")} for client in clients]
-        weights = server["samples"][clients]
+        messages = list(uplinks)
+        heads = [{n: t for n, t in message.items() if n.startswith("head.")} for message in messages]
+        weights = server["samples"][uplinks.clients]
         # The mean of linear heads' logits is the logits of their mean.
         head = weighted_mean(heads, weights)
         device = head["head.weight"].device
         if self.settings.labels == "counts":
             labels = {"counts": server["counts"]}
         else:
-            labels = {"labels": torch.cat([uplinks[client]["labels"].to(device) for client in clients])}
+            labels = {"labels": torch.cat([message["labels"].to(device) for message in messages])}
         kept = {"samples": server["samples"], **head, **labels}
         if self.settings.frozen:
             return {**server, **kept}

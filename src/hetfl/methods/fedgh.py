@@ -17,6 +17,7 @@ from hetfl.methods.base import (
     Phase,
     Statistics,
     StatisticsSource,
+    Uplinks,
     Work,
     class_means,
     cross_entropy,
@@ -97,14 +98,15 @@ class FedGH(Scratch):
     def uplink(self, work: Work) -> Message:
         return class_means(work.statistics, next(iter(work.params.values())).dtype)
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """SGD over the pairs of class mean and class."""
         head = {name.removeprefix(FRESH): tensor.clone().requires_grad_() for name, tensor in server.items()}
         weight, bias = head["head.weight"], head["head.bias"]
         s = self.settings
         optimiser = SGD([weight, bias], s.server_lr)
-        means = torch.cat([uplinks[client]["means"] for client in sorted(uplinks)])
-        labels = torch.cat([uplinks[client]["labels"] for client in sorted(uplinks)]).long()
+        messages = list(uplinks)
+        means = torch.cat([message["means"] for message in messages])
+        labels = torch.cat([message["labels"] for message in messages]).long()
         for epoch in range(s.server_epochs):
             order = torch.arange(len(labels))
             if s.server_shuffle:

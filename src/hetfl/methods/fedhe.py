@@ -16,6 +16,7 @@ from hetfl.methods.base import (
     Phase,
     Statistics,
     StatisticsSource,
+    Uplinks,
     Work,
     by_class,
     class_means,
@@ -92,8 +93,7 @@ class FedHE(Scratch):
     def uplink(self, work: Work) -> Message:
         return class_means(work.statistics, next(iter(work.params.values())).dtype)
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
-        clients = sorted(uplinks)
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         reported = server["reported"].clone()
-        reported[clients] = True
-        return {"reported": reported, **mean_over_owners([uplinks[k] for k in clients], self.num_classes)}
+        reported[uplinks.clients] = True
+        return {"reported": reported, **mean_over_owners(list(uplinks), self.num_classes)}

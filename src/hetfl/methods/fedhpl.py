@@ -24,6 +24,7 @@ from hetfl.methods.base import (
     Phase,
     Statistics,
     StatisticsSource,
+    Uplinks,
     Work,
     cross_entropy,
     predicted_classes,
@@ -179,20 +180,19 @@ class FedHPL(Method):
         means = sums / counts.clamp(min=1)[:, None]
         return Message({"means": means.to(dtype), "counts": counts.to(torch.int32), **shared})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Eq. 7 and 8 from raw logits, Eq. 36 from class means; and the mean of what equal widths share."""
         if not self.settings.communicate:
             return dict(server)
-        clients = sorted(uplinks)
-        sums, counts = zip(*(class_logits(uplinks[client], self.num_classes) for client in clients), strict=True)
+        clients, messages = uplinks.clients, list(uplinks)
+        sums, counts = zip(*(class_logits(message, self.num_classes) for message in messages), strict=True)
         weights = dimension_weights(server["width"].squeeze(1))
         if self.settings.aggregation == "average":
             weights = torch.ones_like(weights)
         uploaded = torch.stack(counts)
         divided_by = uploaded if self.settings.denominator == "uploaded" else server["class_counts"][clients].double()
         logits = global_logits(torch.stack(sums), divided_by, weights[:, clients])
-        some = uplinks[clients[0]]
-        dtype = some["logits" if self.settings.upload == "raw" else "means"].dtype
+        dtype = messages[0]["logits" if self.settings.upload == "raw" else "means"].dtype
         observed = {}
         if self.settings.theorem:
             shares = aggregation_weights(uploaded, divided_by, weights[:, clients])
@@ -203,7 +203,7 @@ class FedHPL(Method):
             "valid": uploaded.sum(dim=0) > 0,
             "uploaded": uploaded.sum(dim=1).to(torch.int32),
             **observed,
-            **self._shared(server, uplinks),
+            **self._shared(server, dict(zip(clients, messages, strict=True))),
         }
 
     def remember(self, work: Work) -> Tensors:
@@ -244,7 +244,7 @@ class FedHPL(Method):
         names = work.client.model.names(self.trains())
         return {name: work.received.get(INITIAL + name, work.before[name]) for name in names}
 
-    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
+    def diagnostics(self, server: Tensors) -> dict[str, Any]:
         """Also what Eq. 8's added 1 takes from each client's global logits: mean and maximum over valid classes."""
         if "valid" not in server:
             return {}
@@ -263,7 +263,7 @@ class FedHPL(Method):
         widths = server["width"].squeeze(1)
         shared: dict[str, Tensor] = {}
         for width, owners in zip(*(found.tolist() for found in widths.unique(return_counts=True)), strict=True):
-            group = [client for client in sorted(uplinks) if widths[client] == width]
+            group = [client for client in uplinks if widths[client] == width]
             # A client that nobody shares its width with keeps its own parameters. Where others do, what arrives
             # replaces the older mean even if it comes from one participant.
             if owners > 1 and group:

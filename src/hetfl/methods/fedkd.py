@@ -13,7 +13,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
+from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.fml import FML
 from hetfl.models.base import Model, ModelOptions
 
@@ -81,10 +81,10 @@ class FedKD(FML):
     def uplink(self, work: Work) -> Message:
         return Message(truncate(super().uplink(work), self.energy(work.round)))
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """The plain mean of the participants' restored networks, truncated again: the server keeps no more."""
-        restored = [restore(uplinks[client]) for client in sorted(uplinks)]
-        return truncate(weighted_mean(restored, torch.ones(len(restored))), self.energy(draws.round))
+        restored = map(restore, uplinks)
+        return truncate(weighted_mean(restored, torch.ones(len(uplinks))), self.energy(draws.round))
 
     def energy(self, round: int) -> float:
         """The share of squared singular values that travels at the end of round r: start + (r-1)/T (end - start)."""

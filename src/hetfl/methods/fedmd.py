@@ -17,6 +17,7 @@ from hetfl.methods.base import (
     Phase,
     Statistics,
     StatisticsSource,
+    Uplinks,
     Work,
     cross_entropy,
     register_method,
@@ -111,11 +112,11 @@ class FedMD(Scratch):
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
     ) -> dict[str, Tensor]:
-        return self.aggregate({}, registrations, draws)
+        return self.aggregate({}, Uplinks.of(registrations), draws)
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """The plain mean of the participants' logits; rows are in the order of the alignment set."""
-        return {"logits": torch.stack([uplinks[client]["logits"] for client in sorted(uplinks)]).mean(dim=0)}
+        return {"logits": torch.stack([message["logits"] for message in uplinks]).mean(dim=0)}
 
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message(server)

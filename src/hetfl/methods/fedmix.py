@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Statistics, StatisticsSource, Work, register_method
+from hetfl.methods.base import Phase, Statistics, StatisticsSource, Uplinks, Work, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
@@ -95,9 +95,9 @@ class FedMix(PTFedAvg):
     def remember(self, work: Work) -> Tensors:
         return {n: t for n, t in work.received.items() if n.startswith(POOL)}
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         served = server[SERVED].clone()
-        served[sorted(uplinks)] = True
+        served[uplinks.clients] = True
         return {**super().aggregate(server, uplinks, draws), SERVED: served}
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:

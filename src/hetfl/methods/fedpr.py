@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Work, register_method
+from hetfl.methods.base import Phase, Uplinks, Work, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
@@ -51,7 +49,7 @@ class FedPR(PTFedAvg):
         moved = params["shared"] - received["shared"]
         return {**params, "shared": received["shared"] + moved @ received["projection"]}
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         seed = draws.at(0).key("null space") % 2**31
         return {**super().aggregate(server, uplinks, draws), SEED: torch.tensor([seed], dtype=torch.int32)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -16,6 +15,7 @@ from hetfl.methods.base import (
     Phase,
     Statistics,
     StatisticsSource,
+    Uplinks,
     Work,
     by_class,
     class_means,
@@ -94,9 +94,9 @@ class FedProto(Scratch):
         counts = work.statistics.sums["counts"][means["labels"].long()]
         return Message({**means, "counts": counts.to(torch.int32)})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """The mean over the clients that own a class; classes without an owner have no prototype."""
-        return mean_over_owners([uplinks[client] for client in sorted(uplinks)], self.num_classes)
+        return mean_over_owners(list(uplinks), self.num_classes)
 
     def downlink(self, server: Tensors, client: int) -> Message:
         return Message(server)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hetfl.captured import Captured
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import mean_over_owners, register_method
+from hetfl.methods.base import Uplinks, mean_over_owners, register_method
 from hetfl.methods.fedproto import FedProto, distances
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
@@ -68,12 +68,12 @@ class FedTGP(FedProto):
         dtype = next(iter(models[0].init(draws, -1).values())).dtype
         return {NET + name: tensor.to(dtype) for name, tensor in fresh.items()}
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Train the generator on the clients' prototypes (Eq. 7-8), then emit one prototype for every class.
 
         It stays as it is where nobody sends one.
         """
-        messages = [uplinks[client] for client in sorted(uplinks)]
+        messages = list(uplinks)
         prototypes = torch.cat([message["means"] for message in messages])
         labels = torch.cat([message["labels"] for message in messages]).long()
         if not len(labels):
@@ -127,7 +127,7 @@ class FedTGP(FedProto):
     def server_parameters(self, server: Tensors) -> Tensors:
         return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
 
-    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, float]:
+    def diagnostics(self, server: Tensors) -> dict[str, float]:
         return {name: float(server[name]) for name in ("margin", "loss") if name in server}
 
 

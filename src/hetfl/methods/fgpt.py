@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Query, Statistics, StatisticsSource, Work, register_method
+from hetfl.methods.base import Query, Statistics, StatisticsSource, Uplinks, Work, register_method
 from hetfl.methods.ptfedavg import GROUP, PTFedAvg, mean_cosine, of_groups
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.grouped import orthogonal
@@ -116,12 +116,12 @@ class FGPT(PTFedAvg):
         counts = work.statistics.sums["counts"].to(torch.int32)
         return Message({**super().uplink(work), "counts": counts})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Shared prompts and heads by the participants' samples, a group's prompts by their samples of it."""
-        clients = sorted(uplinks)
-        counts = torch.stack([uplinks[client]["counts"] for client in clients]).double()
-        sent = [Message({n: t for n, t in uplinks[client].items() if n != "counts"}) for client in clients]
-        after = super().aggregate(server, dict(zip(clients, sent, strict=True)), draws)
+        messages = list(uplinks)
+        counts = torch.stack([message["counts"] for message in messages]).double()
+        sent = [Message({n: t for n, t in message.items() if n != "counts"}) for message in messages]
+        after = super().aggregate(server, Uplinks(uplinks.clients, sent), draws)
         prompts = torch.stack([message["group"] for message in sent]).double()
         total = counts.sum(dim=0)
         mean = torch.einsum("kg,kbgd->bgd", counts / total.clamp(min=1), prompts).to(server[GROUP].dtype)
@@ -147,20 +147,19 @@ class FGPT(PTFedAvg):
         """How many of a participant's samples each group has."""
         return {"groups": work.statistics.sums["counts"].long().tolist()} if work.round else {}
 
-    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
+    def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
         """Also the entropy of the groups over the participants' samples, 1 when all groups are of one size.
 
         ``cosine_group_local_used`` compares only clients that have samples of a group; others return its prompt as it
         was.
         """
-        found = super().diagnostics(server, uplinks)
-        sent = [uplinks[client] for client in sorted(uplinks)]
-        if "counts" not in sent[0] or self.settings.groups == 1:
+        found = super().compare(uplinks)
+        if "counts" not in uplinks[0] or self.settings.groups == 1:
             return found
-        counts = torch.stack([message["counts"] for message in sent]).double()
+        counts = torch.stack([message["counts"] for message in uplinks]).double()
         if not counts.any():
             return found
         share = counts.sum(dim=0) / counts.sum()
         found["group_entropy"] = float(-torch.special.xlogy(share, share).sum() / math.log(len(share)))
-        used = mean_cosine(of_groups(torch.stack([message["group"] for message in sent])), counts > 0)
+        used = mean_cosine(of_groups(torch.stack([message["group"] for message in uplinks])), counts > 0)
         return found if used is None else found | {"cosine_group_local_used": used}

@@ -12,7 +12,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Work, cross_entropy, register_method, weighted_mean
+from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
 
@@ -91,6 +91,6 @@ class FML(Scratch):
     def uplink(self, work: Work) -> Message:
         return Message({name: work.params[name] for name in work.client.model.names(["auxiliary"])})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """The plain mean of the participants' common networks."""
-        return weighted_mean([uplinks[client] for client in sorted(uplinks)], torch.ones(len(uplinks)))
+        return weighted_mean(uplinks, torch.ones(len(uplinks)))

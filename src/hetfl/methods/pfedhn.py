@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import register_method
+from hetfl.methods.base import Uplinks, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
@@ -73,15 +73,15 @@ class PFedHN(PTFedAvg):
         sent = dict(super().downlink(server, client))
         return Message(sent | {name: tensor.view_as(sent[name]) for name, tensor in made.items()})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Heads by samples; one step that moves each participant's prompts to where its training ended."""
-        clients = sorted(uplinks)
-        after = super().aggregate(server, uplinks, draws)
+        clients, messages = uplinks.clients, list(uplinks)
+        after = super().aggregate(server, Uplinks(clients, messages), draws)
         net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
         share = server["samples"][clients].to(after["model/head.weight"].dtype)
         share = share / share.sum()
         made = self.generate(net, clients)
-        trained = {name: torch.stack([uplinks[k][name].flatten() for k in clients]) for name in made}
+        trained = {name: torch.stack([message[name].flatten() for message in messages]) for name in made}
         torch.autograd.backward(
             list(made.values()), [share[:, None] * (made[name].detach() - trained[name]) for name in made]
         )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Method, MethodSettings, Phase, Work, cross_entropy, register_method
+from hetfl.methods.base import Method, MethodSettings, Phase, Uplinks, Work, cross_entropy, register_method
 from hetfl.models.base import Model, ModelOptions
 from hetfl.optimisers import SGD
 
@@ -86,20 +86,19 @@ class PFedPG(Method):
         (name,) = work.client.model.names(["prompts"])
         return Message({"change": (work.params[name] - work.before[name]).view_as(work.received["prompts"])})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """One step that moves every participant's generated prompts towards what it made of them."""
         net = {name: tensor.clone().requires_grad_() for name, tensor in server.items()}
-        clients = sorted(uplinks)
-        changes = torch.stack([uplinks[client]["change"] for client in clients])
+        changes = torch.stack([message["change"] for message in uplinks])
         # The vector-Jacobian product with P_k - P~_k, P~_k being where the client's training ended.
-        torch.autograd.backward(generate(net)[clients], -changes)
+        torch.autograd.backward(generate(net)[uplinks.clients], -changes)
         SGD(net.values(), self.settings.server_lr).step()
         return {name: tensor.detach() for name, tensor in net.items()}
 
     def server_parameters(self, server: Tensors) -> Tensors:
         return server
 
-    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, float]:
+    def diagnostics(self, server: Tensors) -> dict[str, float]:
         spread = generate(server)
         return {"prompt_spread": float((spread - spread.mean(dim=0)).norm() / math.sqrt(len(spread)))}
 

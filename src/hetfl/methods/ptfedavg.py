@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,22 +68,25 @@ class PTFedAvg(FedAvg):
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         return cross_entropy(model(params, batch.images, self.choose(params, batch, received)).logits, batch)
 
-    def diagnostics(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Any]:
-        """Mean cosines of the prompts that participants send, and of the groups' new ones (FGPT, Table 11).
+    def diagnostics(self, server: Tensors) -> dict[str, Any]:
+        """The mean cosine of the groups' new prompts (FGPT, Table 11)."""
+        found = mean_cosine(of_groups(server[GROUP][None])[0][:, None]) if GROUP in server else None
+        return {} if found is None else {"cosine_group_global": found}
+
+    def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
+        """Mean cosines of the prompts that participants send (FGPT, Table 11).
 
         A prompt is one vector over all its blocks and tokens, or where a name ends in ``tokens`` each token is one.
         """
-        sent = [uplinks[client] for client in sorted(uplinks)]
         found: dict[str, float | None] = {}
-        if "shared" in sent[0]:
-            shared = torch.stack([message["shared"] for message in sent])
+        if "shared" in uplinks[0]:
+            shared = torch.stack([message["shared"] for message in uplinks])
             found["cosine_shared"] = mean_cosine(shared.flatten(1)[:, None])
             found["cosine_shared_tokens"] = mean_cosine(shared.flatten(1, 2))
-        if "group" in sent[0]:
-            group = torch.stack([message["group"] for message in sent])
+        if "group" in uplinks[0]:
+            group = torch.stack([message["group"] for message in uplinks])
             found["cosine_group_local"] = mean_cosine(of_groups(group))
             found["cosine_group_local_tokens"] = mean_cosine(group.flatten(1, 2))
-            found["cosine_group_global"] = mean_cosine(of_groups(server[GROUP][None])[0][:, None])
         return {name: value for name, value in found.items() if value is not None}
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Work, register_method
+from hetfl.methods.base import Phase, Uplinks, Work, register_method
 from hetfl.methods.fedavg import PREFIX, FedAvg
 from hetfl.models.base import Model
 
@@ -91,12 +91,13 @@ class Scaffold(FedAvg):
         moved = {name: work.params[name] - work.before[name] for name in names}
         return Message({**moved, **{CONTROL + name: own[OWN + name] - work.received[OWN + name] for name in names}})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Plain means: W += server_lr * mean dy, c += sum dc / K."""
         changed = dict(server)
         clients = len(server["samples"])
-        for name in uplinks[min(uplinks)]:
-            total = torch.stack([uplinks[client][name] for client in sorted(uplinks)]).sum(dim=0)
+        messages = list(uplinks)
+        for name in messages[0]:
+            total = torch.stack([message[name] for message in messages]).sum(dim=0)
             if name.startswith(CONTROL):
                 changed[name] = server[name] + total / clients
             else:

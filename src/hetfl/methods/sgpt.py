@@ -13,7 +13,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Query, Statistics, StatisticsSource, cross_entropy, register_method
+from hetfl.methods.base import Phase, Query, Statistics, StatisticsSource, Uplinks, cross_entropy, register_method
 from hetfl.methods.fgpt import FGPT, GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
@@ -144,15 +144,15 @@ class SGPT(FGPT):
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return super().adopt(params, {name: tensor for name, tensor in received.items() if name != PICKS})
 
-    def aggregate(self, server: Tensors, uplinks: Mapping[int, Message], draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
         """Means by samples; keys by picks; keys and group prompts move part of the way from the old ones."""
-        clients = sorted(uplinks)
-        counts = torch.stack([uplinks[client]["counts"] for client in clients]).double()
-        sent = {k: Message({n: t for n, t in uplinks[k].items() if n != "counts"}) for k in clients}
-        after = super(FGPT, self).aggregate(server, sent, draws)
+        messages = list(uplinks)
+        counts = torch.stack([message["counts"] for message in messages]).double()
+        sent = [Message({n: t for n, t in message.items() if n != "counts"}) for message in messages]
+        after = super(FGPT, self).aggregate(server, Uplinks(uplinks.clients, sent), draws)
         total = counts.sum(dim=0)
-        share = torch.where(total > self.settings.few, counts / total.clamp(min=1), 1 / len(clients))
-        keys = torch.stack([sent[k]["keys"] for k in clients]).double()
+        share = torch.where(total > self.settings.few, counts / total.clamp(min=1), 1 / len(uplinks))
+        keys = torch.stack([message["keys"] for message in sent]).double()
         after["model/keys"] = (share[:, :, None] * keys).sum(dim=0).to(server["model/keys"].dtype)
         for name, momentum in (("keys", self.settings.key_momentum), ("group", self.settings.group_momentum)):
             old, new = server["model/" + name], after["model/" + name]

@@ -25,7 +25,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, cells
 from hetfl.message import Message
-from hetfl.methods.base import Client, Method, Work, create
+from hetfl.methods.base import Client, Method, Uplinks, Work, create
 from hetfl.metrics.flops import StepFlops, flops, step_flops
 from hetfl.models import Model, build
 from hetfl.papers import counted
@@ -261,7 +261,7 @@ def formulas(of: Setting) -> dict[str, int]:
 def messages(of: Setting, method: Method, clients: int | None = None) -> tuple[list[Message], list[Message]]:
     """What the clients send in a round with fresh parameters, and what the server sends them after it."""
     server, up = _collected(of, method, clients)
-    server = method.aggregate(server, up, Draws(0, round=1))
+    server = method.aggregate(server, Uplinks.of(up), Draws(0, round=1))
     return [*up.values()], [method.downlink(server, client) for client in up]
 
 
@@ -296,7 +296,7 @@ def server_flops(of: Setting) -> int:
     def aggregation(epochs: int) -> int:
         method = quick(of, "fedtgp", server_epochs=epochs)
         server, up = _collected(of, method)
-        return flops(lambda: method.aggregate(server, up, Draws(0, round=1)))
+        return flops(lambda: method.aggregate(server, Uplinks.of(up), Draws(0, round=1)))
 
     # Epochs differ in the order of their batches alone.
     once, twice = aggregation(1), aggregation(2)

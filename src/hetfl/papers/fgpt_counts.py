@@ -22,7 +22,7 @@ from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Params, cells, shared_settings
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Client, Method, Statistics, Work, create
+from hetfl.methods.base import Client, Method, Statistics, Uplinks, Work, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.methods.sgpt import SGPT
 from hetfl.metrics.flops import flops, step_flops
@@ -357,7 +357,7 @@ def exchange(
     first = method.downlink(server, 0)
     work = _work(method, clients[0], 1, method.receive(first, {}), pixels)
     up = method.uplink(work)
-    after = method.aggregate(server, {0: up}, Draws(0, round=1))
+    after = method.aggregate(server, Uplinks.of({0: up}), Draws(0, round=1))
     return Exchange([*registered.values()], first, up, method.downlink(after, 0), method.remember(work), after)
 
 
@@ -469,7 +469,7 @@ def server_cost(places: Places) -> float:
     sent = exchange(method, [1] * main.clients)
     uplinks = dict.fromkeys(range(_participants(method, main)), sent.up)
     prompts = flops(lambda: [method.downlink(sent.server, client) for client in uplinks])
-    return _gmac(prompts + flops(lambda: method.aggregate(sent.server, uplinks, Draws(0, round=2))))
+    return _gmac(prompts + flops(lambda: method.aggregate(sent.server, Uplinks.of(uplinks), Draws(0, round=2))))
 
 
 def image_gradient(places: Places) -> float:

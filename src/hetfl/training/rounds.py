@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetfl.draws import Draws
 from hetfl.message import Message, Size, Tensors
-from hetfl.methods.base import NONE, Method
+from hetfl.methods.base import NONE, Method, Uplinks
 from hetfl.schema import Accuracies, Round, Traffic
 from hetfl.training.memory import peak_memory
 from hetfl.training.sampling import participants
@@ -51,7 +51,7 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, R
     visits, updates = _trained(engine, state, chosen, draws)
     clients = state.clients | {update.client: update.state for update in updates}
     clients = {client: own for client, own in clients.items() if not own.empty}
-    uplinks = {update.client: update.uplink for update in updates}
+    uplinks = Uplinks.of({update.client: update.uplink for update in updates})
 
     began = time.perf_counter()
     server = method.aggregate(state.server, uplinks, draws)
@@ -66,7 +66,7 @@ def play_round(engine: Sequential, state: State, draws: Draws) -> tuple[State, R
         down=_size(visit.downlink for visit in visits),
         seconds={**_seconds(updates), "server": aggregated - began, "evaluate": evaluated - aggregated},
         peak_memory=peak_memory(federation.device),
-        diagnostics=_finite(method.diagnostics(server, uplinks)),
+        diagnostics=_finite({**method.compare(list(uplinks)), **method.diagnostics(server)}),
         clients=_finite(_observed(updates)),
         **_told(**tests, updates=updates),
     )
