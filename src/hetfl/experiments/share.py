@@ -1,0 +1,225 @@
+"""Trained cells in one file: taken along from one machine, taken over on another.
+
+An archive is a tar file. ``manifest.json`` comes first and lists every file with its SHA-256. Then come the run records
+and the evaluations of the cells, and of a run that is not finished its newest resume point. Nothing here needs DVC or
+MLflow.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import fingerprint
+from hetfl.experiments.plan import Cell, Workspace
+from hetfl.experiments.record import Record
+from hetfl.experiments.superseded import Superseded
+from hetfl.files import atomic_path, sha256_file
+from hetfl.schema import METRICS, MODEL, ROUNDS, RUN, Run, read_metrics, read_run
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Of an archive."""
+
+RUNS, EVALUATION, RESUME = "run", "evaluation", "resume"
+"""Folders of a cell in an archive."""
+
+Outcome = Literal["taken over", "there already", "further here", "kept as superseded", "refused"]
+
+
+class Manifest(BaseModel):
+    """What an archive holds.
+
+    Attributes:
+        format: see :data:`FORMAT`.
+        files: the SHA-256 of every file, by its name ``<cell>/<run, evaluation or resume>/<file>``.
+        fingerprints: of every cell, by its path below ``runs/``.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int
+    fingerprints: dict[str, str]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a cell of an archive; ``why`` is empty where the outcome says it all."""
+
+    cell: str
+    outcome: Outcome
+    why: str = ""
+
+
+def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> list[str]:
+    """Write the records of some cells into an archive, finished or not; cells without a record are left out.
+
+    Returns:
+        The cells in the archive, as paths below ``runs/``.
+
+    Raises:
+        HetflError: no cell has a record, or a record is damaged; nothing was written.
+    """
+    fingerprints: dict[str, str] = {}
+    files: dict[str, Path] = {}
+    for cell in cells:
+        name, folder = cell.path.as_posix(), workspace.runs / cell.path
+        run = read_run(folder)
+        if run is None:
+            continue
+        found = {f"{RUNS}/{file}": folder / file for file in (RUN, ROUNDS, MODEL)}
+        metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
+        if metrics is not None and metrics.fingerprint == run.fingerprint:
+            evaluation = workspace.evaluations / cell.path
+            found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
+        points = sorted((workspace.resume_points(cell) / run.fingerprint).glob("round-*.safetensors"))
+        if not run.complete and not points:
+            continue  # there is nothing to go on from
+        found |= {f"{RESUME}/{file.name}": file for file in ([] if run.complete else points[-1:])}
+        fingerprints[name] = run.fingerprint
+        files |= {f"{name}/{inner}": file for inner, file in found.items() if file.exists()}
+    if not fingerprints:
+        raise HetflError(f"{workspace.runs}: none of the {len(cells)} cells has a record; train one first")
+    manifest = Manifest(
+        format=FORMAT, fingerprints=fingerprints, files={name: sha256_file(file) for name, file in files.items()}
+    )
+    with atomic_path(path) as temporary, tarfile.open(temporary, "w") as archive:
+        content = json.dumps(manifest.model_dump(), indent=1).encode()
+        head = tarfile.TarInfo(MANIFEST)
+        head.size = len(content)
+        archive.addfile(head, io.BytesIO(content))
+        for name, file in files.items():
+            entry = tarfile.TarInfo(name)
+            with file.open("rb") as source:
+                entry.size = file.stat().st_size
+                archive.addfile(entry, source)
+    return [*fingerprints]
+
+
+def import_cells(path: Path, every: Iterable[Cell], workspace: Workspace) -> list[Taken]:
+    """Take over the cells of an archive. Doing it again changes nothing.
+
+    A cell is taken over if its settings, and the data, partition and weights that its record names, are those of the
+    cell of that path here. A finished run takes the place of one that is not, and of two that are not the one that is
+    further stays. A finished record of other settings is kept among the superseded ones, where it is found when its
+    settings come back.
+
+    Args:
+        path: the archive.
+        every: the cells that there are here.
+        workspace: the checkout.
+
+    Returns:
+        What became of each cell. One that is damaged or unknown does not stop the others.
+
+    Raises:
+        HetflError: the archive cannot be read; nothing was changed.
+    """
+    known = {cell.path.as_posix(): cell for cell in every}
+    workspace.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=workspace.scratch, prefix="import-") as folder:
+        manifest = _unpack(path, Path(folder))
+        return [
+            _take(name, expected, Path(folder), manifest.files, known, workspace)
+            for name, expected in manifest.fingerprints.items()
+        ]
+
+
+def _unpack(path: Path, folder: Path) -> Manifest:
+    """Write the files that an archive's manifest names, checked against it."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            first = archive.next()
+            if first is None or first.name != MANIFEST or not first.isfile():
+                raise HetflError(f"{path}: does not begin with {MANIFEST}; name a file that hetfl export wrote")
+            content = archive.extractfile(first)
+            assert content is not None
+            manifest = Manifest.model_validate_json(content.read())
+            if manifest.format > FORMAT:
+                newer = f"is of format {manifest.format}, and this hetfl reads {FORMAT}; use a newer hetfl"
+                raise HetflError(f"{path}: {newer}")
+            for member in archive:
+                if member.name in manifest.files and member.isfile():
+                    archive.extract(member, folder, filter="data")
+    except (OSError, tarfile.TarError, ValidationError) as error:
+        raise HetflError(f"{path}: is no archive of cells ({str(error).splitlines()[0]})") from error
+    for name, expected in manifest.files.items():
+        found = folder / name
+        if not found.is_file() or sha256_file(found) != expected:
+            raise HetflError(f"{path}: {name} is missing or damaged; export or copy the archive again")
+    return manifest
+
+
+def _take(
+    name: str, expected: str, folder: Path, files: Mapping[str, str], known: Mapping[str, Cell], workspace: Workspace
+) -> Taken:
+    """Take one cell over from the folder that its files were unpacked into."""
+    if name not in known:
+        return Taken(name, "refused", "there is no such cell here")
+    cell, source = known[name], folder / name
+    try:
+        run = read_run(source / RUNS)
+    except HetflError as error:
+        return Taken(name, "refused", str(error).replace(f"{folder}/", ""))
+    if run is None or run.fingerprint != expected:
+        return Taken(name, "refused", "its run.json is not of the fingerprint that the archive states")
+    lock = workspace.lock(cell.path)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        record, earlier = Record(workspace.runs / cell.path), Superseded(workspace.runs, cell.path)
+        if fingerprint(cell, run.inputs) != run.fingerprint:
+            if not run.complete:
+                return Taken(name, "refused", "it has other settings or versions than here and is not finished")
+            if (earlier.folder / run.fingerprint).exists():
+                return Taken(name, "there already", "as superseded: its settings or versions are not those here")
+            _move(source / RUNS, earlier.folder / run.fingerprint)
+            return Taken(name, "kept as superseded", "its settings or versions are not those here")
+        if record.is_complete(run.fingerprint):
+            return Taken(name, "there already")
+        points = workspace.resume_points(cell) / run.fingerprint
+        if not run.complete:
+            theirs, ours = (_newest(place) for place in (source / RESUME, points))
+            if theirs <= ours:
+                return Taken(name, "further here" if theirs < ours else "there already", f"round {ours}")
+        return _place(cell, run, source, record, earlier, points, workspace)
+
+
+def _place(
+    cell: Cell, run: Run, source: Path, record: Record, earlier: Superseded, points: Path, workspace: Workspace
+) -> Taken:
+    """Put a cell's files where training and evaluation would have put them; each folder appears whole."""
+    earlier.make_way(run.fingerprint)
+    shutil.rmtree(points, ignore_errors=True)
+    if run.complete:
+        shutil.rmtree(workspace.resume_points(cell), ignore_errors=True)
+    else:
+        _move(source / RESUME, points)
+    _move(source / RUNS, record.folder)
+    if (source / EVALUATION / METRICS).exists():
+        _move(source / EVALUATION, workspace.evaluations / cell.path)
+    return Taken(cell.path.as_posix(), "taken over", "" if run.complete else f"round {_newest(points)}, not finished")
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename a folder to where one may be already, which goes."""
+    if target.exists():
+        shutil.rmtree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.rename(target)
+
+
+def _newest(points: Path) -> int:
+    """The round of the newest resume point in a folder; -1 where there is none."""
+    return max((int(file.stem.split("-")[1]) for file in points.glob("round-*.safetensors")), default=-1)

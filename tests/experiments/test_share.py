@@ -1,0 +1,179 @@
+"""Cells that travel: what one workspace exports, another takes over, once and unharmed."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from record_factory import make_round, write_metrics, write_record
+
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import fingerprint
+from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.record import Record
+from hetfl.experiments.share import export_cells, import_cells
+from hetfl.experiments.superseded import Superseded
+from hetfl.schema import Inputs
+from hetfl.training.state import ResumePoints, State
+
+READS = Inputs(dataset="d", partition="p", weights={})
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Cell]:
+    return cells(load_params(Path("params.yaml")), "digits-fgpt")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "there")
+
+
+def write(workspace: Workspace, cell: Cell, status: str = "complete", rounds: int = 2, reads: Inputs = READS) -> str:
+    """A record of a cell, finished with its evaluation or in progress with a resume point."""
+    found = fingerprint(cell, reads)
+    lines = [make_round(number) for number in range(rounds + 1)]
+    write_record(workspace.runs, cell.path, lines, status, fingerprint=found, inputs=reads, settings=cell.settings)
+    if status == "complete":
+        write_metrics(workspace.evaluations, cell.path, fingerprint=found)
+    else:
+        with ResumePoints(workspace.resume_points(cell) / found) as points:
+            points.save(State(rounds, {"round": torch.tensor(rounds)}))
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def outcomes(path: Path, every: list[Cell], workspace: Workspace) -> dict[str, str]:
+    return {taken.cell: taken.outcome for taken in import_cells(path, every, workspace)}
+
+
+def test_finished_and_started_cells_arrive_as_they_were(every, here, there, tmp_path):
+    done, begun, never = every[:3]
+    write(here, done)
+    write(here, begun, "running", rounds=5)
+    path = tmp_path / "cells.tar"
+    assert export_cells([done, begun, never], here, path) == [done.path.as_posix(), begun.path.as_posix()]
+    assert set(outcomes(path, every, there).values()) == {"taken over"}
+    for folder in ("runs", "evaluations", ".hetfl/resume"):
+        assert files(here.root / folder) == files(there.root / folder)
+    before = files(there.root)
+    assert outcomes(path, every, there) == dict.fromkeys(
+        (done.path.as_posix(), begun.path.as_posix()), "there already"
+    )
+    assert files(there.root) == before
+
+
+def test_of_two_runs_the_one_that_is_further_stays(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    name = cell.path.as_posix()
+    write(here, cell, "running", rounds=3)
+    write(there, cell, "running", rounds=4)
+    export_cells([cell], here, path)
+    before = files(there.root)
+    assert outcomes(path, every, there) == {name: "further here"}
+    assert files(there.root) == before
+    export_cells([cell], there, path)
+    assert outcomes(path, every, here) == {name: "taken over"}
+    found = write(here, cell)
+    export_cells([cell], here, path)
+    assert outcomes(path, every, there) == {name: "taken over"}
+    assert Record(there.runs / cell.path).is_complete(found) and not there.resume_points(cell).exists()
+
+
+def test_a_run_of_other_settings_moves_nothing_aside(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    name = cell.path.as_posix()
+    other = cell.model_copy(update={"settings": {**cell.settings, "lr": 0.5}})
+    own, theirs = write(there, cell), write(here, other)
+    export_cells([other], here, path)
+    assert outcomes(path, every, there) == {name: "kept as superseded"}
+    assert Record(there.runs / cell.path).is_complete(own)
+    assert Superseded(there.runs, cell.path).restore(theirs)  # as training does when the settings come back
+    write(here, other, "running")
+    export_cells([other], here, path)
+    assert outcomes(path, every, there) == {name: "refused"}
+    export_cells([other], there, path)
+    assert outcomes(path, [], there) == {name: "refused"}
+
+
+def test_a_finished_run_on_other_data_moves_ours_aside(every, here, there, tmp_path):
+    """Its settings are those here, so it is the cell; training says later whether the data are."""
+    cell, path = every[0], tmp_path / "cells.tar"
+    own = write(there, cell)
+    newer = write(here, cell, reads=READS.model_copy(update={"dataset": "e"}))
+    export_cells([cell], here, path)
+    assert outcomes(path, every, there) == {cell.path.as_posix(): "taken over"}
+    assert Record(there.runs / cell.path).is_complete(newer)
+    assert [run.fingerprint for _, run in Superseded(there.runs, cell.path).runs()] == [own]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no archive", "no manifest", "newer", "absent"])
+def test_a_damaged_archive_changes_nothing(every, here, there, tmp_path, damage):
+    cell, path = every[0], tmp_path / "cells.tar"
+    write(here, cell)
+    export_cells([cell], here, path)
+    content = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        place = content.rindex(b'"accuracy"')
+        path.write_bytes(content[:place] + b'"eccuracy"' + content[place + 10 :])
+    elif damage == "no archive":
+        path.write_bytes(b"accuracy")
+    elif damage == "no manifest":
+        with tarfile.open(path, "w") as archive:
+            archive.addfile(tarfile.TarInfo("x/run/run.json"), io.BytesIO())
+    elif damage == "newer":
+        path.write_bytes(content.replace(b'"format": 1', b'"format": 9', 1))
+    else:
+        path.unlink()
+    with pytest.raises(HetflError) as caught:
+        import_cells(path, every, there)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert not there.runs.exists() and not [*there.scratch.glob("import-*")]
+
+
+def test_nothing_leaves_the_folder(every, here, there, tmp_path):
+    """A file whose name leads out is refused, and what the manifest does not name is not unpacked."""
+    cell, path = every[0], tmp_path / "cells.tar"
+    write(here, cell)
+    export_cells([cell], here, path)
+    with tarfile.open(path, "a") as archive:
+        for name in ("../out", f"{cell.path.as_posix()}/run/extra"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    assert outcomes(path, every, there) == {cell.path.as_posix(): "taken over"}
+    assert not [*tmp_path.rglob("out")] and not [*tmp_path.rglob("extra")]
+    path.write_bytes(path.read_bytes().replace(b"/run/run.json", b"/../../r.json"))
+    with pytest.raises(HetflError, match="is no archive of cells|missing or damaged"):
+        import_cells(path, every, Workspace(tmp_path / "elsewhere"))
+
+
+def test_nothing_to_export_is_said(every, here, tmp_path):
+    with pytest.raises(HetflError, match="none of the 2 cells has a record"):
+        export_cells(every[:2], here, tmp_path / "cells.tar")
+    assert not (tmp_path / "cells.tar").exists()
+
+
+def test_neither_dvc_nor_mlflow_is_needed():
+    """On the machine that trains there may be nothing but the training core."""
+    program = """
+import sys
+for name in ("dvc", "mlflow", "typer", "rich", "tabulate", "pandas", "matplotlib", "jinja2"):
+    sys.modules[name] = None
+import hetfl.experiments.share
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
