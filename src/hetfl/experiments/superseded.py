@@ -59,11 +59,15 @@ class Superseded:
         target.parent.mkdir(parents=True, exist_ok=True)
         self.cell.rename(target)
 
+    def holds(self, fingerprint: str) -> bool:
+        """Whether the finished record of this identity is here."""
+        return Record(self.folder / fingerprint).is_complete(fingerprint)
+
     def restore(self, fingerprint: str) -> bool:
         """Bring the finished record of this identity back to the cell's folder; says whether there is one."""
-        source = self.folder / fingerprint
-        if not Record(source).is_complete(fingerprint):
+        if not self.holds(fingerprint):
             return False
+        source = self.folder / fingerprint
         self.make_way(fingerprint)
         if self.cell.exists():  # it began anew and did not finish
             shutil.rmtree(self.cell)

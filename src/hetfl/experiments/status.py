@@ -1,0 +1,92 @@
+"""How far a cell is: what the next training would do with it, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import differences, fingerprint, inputs
+from hetfl.experiments.plan import Cell, Workspace
+from hetfl.experiments.record import Record
+from hetfl.experiments.superseded import Superseded
+from hetfl.schema import Inputs, Run
+
+State = Literal["done", "running", "interrupted", "stale", "broken", "not run"]
+"""``done``: the next training keeps it. ``running``: a process that is alive trains it. ``interrupted``: the next
+training goes on from a round. ``stale``: its record is of other settings, data or versions, so it is trained anew.
+``broken``: its record cannot be read. ``not run``: there is no record."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of one cell.
+
+    Attributes:
+        state: see :data:`State`.
+        round: the last completed round of the run that would go on; 0 where none would.
+        rounds: as many as there are at most.
+        why: why it is stale or broken, or what its training lacks; empty otherwise.
+    """
+
+    state: State
+    round: int
+    rounds: int
+    why: str = ""
+
+    @property
+    def left(self) -> int:
+        """Rounds to train, at most."""
+        return 0 if self.state == "done" else self.rounds - self.round
+
+    def __str__(self) -> str:
+        return f"{self.state}, round {self.round} of {self.rounds}" if self.round and self.left else self.state
+
+
+def status(cell: Cell, workspace: Workspace) -> Status:
+    """How far a cell is, by its record, its resume points and the lock of whoever trains it."""
+    rounds = int(cell.settings["rounds"])
+    try:
+        run = Record(workspace.runs / cell.path).read()
+    except HetflError as error:
+        return Status("broken", 0, rounds, str(error))
+    try:
+        reads, lacks = inputs(cell, workspace), ""
+    except HetflError as error:
+        # Without its inputs here, a record is judged by those that it names itself.
+        reads, lacks = None if run is None else run.inputs, str(error)
+    if reads is None:
+        return Status("not run", 0, rounds, lacks)
+    identity = fingerprint(cell, reads)
+    if Superseded(workspace.runs, cell.path).holds(identity) and not (run and run.fingerprint == identity):
+        return Status("done", rounds, rounds)
+    if run is None:
+        return Status("running" if is_locked(cell, workspace) else "not run", 0, rounds, lacks)
+    if run.fingerprint != identity:
+        return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
+    return _of_run(run, cell, reads, workspace, rounds, lacks)
+
+
+def _of_run(run: Run, cell: Cell, reads: Inputs, workspace: Workspace, rounds: int, lacks: str) -> Status:
+    """The status of a cell whose record is of its own identity."""
+    if Record(workspace.runs / cell.path).is_complete(run.fingerprint):
+        return Status("done", rounds, rounds)
+    points = (workspace.resume_points(cell) / run.fingerprint).glob("round-*.safetensors")
+    at = max((int(point.stem.split("-")[1]) for point in points), default=0)
+    if is_locked(cell, workspace):
+        return Status("running", at, rounds)
+    return Status("interrupted" if at else "not run", at, rounds, lacks)
+
+
+def is_locked(cell: Cell, workspace: Workspace) -> bool:
+    """Whether a process that is alive trains the cell: the system gives the locks of others back."""
+    path = workspace.lock(cell.path)
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True

@@ -1,0 +1,82 @@
+"""What is said of a cell is what the next training does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from record_factory import make_round, write_record
+
+from hetfl.errors import HetflError
+from hetfl.experiments import status as module
+from hetfl.experiments.identity import fingerprint
+from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.status import status
+from hetfl.experiments.superseded import Superseded
+from hetfl.schema import Inputs
+from hetfl.training.state import ResumePoints, State
+
+READS = Inputs(dataset="d", partition="p", weights={})
+
+
+@pytest.fixture(scope="module")
+def cell() -> Cell:
+    return cells(load_params(Path("params.yaml")), "digits-homogeneous")[0]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setattr(module, "inputs", lambda cell, workspace: READS)
+    return Workspace(tmp_path)
+
+
+def write(workspace: Workspace, cell: Cell, state: str = "complete", rounds: int = 2, reads: Inputs = READS) -> str:
+    found = fingerprint(cell, reads)
+    lines = [make_round(number) for number in range(rounds + 1)]
+    write_record(workspace.runs, cell.path, lines, state, fingerprint=found, inputs=reads, settings=cell.settings)
+    if state == "running":
+        with ResumePoints(workspace.resume_points(cell) / found) as points:
+            points.save(State(rounds, {"x": torch.zeros(1)}))
+    return found
+
+
+def test_a_cell_from_its_beginning_to_its_end(workspace, cell):
+    rounds = cell.settings["rounds"]
+    assert (status(cell, workspace).state, status(cell, workspace).left) == ("not run", rounds)
+    write(workspace, cell, "running", rounds=1)
+    found = status(cell, workspace)
+    assert (found.state, found.left, str(found)) == ("interrupted", rounds - 1, f"interrupted, round 1 of {rounds}")
+    lock = workspace.lock(cell.path)
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
+        assert status(cell, workspace).state == "running"
+    assert status(cell, workspace).state == "interrupted"  # the file of a dead process's lock says nothing
+    write(workspace, cell)
+    assert (status(cell, workspace).state, status(cell, workspace).left) == ("done", 0)
+
+
+def test_a_record_of_other_settings_is_not_done(workspace, cell):
+    write(workspace, cell.model_copy(update={"settings": {**cell.settings, "lr": 0.5}}))
+    found = status(cell, workspace)
+    assert found.state == "stale" and "lr 0.5, now" in found.why and found.left == cell.settings["rounds"]
+    (workspace.runs / cell.path / "run.json").write_text("{")
+    assert status(cell, workspace).state == "broken"
+
+
+def test_a_finished_record_that_training_would_bring_back_is_done(workspace, cell):
+    write(workspace, cell)
+    Superseded(workspace.runs, cell.path).make_way("another")
+    write(workspace, cell, reads=READS.model_copy(update={"dataset": "e"}))
+    assert status(cell, workspace).state == "done"
+
+
+def test_without_the_data_a_record_is_judged_by_what_it_names(workspace, cell, monkeypatch):
+    def missing(cell: Cell, workspace: Workspace) -> Inputs:
+        raise HetflError("data/digits/card.json: the data set is missing")
+
+    monkeypatch.setattr(module, "inputs", missing)
+    assert status(cell, workspace).why == "data/digits/card.json: the data set is missing"
+    write(workspace, cell)
+    assert status(cell, workspace) == module.Status("done", *[cell.settings["rounds"]] * 2)
