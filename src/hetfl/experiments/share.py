@@ -1,7 +1,7 @@
 """Trained cells in one file: taken along from one machine, taken over on another.
 
-An archive is a tar file. ``manifest.json`` comes first and lists every file with its SHA-256. Then come the cells' runs
-and evaluations, and of a run that is not finished its newest resume point. Nothing here needs DVC or MLflow.
+An archive is a tar file. ``manifest.json`` comes first and lists every file with its SHA-256. Then come the runs and
+evaluations of the cells, and of a run that is not finished its newest resume point. Nothing here needs DVC or MLflow.
 """
 
 from __future__ import annotations
