@@ -126,7 +126,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a client gathers in one sweep over its data after training.
+    """What a client gathers in one pass over its data after training.
 
     Attributes:
         sums: tensors that are added up over batches.
@@ -297,7 +297,7 @@ class Method(ABC):
     def register(self, work: Work) -> Message:
         """What a client tells the server once, before the first round.
 
-        ``work`` has parameters only if there are phases or a sweep in round 0.
+        ``work`` has parameters only if there are phases or a statistics pass in round 0.
         """
         return Message()
 
