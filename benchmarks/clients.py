@@ -31,9 +31,9 @@ from hetfl.experiments.record import Record, device_name
 from hetfl.files import write_text
 from hetfl.methods import create
 from hetfl.schema import Parameters, Run
+from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
 from hetfl.training.memory import peak_memory
-from hetfl.training.sequential import Sequential
 from hetfl.training.state import ResumePoints
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def case(method: str, clients: int, rounds: int, features: Path) -> dict[str, fl
     parts = partition(dataset, clients)
     cpu = torch.device("cpu")
     federation = build_federation(made, [MODEL], dataset, parts, ROOT / "weights", cpu, features=features)
-    engine = Sequential(made, federation)
+    engine = make_engine(made, federation, "sequential")
     with tempfile.TemporaryDirectory() as folder:
         record = Record(Path(folder) / "run")
         built = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from hetfl.methods import Method
 from hetfl.methods.base import Uplinks
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.models import Model, build
-from hetfl.training.rounds import one_for_all
+from hetfl.training.engine import same_for_all
 from hetfl.training.sampling import participants
-from hetfl.training.state import State
 
 
 class Operations(TorchDispatchMode):
@@ -179,8 +177,7 @@ def tests(
     """The model of each test after a round, and the number of images that it looks at."""
     held = parts.test or (np.arange(len(data.labels(parts.test_from))),) * parts.clients
     dealt = [work.models[client % len(work.models)] for client in range(parts.clients)]
-    engine: Any = SimpleNamespace(method=method, federation=SimpleNamespace(models=[models[name] for name in dealt]))
-    if one_for_all(engine, State(1, {})):
+    if same_for_all(method, [models[name] for name in dealt]):
         yield dealt[0], len(np.unique(np.concatenate(held)))
     else:
         yield from zip(dealt, map(len, held), strict=True)

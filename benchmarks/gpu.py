@@ -41,10 +41,10 @@ from hetfl.experiments.plan import cells, load_params
 from hetfl.experiments.record import device_name, versions
 from hetfl.files import write_text
 from hetfl.methods import Method
+from hetfl.training.engine import same_for_all
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import Federation
 from hetfl.training.memory import peak_memory, reset_peak_memory
-from hetfl.training.rounds import one_for_all
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 510
@@ -212,7 +212,7 @@ def amounts(method: Method, rounds: Rounds, federation: Federation) -> Amounts:
     settings, data = method.settings, federation.data
     chosen = [data[client] for client in rounds.line.participants]
     tests = {id(one.test): one.test for one in data}
-    together = one_for_all(rounds.engine, rounds.state)
+    together = same_for_all(method, rounds.engine.models)
     return Amounts(
         settings.local_epochs * sum(used(len(one.train), settings) for one in chosen),
         sum(len(one.train) for one in chosen),
@@ -305,7 +305,7 @@ def figures(
         "rounds": 1 + len(played),
         "all rounds": left == 0 and engine.federation is federation,
         "memory": peak_memory(device),
-        "predicted memory": getattr(engine, "predicted_memory", None),
+        "predicted memory": getattr(engine.trainer, "predicted_memory", None),
     }
 
 

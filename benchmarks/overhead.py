@@ -37,9 +37,10 @@ from hetfl.draws import Draws
 from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 from hetfl.methods import create
+from hetfl.training.engine import Task
+from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
 from hetfl.training.rounds import start
-from hetfl.training.sequential import Sequential, Visit
 from hetfl.training.state import ClientState
 
 ROOT = Path(__file__).parents[1]
@@ -114,11 +115,12 @@ def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]
     method = create(case.method, {**usual, **case.settings}, dataset.num_classes)
     cpu = torch.device("cpu")
     partition = Partition((index,), None)
-    engine = Sequential(method, build_federation(method, [case.model], dataset, partition, ROOT / "weights", cpu))
-    state, _ = start(engine, Draws(0))
+    federation = build_federation(method, [case.model], dataset, partition, ROOT / "weights", cpu)
+    engine = make_engine(method, federation, "sequential")
+    server, _ = start(engine, Draws(0))
     draws, client, data = Draws(0).at(1), engine.federation.clients[0], engine.federation.data[0]
     names = client.model.names(method.trains())
-    downlink = method.downlink(state.server, 0)
+    downlink = method.downlink(server, 0)
     before = {name: value for name, value in method.initial(client.model, draws.at(0), 0).items() if name in names}
     before |= {name: value for name, value in downlink.items() if name in names}
 
@@ -134,8 +136,9 @@ def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]
     loader = DataLoader(Samples(split, index, transform, spec.channels == 3), case.batch, sampler=order.tolist())
 
     def ours() -> dict[str, Tensor]:
-        (update,) = engine.train([Visit(0, ClientState(), downlink)], draws)
-        return {**update.state.params, **update.uplink}
+        (update,) = engine.train([Task(0, downlink)], draws)
+        own = engine.client_states().get(0, ClientState())
+        return {**own.params, **update.uplink}
 
     ways: dict[str, Way] = {
         "plain": lambda: plain(module, before, zip(images.split(case.batch), labels.split(case.batch), strict=True)),

@@ -216,10 +216,10 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     partition = Partition(tuple(plan["clients"].numpy()), tuple(tests))
     federation = build_federation(method, [name], dataset, partition, Path(), torch.device(plan["device"]))
     engine, draws = make_engine(method, federation), Draws(0)
-    state, _ = start(engine, draws)
+    server, _ = start(engine, draws)
     clock.skip()
     for round in range(rounds):
-        state, line = play_round(engine, state, draws.at(round + 1))
+        server, line = play_round(engine, server, draws.at(round + 1))
         assert line.participants == plan["participants"][round]
         clock.lap(clock.rounds)
         clock.rounds[-1] -= line.seconds["evaluate"]

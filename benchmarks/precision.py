@@ -109,9 +109,9 @@ def accuracy(cell: Cell, precision: str) -> float:
     compute = ComputeSettings.model_validate({"precision": precision, "engine": "sequential"})
     setup = set_up(cell, Workspace(ROOT), CPU, compute)
     assert setup.federation.precision == precision
-    state, _ = start(setup.engine, setup.draws)
+    server, _ = start(setup.engine, setup.draws)
     for round in range(1, setup.method.settings.rounds + 1):
-        state, line = play_round(setup.engine, state, setup.draws.at(round))
+        server, line = play_round(setup.engine, server, setup.draws.at(round))
     return float(100 * line.pooled)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
 from hetfl.methods import Method, create
 from hetfl.models import Model
+from hetfl.training.engine import Task, Update
 from hetfl.training.federation import Federation, Precision, build_federation
+from hetfl.training.local import LocalEngine
 from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Sequential
 
 
 @dataclass(frozen=True)
@@ -108,41 +109,49 @@ class Rounds:
         opening: seconds of what comes before the first round.
     """
 
-    def __init__(self, engine: Sequential, draws: Draws) -> None:
+    def __init__(self, engine: LocalEngine, draws: Draws) -> None:
         self.engine, self.draws = engine, draws
-        self.device = engine.federation.device
-        self._spent: dict[str, float] = {}
+        self.device = engine.device
+        self.round = 0
         began = now(self.device)
-        self.state, _ = start(engine, draws)
+        self.server, _ = start(engine, draws)
         self.opening = now(self.device) - began
-        self._train = engine.train
-        engine.train = self._timed("clients", self._remembered)  # type: ignore[method-assign]
-        engine.method.aggregate = self._timed("server", engine.method.aggregate)  # type: ignore[method-assign]
+        self._train, self._aggregate = engine.train, engine.method.aggregate
+        engine.train = self._timed_train  # type: ignore[method-assign]
+        engine.method.aggregate = self._timed_aggregate  # type: ignore[method-assign]
 
     def play(self) -> dict[str, float]:
         """The next round: seconds of its ``clients``, its ``server``, of ``evaluate``, and of all (``round``)."""
+        self.round += 1
+        self._tasks: list[Task] = []
+        self._spent = {"clients": 0.0, "server": 0.0}
         began = now(self.device)
-        self.state, self.line = play_round(self.engine, self.state, self.draws.at(self.state.round + 1))
+        self.server, self.line = play_round(self.engine, self.server, self.draws.at(self.round))
         seconds = now(self.device) - began
         return {**self._spent, "evaluate": seconds - sum(self._spent.values()), "round": seconds}
 
     def passes(self) -> float:
         """Seconds of what the last round's participants do besides training."""
+        states = self.engine.client_states()
         with patch.object(self.engine.method, "phases", return_value=[]):
             began = now(self.device)
-            list(self._train(*self._given))
-            return now(self.device) - began
+            list(self._train(self._tasks, self.draws.at(self.round)))
+            seconds = now(self.device) - began
+        self.engine.restore(states)
+        return seconds
 
-    def _remembered(self, *given: Any) -> Iterator[Any]:
-        self._given = given
-        # The updates are gone through here, since whoever asks for them stops no clock.
-        return iter(list(self._train(*given)))
+    def _timed_train(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update]:
+        tasks = list(tasks)
+        self._tasks += tasks
+        began = now(self.device)
+        # All of them here, so that the clock stops when the device has done its work.
+        updates = list(self._train(tasks, draws))
+        self._spent["clients"] += now(self.device) - began
+        return iter(updates)
 
-    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
-            began = now(self.device)
-            result = function(*given)
-            self._spent[part] = now(self.device) - began
-            return result
-
-        return call
+    def _timed_aggregate(self, *given: Any) -> Any:
+        """Clients train while the server takes their messages in."""
+        began = now(self.device)
+        result = self._aggregate(*given)
+        self._spent["server"] = now(self.device) - began - self._spent["clients"]
+        return result

@@ -17,8 +17,9 @@ from hetfl.draws import Draws, seeded_library_code
 from hetfl.methods import create
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
 from hetfl.tensors import write_tensors
+from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
-from hetfl.training.sequential import Sequential
+from hetfl.training.local import LocalEngine
 
 CLASSES = 3
 GROUPS = {
@@ -127,7 +128,7 @@ def toy_partition() -> Partition:
     return Partition((first, rest[:19], rest[19:]), None)
 
 
-Engine = Callable[..., Sequential]
+Engine = Callable[..., LocalEngine]
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Split, toy_partiti
         dtype: torch.dtype = torch.float32,
         partition: Partition | None = None,
         **settings: Any,
-    ) -> Sequential:
+    ) -> LocalEngine:
         made = create(method, {"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings}, CLASSES, 2)
         federation = build_federation(
             made,
@@ -163,6 +164,6 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Split, toy_partiti
             dtype,
             public=toy_public if made.public else None,
         )
-        return Sequential(made, federation)
+        return make_engine(made, federation, "sequential")
 
     return build

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from playing import play_round, start
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hetfl import captured
 from hetfl.captured import EAGER_CALLS, Captured
 from hetfl.draws import Draws
-from hetfl.training.batched import Batched
-from hetfl.training.rounds import play_round, start
+from hetfl.training.engines import make_engine
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_recorded_steps_train_like_called_ones(toy_engine, recordings, monkeypat
     def run(recorded: bool) -> tuple:
         monkeypatch.setattr(captured, "EAGER_CALLS", EAGER_CALLS if recorded else 10**9)
         reference = toy_engine(method, group, torch.float64, **{"batch_size": 5, **settings})
-        engine = Batched(reference.method, reference.federation)
+        engine = make_engine(reference.method, reference.federation, "batched")
         state, _ = start(engine, Draws(0))
         for number in (1, 2, 3):
             state, line = play_round(engine, state, Draws(0).at(number))

@@ -87,6 +87,30 @@ def test_a_wrong_type_in_a_line_is_named(tmp_path):
     assert problem(folder).startswith("rounds.jsonl: line 3 has up.bytes 1.5: it should be a valid integer")
 
 
+def test_records_of_format_1_are_read_by_their_names_for_fields(tmp_path):
+    """Fine-tuning was the ``closing``, and tests by other rules stood in ``also``."""
+    rule = {"accuracy": [0.5, None], "pooled": 0.5}
+    lines = [make_round(1, extra={"top-2": rule}), make_round(2, fine_tuning=True)]
+    folder = write_record(tmp_path, PATH, lines)
+    content = (folder / "rounds.jsonl").read_text()
+    former = content.replace('"fine_tuning"', '"closing"').replace('"extra"', '"also"')
+    assert former != content
+    (folder / "rounds.jsonl").write_text(former)
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"format": 1})
+    assert read_rounds(folder, finished=True) == lines
+    run = read_run(folder)
+    assert run is not None and run.format == 1
+    # A resumed run writes the lines it keeps anew.
+    Record(folder).begin(run, completed=2)
+    assert (folder / "rounds.jsonl").read_text() == content
+
+    found = {"accuracy": [0.5], "average": 0.5, "lowest": 0.5, "highest": 0.5, "fingerprint": "f"}
+    write_json(tmp_path / "metrics.json", found | {"also": {"top-2": {"window_pooled": 0.25}}})
+    metrics = read_metrics(tmp_path)
+    assert metrics is not None and metrics.figure("window_pooled", "top-2") == 0.25
+    assert "extra" in metrics.as_json()
+
+
 def test_the_half_line_of_a_killed_process_is_passed_over_unless_the_run_is_finished(tmp_path):
     folder = write_record(tmp_path, PATH, map(make_round, range(3)), status="running")
     with (folder / "rounds.jsonl").open("a") as file:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from hetfl.errors import HetflError, unknown
 
-FORMAT = 1
-"""Of the records that are written; raised when a field changes its meaning or a needed one is added. A record without
-one is of format 0: from before threads, source and versions of the numerics were recorded, and read without them."""
+FORMAT = 2
+"""Of the records that are written; raised when a field changes its name or meaning or a needed one is added. A record
+without one is of format 0: from before threads, source and versions of the numerics were recorded, and read without
+them."""
 
 RUN, ROUNDS, MODEL = "run.json", "rounds.jsonl", "model.safetensors"
 """The files of a run record."""
@@ -42,7 +43,9 @@ class Part(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-P = TypeVar("P", bound=Part)
+def _renamed(name: str, former: str, default: Any) -> Any:
+    """A field that records up to format 1 have under another name."""
+    return Field(default=default, validation_alias=AliasChoices(name, former))
 
 
 class Traffic(Part):
@@ -70,11 +73,11 @@ class Round(Part):
     """A line of ``rounds.jsonl``.
 
     Attributes:
-        round: 0 of the registration, from 1 on of training, one more than the method's rounds of the closing.
-        closing: whether this is what clients do after the last round.
+        round: 0 of the registration, from 1 on of training, one more than the method's rounds of fine-tuning.
+        fine_tuning: whether this is what clients do after the last round; ``closing`` up to format 1.
         participants: the clients that took part; ``loss`` and ``clients`` are in their order.
         accuracy, pooled: as in :class:`Accuracies`; None after a round without a test.
-        also: tests by other inference rules, by name.
+        extra: tests by other inference rules, by name; ``also`` up to format 1.
         train_accuracy: of each client on its training samples, where a run asks for it.
         loss: mean training loss; None where it is not finite.
         up, down: all messages of the round together.
@@ -86,11 +89,11 @@ class Round(Part):
     """
 
     round: int
-    closing: bool = False
+    fine_tuning: bool = _renamed("fine_tuning", "closing", False)
     participants: list[int]
     accuracy: list[Share] | None = None
     pooled: float | None = None
-    also: dict[str, Accuracies] = {}
+    extra: dict[str, Accuracies] = _renamed("extra", "also", {})
     train_accuracy: list[Share] | None = None
     loss: list[float | None] = []
     up: Traffic
@@ -104,7 +107,7 @@ class Round(Part):
     def test(self, reading: str = "") -> Accuracies | None:
         """The test after this round by an inference rule, ``""`` for the method's own; None without one."""
         if reading:
-            return self.also.get(reading)
+            return self.extra.get(reading)
         if self.accuracy is None or self.pooled is None:
             return None
         return Accuracies.model_construct(accuracy=self.accuracy, pooled=self.pooled)
@@ -209,7 +212,7 @@ class Metrics(Windowed):
         accuracy, average, lowest, highest, std, pooled, balanced_accuracy, macro_f1: of the final state, see
             :func:`hetfl.metrics.accuracy.summary`.
         best_pooled, best_round, best_average, rounds: see :func:`hetfl.metrics.accuracy.best_round`.
-        also: of other inference rules, by name.
+        extra: of other inference rules, by name; ``also`` beside records up to format 1.
         group_entropy, congruence: of methods that sort samples, see :func:`hetfl.experiments.evaluation.of_groups`.
     """
 
@@ -226,13 +229,13 @@ class Metrics(Windowed):
     best_round: int | None = None
     best_average: float | None = None
     rounds: int | None = None
-    also: dict[str, Windowed] = {}
+    extra: dict[str, Windowed] = _renamed("extra", "also", {})
     group_entropy: float | None = None
     congruence: float | None = None
 
     def figure(self, name: str, reading: str = "") -> float | None:
         """A figure by its name in the file, of an inference rule; None where the evaluation has none."""
-        found = self.also.get(reading) if reading else self
+        found = self.extra.get(reading) if reading else self
         value: float | None = getattr(found, name, None)
         return value
 

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from playing import play_fine_tuning, play_round, predictions, start
 from readings import READINGS, Log, Reading, Seen
 from torch import Tensor, nn
 from vector import FOLDER, Vector, parameter
@@ -34,10 +35,12 @@ from hetfl.models.grouped import GroupedViT
 from hetfl.models.parts import part
 from hetfl.models.vit import PromptedViT
 from hetfl.training import rounds
-from hetfl.training.batched import Program
+from hetfl.training.client_run import ClientRun
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import Federation, build_federation
-from hetfl.training.sequential import Sequential, Stay
+from hetfl.training.local import LocalEngine
+from hetfl.training.program import Program
+from hetfl.training.sequential import Sequential
 from hetfl.training.state import State
 
 HALF = (0.5,) * 3
@@ -204,18 +207,18 @@ def answering(vector: Vector, method: Method, draws: GivenDraws) -> Iterator[Non
 def recording(log: Log, method: Method, reading: Reading, at: list[int]) -> Iterator[None]:
     """Listen to losses, work and messages; ``at[0]`` is the round."""
     going: dict[str, list[int]] = {}
-    train, load, unload, uplink = Sequential._train, Program.load, Program.unload, method.uplink
+    train, load, unload, uplink = Sequential.train_phase, Program.load, Program.unload, method.uplink
     owner = reading.loss_of or type(method)
     objective = owner.objective
 
-    def heard_train(self: Sequential, stay: Stay, *given: Any) -> None:
-        going[stay.client.model.name] = [stay.client.index]
-        train(self, stay, *given)
-        del going[stay.client.model.name]
+    def heard_train(self: Sequential, run: ClientRun, *given: Any) -> None:
+        going[run.client.model.name] = [run.client.index]
+        train(self, run, *given)
+        del going[run.client.model.name]
 
-    def heard_load(self: Program, stays: list[Stay]) -> None:
-        going[self.model.name] = [stay.client.index for stay in stays]
-        load(self, stays)
+    def heard_load(self: Program, runs: list[ClientRun]) -> None:
+        going[self.model.name] = [run.client.index for run in runs]
+        load(self, runs)
 
     def heard_unload(self: Program, *given: Any) -> None:
         unload(self, *given)
@@ -236,7 +239,7 @@ def recording(log: Log, method: Method, reading: Reading, at: list[int]) -> Iter
 
     method.uplink = heard_uplink
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Sequential, "_train", heard_train))
+        stack.enter_context(patch.object(Sequential, "train_phase", heard_train))
         stack.enter_context(patch.object(Program, "load", heard_load))
         stack.enter_context(patch.object(Program, "unload", heard_unload))
         stack.enter_context(patch.object(owner, "objective", heard_objective))
@@ -261,21 +264,21 @@ def played(vector: Vector, engine_name: str, changes: Mapping[str, Any]) -> Log:
     assert engine.name == engine_name and (method.vmappable or engine_name == "sequential")
     draws, log, at = GivenDraws(0), defaultdict(Seen), [0]
     with answering(vector, method, draws), recording(log, method, reading, at):
-        state, _ = rounds.start(engine, draws)
+        state, _ = start(engine, draws)
         state.server = reading.started(vector, state.server)
         if reading.expected(vector, 0, 0):
             look(log, engine, state, draws, 0)
         for at[0] in range(1, len(vector.participants) + 1):
-            state, _ = rounds.play_round(engine, state, draws.at(at[0]))
+            state, _ = play_round(engine, state, draws.at(at[0]))
             look(log, engine, state, draws, at[0])
         if method.fine_tuning():
             at[0] += 1
-            state, _ = rounds.play_fine_tuning(engine, state, draws.at(at[0]))
+            state, _ = play_fine_tuning(engine, state, draws.at(at[0]))
             look(log, engine, state, draws, at[0])
     return log
 
 
-def look(log: Log, engine: Sequential, state: State, draws: Draws, round: int) -> None:
+def look(log: Log, engine: LocalEngine, state: State, draws: Draws, round: int) -> None:
     """Keep the state after a round, and what is predicted with it."""
     log[round, -1].server = dict(state.server)
     for client, own in state.clients.items():
@@ -290,7 +293,7 @@ def look(log: Log, engine: Sequential, state: State, draws: Draws, round: int) -
 
     engine.method.predict = heard
     try:
-        found = [predicted for predicted, _ in rounds.predictions(engine, state, draws)]
+        found = [predicted for predicted, _ in predictions(engine, state, draws)]
     finally:
         engine.method.predict = predict
     # Every client's test images come once, client by client, however they are divided into batches.

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from playing import play_round, start
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetfl.draws import Draws
+from hetfl.training.client_run import alignment_index
 from hetfl.training.engines import make_engine
-from hetfl.training.rounds import play_round, start
+from hetfl.training.local import LocalEngine
 from hetfl.training.sampling import participants
-from hetfl.training.sequential import Sequential
 from hetfl.training.state import State
 
 ROUNDS = 3
@@ -48,7 +49,7 @@ Loss = Callable[[Mapping[str, Tensor], Tensor, int], Tensor]
 class Anew:
     """What a writing starts from."""
 
-    def __init__(self, engine: Sequential) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self.engine, self.method = engine, engine.method
         data = engine.federation.data
         batches = [own.train_images.batch(own.train) for own in data]
@@ -265,7 +266,7 @@ def test_fedmd(anew):
     private, digests = [{}, {}, {}], [{}, {}, {}]
 
     def chosen(round: int) -> Tensor:
-        return it.engine._alignment(it.engine.federation.data[0], Draws(0).at(round))
+        return alignment_index(it.method, it.engine.federation.data[0], Draws(0).at(round))
 
     def revisit(k: int) -> Loss:
         return lambda p, rows, _: F.cross_entropy(it.logits(k, p, rows), it.labels[k][rows] + others)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from playing import params_for_test, play_round, start
 from record_factory import make_round, make_run
 
 from hetfl.data.partitions import Partition
@@ -19,22 +20,20 @@ from hetfl.experiments.evaluation import evaluate_cell, groups, of_groups, of_wi
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.tensors import read_tensors
-from hetfl.training import rounds
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Sequential
+from hetfl.training.local import LocalEngine
 from hetfl.training.state import ResumePoints, State
 
 DRAWS = Draws(0)
 
 
-def played(engine: Sequential, last: int = 2) -> State:
+def played(engine: LocalEngine, last: int = 2) -> State:
     state, _ = start(engine, DRAWS)
     for number in range(1, last + 1):
         state, _ = play_round(engine, state, DRAWS.at(number))
     return state
 
 
-def features(engine: Sequential, state: State, client: int, index: torch.Tensor, train: bool) -> torch.Tensor:
+def features(engine: LocalEngine, state: State, client: int, index: torch.Tensor, train: bool) -> torch.Tensor:
     """One image at a time."""
     data, model = engine.federation.data[client], engine.federation.clients[client].model
     images = data.train_images if train else data.test_images
@@ -161,7 +160,7 @@ def test_groups_are_those_of_the_inference_rule(toy_engine, method: str) -> None
     assert {name: (len(values), values.dtype) for name, values in found.items()} == dict.fromkeys(
         ("group", "label", "client", "cluster"), (60, torch.int16)
     )
-    params, received = rounds.tested_with(engine, state, DRAWS.at(2), 0)
+    params, received = params_for_test(engine, state, DRAWS.at(2), 0)
     for k, data in enumerate(engine.federation.data):
         batch, mine = data.train_images.batch(data.train), found["client"] == k
         assert torch.equal(found["group"][mine].long(), engine.method.choose(params, batch, received))
@@ -179,17 +178,17 @@ def test_a_window_is_reported_where_the_method_has_one() -> None:
     other = [{"accuracy": [share, 0.5], "pooled": share} for share in (0.1, 0.3)]
     lines = [
         make_round(1, accuracy=[0.0, 1.0], pooled=0.9),
-        *(make_round(2 + n, accuracy=[0.2, None], pooled=0.2, also={"top-2": one}) for n, one in enumerate(other)),
+        *(make_round(2 + n, accuracy=[0.2, None], pooled=0.2, extra={"top-2": one}) for n, one in enumerate(other)),
     ]
     assert of_window(lines, {}) == {}
-    closing = make_round(4, accuracy=[1.0, 1.0], pooled=1.0, closing=True, also={"top-2": other[0]})
-    assert of_window([*lines, closing], {"window": 2}) == of_window(lines, {"window": 2})
+    tuned = make_round(4, accuracy=[1.0, 1.0], pooled=1.0, fine_tuning=True, extra={"top-2": other[0]})
+    assert of_window([*lines, tuned], {"window": 2}) == of_window(lines, {"window": 2})
     # A round without a test between the other rule's two: its window of two has the last one only.
     untested = make_round(3, accuracy=None, pooled=None)
     apart = [*lines[:2], untested, lines[2].model_copy(update={"round": 4})]
-    assert of_window(apart, {"window": 2})["also"]["top-2"]["window_rounds"] == 1
+    assert of_window(apart, {"window": 2})["extra"]["top-2"]["window_rounds"] == 1
     found = of_window(lines, {"window": 2})
     assert (found["window_pooled"], found["window_variance"], found["window_rounds"]) == (0.2, 0.0, 2)
-    assert found["also"]["top-2"]["window_pooled"] == pytest.approx(0.2)
-    assert found["also"]["top-2"]["window_variance"] == pytest.approx(0.01)
-    assert found["also"]["top-2"]["window_lowest"] == pytest.approx(0.2)
+    assert found["extra"]["top-2"]["window_pooled"] == pytest.approx(0.2)
+    assert found["extra"]["top-2"]["window_variance"] == pytest.approx(0.01)
+    assert found["extra"]["top-2"]["window_lowest"] == pytest.approx(0.2)

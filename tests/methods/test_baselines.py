@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from playing import play_round, start
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
@@ -11,7 +12,6 @@ from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.schema import Traffic
-from hetfl.training.rounds import play_round, start
 
 
 def run(engine, rounds: int = 3):

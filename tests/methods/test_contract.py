@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from playing import downlinks, play_round, start, train
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Visit
-from hetfl.training.state import ClientState
 
 VARIANTS = {
     **{name: (name, {}) for name in sorted(METHODS)},
@@ -56,11 +54,11 @@ def after_one_round(toy_engine, variant: str, group: str):
 def test_uplinks_do_not_depend_on_the_order_of_clients(toy_engine, variant, group):
     draws = Draws(0)
     engine, state = after_one_round(toy_engine, variant, group)
-    visits = [
-        Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k)) for k in range(3)
-    ]
-    forward = {update.client: update for update in engine.train(visits, draws.at(2))}
-    backward = {update.client: update for update in engine.train(visits[::-1], draws.at(2))}
+    sent = downlinks(engine, state)
+    forward, backward = (
+        {update.client: update for update in train(engine, given, draws.at(2), state.clients)}
+        for given in (sent, dict(reversed(sent.items())))
+    )
     for k in range(3):
         assert same(forward[k].uplink, backward[k].uplink)
         assert same(forward[k].state.params, backward[k].state.params)
@@ -75,9 +73,8 @@ def test_messages_cost_what_they_serialise_to_and_survive_it(toy_engine, variant
     for k in range(3):
         down = engine.method.downlink(state.server, k)
         sent = Message.from_bytes(down.to_bytes()) if down else down
-        own = state.clients.get(k, ClientState())
-        (handed,) = engine.train([Visit(k, own, down)], draws.at(2))
-        (received,) = engine.train([Visit(k, own, sent)], draws.at(2))
+        (handed,) = train(engine, {k: down}, draws.at(2), state.clients)
+        (received,) = train(engine, {k: sent}, draws.at(2), state.clients)
         assert same(handed.uplink, received.uplink)
         for message in (down, handed.uplink):
             if message:

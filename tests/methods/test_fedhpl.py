@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from playing import downlinks, play_round, start, train
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
@@ -13,8 +14,7 @@ from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
 from hetfl.schema import Traffic
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Visit
+from hetfl.training.engine import Task
 
 WIDTHS = torch.tensor([384, 768, 1024])
 UPLOADS = {
@@ -132,11 +132,8 @@ def uplinks(engine, round: int = 1) -> dict[int, Message]:
     state, _ = start(engine, draws)
     for played in range(1, round):
         state, _ = play_round(engine, state, draws.at(played))
-    from hetfl.training.state import ClientState
-
-    clients = range(len(engine.federation.clients))
-    visits = [Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k)) for k in clients]
-    return {update.client: update.uplink for update in engine.train(visits, draws.at(round))}
+    done = train(engine, downlinks(engine, state), draws.at(round), state.clients)
+    return {update.client: update.uplink for update in done}
 
 
 @pytest.mark.parametrize("round", [1, 3])
@@ -243,8 +240,9 @@ def test_sharing_averages_by_samples_and_drops_momentum(toy_engine, share, names
     params = state.clients[1].params
     adopted = engine.method.adopt(params, engine.method.receive(down, {}))
     assert {name for name in params if adopted[name] is not params[name]} == names
-    stay = engine._arrive(Visit(1, state.clients[1], down), Draws(0).at(2))
-    assert {slot.split("/")[1] for slot in stay.slots} == set(params) - names
+    engine.restore(state.clients)
+    run = engine.begin(Task(1, down), Draws(0).at(2))
+    assert {slot.split("/")[1] for slot in run.slots} == set(params) - names
 
 
 def test_prompt_dropout_changes_training_and_nothing_else(toy_engine):

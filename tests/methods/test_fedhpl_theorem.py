@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from playing import downlinks, play_round, start, train
 
 from hetfl.draws import Draws
 from hetfl.methods.fedhpl import dimension_weights, distillation_loss
@@ -18,9 +19,6 @@ from hetfl.methods.theorem import (
     teacher_accuracy,
 )
 from hetfl.schema import Round
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Visit
-from hetfl.training.state import ClientState
 
 TEACHER = torch.tensor([[2.7741935, 0.3870968, 0.1290323], [0.2, 2.0, 0.4], [0.0, 0.0, 0.0]], dtype=torch.float64)
 STUDENT = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64)
@@ -156,8 +154,7 @@ def test_a_mean_of_all_logits_may_be_a_wrong_teacher(toy_engine):
 def test_shrinkage_is_what_the_added_one_takes(toy_engine, group):
     engine = toy_engine("fedhpl", group)
     state, _ = start(engine, Draws(0))
-    visits = [Visit(k, ClientState(), engine.method.downlink(state.server, k)) for k in range(3)]
-    labels = [update.uplink["labels"].long() for update in engine.train(visits, Draws(0).at(1))]
+    labels = [update.uplink["labels"].long() for update in train(engine, downlinks(engine, state), Draws(0).at(1))]
     uploaded = torch.stack([torch.bincount(label, minlength=3) for label in labels]).double()
     counted = dimension_weights(state.server["width"].squeeze(1)) @ uploaded
     _, line = play_round(engine, state, Draws(0).at(1))
@@ -193,8 +190,8 @@ def test_uplinks_are_the_same_with_and_without(toy_engine):
         for theorem in (True, False):
             engine = toy_engine("fedhpl", theorem=theorem, **settings)
             state, _ = play(engine, 1)
-            visits = [Visit(k, state.clients[k], engine.method.downlink(state.server, k)) for k in range(3)]
-            sent.append([update.uplink for update in engine.train(visits, Draws(0).at(2))])
+            done = train(engine, downlinks(engine, state), Draws(0).at(2), state.clients)
+            sent.append([update.uplink for update in done])
         for on, off in zip(*sent, strict=True):
             assert list(on) == list(off)
             assert all(torch.equal(on[name], off[name]) for name in on)
@@ -245,7 +242,7 @@ def test_only_samples_with_a_teacher_count(toy_engine):
     for valid in ([True, False, True], [False, False, False]):
         received = {"logits": state.server["logits"][1], "valid": torch.tensor(valid)}
         down = engine.method.downlink({**state.server, "valid": received["valid"]}, 1)
-        (update,) = engine.train([Visit(1, ClientState(**vars(state.clients[1])), down)], Draws(0).at(2))
+        (update,) = train(engine, {1: down}, Draws(0).at(2), state.clients)
         seen = update.observed
         batch = data.train_images.batch(data.train)
         logits = client.model(update.state.params, batch.images).logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from playing import play_round, predictions, start, train
 
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Partition
@@ -14,9 +15,7 @@ from hetfl.methods import create, fedkd
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedkd import restore, truncate
 from hetfl.models import ModelOptions, Output, build
-from hetfl.training.rounds import play_round, predictions, start
-from hetfl.training.sequential import Visit
-from hetfl.training.state import ClientState
+from hetfl.training.local import predict
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.05}
 
@@ -160,10 +159,10 @@ def test_fedkds_loss_is_divided_by_the_cross_entropies():
 def test_gradients_are_clipped_network_by_network(toy_engine, one_client, method):
     engine = toy_engine(method, "resnets", partition=one_client, **PLAIN, clip=1e-3, batch_size=64)
     state, _ = start(engine, Draws(0))
-    visit = Visit(0, ClientState(), engine.method.downlink(state.server, 0))
+    down = engine.method.downlink(state.server, 0)
     client = engine.federation.clients[0]
-    before = engine.method.adopt(engine.method.initial(client.model, Draws(0), 0), visit.downlink)
-    (update,) = engine.train([visit], Draws(0).at(1))
+    before = engine.method.adopt(engine.method.initial(client.model, Draws(0), 0), down)
+    (update,) = train(engine, {0: down}, Draws(0).at(1))
     after = {**update.state.params, **(update.uplink if method == "fml" else {})}
     for groups in engine.method.networks():
         names = client.model.names(groups)
@@ -279,7 +278,7 @@ def test_feddistills_soft_targets():
 def test_stale_prototypes_are_those_from_before_training(toy_engine):
     engine = toy_engine("fedtgp", "resnets", collect="before")
     state, _ = start(engine, Draws(0))
-    (update,) = engine.train([Visit(2, ClientState(), Message())], Draws(0).at(1))
+    (update,) = train(engine, {2: Message()}, Draws(0).at(1))
     client, data = engine.federation.clients[2], engine.federation.data[2]
     batch = data.train_images.batch(data.train)
     features = client.model(client.model.init(Draws(0), 2), batch.images).features
@@ -343,7 +342,7 @@ def test_fedgen_counts_labels_once(toy_engine):
     # Accuracies with the server's head.
     received = engine.method.downlink(state.server, 0)
     data, params = engine.federation.data[0], engine.method.adopt(state.clients[0].params, received)
-    own = engine.predict(0, params, {}, data.test_images, data.test, engine.method)
+    own = predict(engine.method, engine.models[0], params, {}, data.test_images, data.test)
     assert torch.equal(next(predictions(engine, state, Draws(0).at(2)))[0], own)
 
 

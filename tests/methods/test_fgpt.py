@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
+from playing import downlinks, play_round, start, train
 
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.data.inputs import InputSettings
@@ -22,9 +23,6 @@ from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
 from hetfl.training.batched import Batched
 from hetfl.training.engines import ENGINES
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Visit
-from hetfl.training.state import ClientState
 
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
 GROUPED = {**SMALL, "groups": 3}
@@ -116,8 +114,7 @@ def test_prompts_that_are_sent_are_compared_pair_by_pair(toy_engine):
     engine = toy_engine("fgpt", **GROUPED)
     state, _ = start(engine, Draws(0))
     draws = Draws(0).at(1)
-    visits = [Visit(k, ClientState(), engine.method.downlink(state.server, k)) for k in range(3)]
-    sent = {update.client: update.uplink for update in engine.train(visits, draws)}
+    sent = {update.client: update.uplink for update in train(engine, downlinks(engine, state), draws)}
     server = engine.method.aggregate(state.server, Uplinks.of(sent), draws)
     found = {**engine.method.compare([*sent.values()]), **engine.method.diagnostics(server)}
 
@@ -251,11 +248,8 @@ def test_fed_dualprompt_with_fgpts_keys_trains_as_fgpt(toy_engine):
     other, _ = start(dual, Draws(0))
     other.server.update({name: state.server[name] for name in state.server if name.startswith("model/")})
     other.server["model/keys"] = keys
-    from hetfl.training.sequential import Visit
-    from hetfl.training.state import ClientState
-
     uplinks = [
-        next(engine.train([Visit(1, ClientState(), engine.method.downlink(s.server, 1))], Draws(0).at(1))).uplink
+        train(engine, {1: engine.method.downlink(s.server, 1)}, Draws(0).at(1))[0].uplink
         for engine, s in ((fgpt, state), (dual, other))
     ]
     for name in ("shared", "group", "head.weight"):
@@ -312,7 +306,7 @@ def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
         known, sent = state.server["picks"], {}
         for k in range(3):
             told = {**state.server, "picks": known}
-            (update,) = reference.train([Visit(k, ClientState(), made.method.downlink(told, k))], Draws(0).at(round))
+            (update,) = train(reference, {k: made.method.downlink(told, k)}, Draws(0).at(round))
             sent[k] = update.uplink
             known = known + update.uplink["counts"]
         expected = made.method.aggregate(state.server, Uplinks.of(sent), Draws(0).at(round))
@@ -439,7 +433,7 @@ def test_fedmixs_chunks_do_not_depend_on_how_the_device_cuts_batches(toy_engine,
     for size in (5, 16, 1000):
         monkeypatch.setattr(DeviceImages, "large_batch", lambda self, largest_map=0, size=size: size)
         engine = toy_engine("fedmix", dtype=torch.float64, chunk=4, **SMALL)
-        pools.append([update.uplink for update in engine.introduce(Draws(0))])
+        pools.append([update.uplink for update in engine.introduce(range(3), Draws(0))])
     for client, samples in enumerate((15, 19, 26)):
         first, second, third = (messages[client]["pool/images"] for messages in pools)
         assert len(first) == len(pools[0][client]["pool/labels"]) == -(-samples // 4)
@@ -451,7 +445,7 @@ def test_fedmixs_chunks_do_not_depend_on_how_the_device_cuts_batches(toy_engine,
         whole = (first * shares[:, None, None, None]).sum(dim=0) / samples
         assert torch.allclose(whole, images.mean(dim=0))
     # Which ones go together is drawn by the run's seed, for each client by itself.
-    (other, *_) = engine.introduce(Draws(1))
+    (other, *_) = engine.introduce(range(3), Draws(1))
     assert not torch.allclose(other.uplink["pool/images"], pools[0][0]["pool/images"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from playing import play_round, start
 
 from hetfl.draws import Draws
 from hetfl.experiments.plan import load_params
@@ -31,7 +32,6 @@ from hetfl.papers.fgpt_counts import (
     values,
     whole_network,
 )
-from hetfl.training.rounds import play_round, start
 
 THERE = Places(load_params(Path(__file__).parents[2] / "params.yaml"))
 made = THERE.made

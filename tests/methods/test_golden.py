@@ -12,6 +12,7 @@ from typing import Any
 import golden_numbers
 import pytest
 from golden_numbers import check, figures, numbers_in, unmoved
+from playing import play_fine_tuning, play_round, start
 from test_contract import VARIANTS, groups
 
 from hetfl.draws import Draws
@@ -19,7 +20,6 @@ from hetfl.experiments.versions import ENGINE, MODELS, families, lineage
 from hetfl.methods import METHODS
 from hetfl.methods.fedprox import FedProx
 from hetfl.schema import Round
-from hetfl.training.rounds import play_fine_tuning, play_round, start
 
 ROUNDS = 3
 

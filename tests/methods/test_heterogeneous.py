@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from playing import accuracies, play_round, start, train
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
@@ -17,8 +18,6 @@ from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedtgp import contrastive_loss, emit
 from hetfl.models import Output
-from hetfl.training import rounds
-from hetfl.training.rounds import play_round, start
 from hetfl.training.state import State
 
 
@@ -81,10 +80,8 @@ def test_fedhes_upload_is_fedhpls_average_upload_without_selection(toy_engine, g
     fedhpl = create("fedhpl", {"upload": "average", "selection": "all"}, 3)
     state, _ = start(fedhe, Draws(0))
     from hetfl.methods.base import Work
-    from hetfl.training.sequential import Visit
-    from hetfl.training.state import ClientState
 
-    (update,) = fedhe.train([Visit(1, ClientState(), Message())], Draws(0).at(1))
+    (update,) = train(fedhe, {1: Message()}, Draws(0).at(1))
     client, data = fedhe.federation.clients[1], fedhe.federation.data[1]
     statistics = fedhpl.statistics(client.model, update.state.params, data.train_images.batch(data.train), {})
     work = Work(client, Draws(0, round=1), {}, {}, update.state.params, statistics, 1)
@@ -98,10 +95,8 @@ def test_statistics_of_the_training_passes_are_taken_before_each_step(toy_engine
     """With one step per epoch and one epoch the logits are those of the untrained model."""
     engine = toy_engine("fedhe", batch_size=64)
     state, _ = start(engine, Draws(0))
-    from hetfl.training.sequential import Visit
-    from hetfl.training.state import ClientState
 
-    (update,) = engine.train([Visit(2, ClientState(), Message())], Draws(0).at(1))
+    (update,) = train(engine, {2: Message()}, Draws(0).at(1))
     client, data = engine.federation.clients[2], engine.federation.data[2]
     batch = data.train_images.batch(data.train)
     logits = client.model(client.model.init(Draws(0), 2), batch.images).logits
@@ -180,8 +175,8 @@ def test_fedgh_is_tested_with_the_clients_head_or_the_servers(toy_engine, tests)
     state, _ = run(engine)
     head = {"head.weight": torch.zeros(3, 16), "head.bias": torch.tensor([0.0, 0.0, 1.0])}
     told = State(state.round, state.server | head, state.clients)
-    shares = rounds.tested(engine, told, Draws(0).at(2)).accuracy
-    own = rounds.tested(engine, state, Draws(0).at(2)).accuracy
+    shares = accuracies(engine, told, Draws(0).at(2)).accuracy
+    own = accuracies(engine, state, Draws(0).at(2)).accuracy
     constant = [float((data.test_images.labels[data.test] == 2).double().mean()) for data in engine.federation.data]
     assert (shares == constant) == (tests == "global") and (shares == own) == (tests == "client")
 

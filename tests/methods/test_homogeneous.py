@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from playing import downlinks, play_fine_tuning, play_round, start, train
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
@@ -13,9 +14,7 @@ from hetfl.methods.base import Client, Statistics, Uplinks, Work
 from hetfl.methods.pfedpg import generate
 from hetfl.models import build
 from hetfl.optimisers import SGD
-from hetfl.training.rounds import play_fine_tuning, play_round, start
-from hetfl.training.sequential import Visit
-from hetfl.training.state import ClientState
+from hetfl.training.engine import Task
 
 
 def run(engine, rounds: int = 3):
@@ -26,11 +25,7 @@ def run(engine, rounds: int = 3):
 
 
 def updates(engine, state, round: int):
-    everyone = range(len(engine.federation.clients))
-    visits = [
-        Visit(k, state.clients.get(k, ClientState()), engine.method.downlink(state.server, k)) for k in everyone
-    ]
-    return list(engine.train(visits, Draws(0).at(round)))
+    return train(engine, downlinks(engine, state), Draws(0).at(round), state.clients)
 
 
 def test_scaffolds_first_round_is_fedavgs_up_to_the_weights(toy_engine):
@@ -129,7 +124,7 @@ def test_scaffold_sends_twice_as_much(toy_engine):
         assert getattr(scaffold, way).elements == 2 * getattr(fedavg, way).elements
 
 
-def test_fedbabus_head_stands_still_until_the_closing(toy_engine):
+def test_fedbabus_head_stands_still_until_fine_tuning(toy_engine):
     engine = toy_engine("fedbabu", finetune_epochs=2)
     model = engine.federation.clients[0].model
     head = {name: model.init(Draws(0), -1)[name] for name in model.names(["head"])}
@@ -140,8 +135,8 @@ def test_fedbabus_head_stands_still_until_the_closing(toy_engine):
     body = sum(state.server[f"model/{name}"].numel() for name in model.names(["body"]))
     assert line.up.elements == line.down.elements == 3 * body
     assert not any(name.startswith("model/head") for name in state.server)
-    final, closing = play_fine_tuning(engine, state, Draws(0).at(4))
-    assert closing.closing and closing.up.elements == 0 and closing.down.elements == 3 * body
+    final, line = play_fine_tuning(engine, state, Draws(0).at(4))
+    assert line.fine_tuning and line.up.elements == 0 and line.down.elements == 3 * body
     for k in range(3):
         tuned = final.clients[k].params
         assert not torch.equal(tuned["head.weight"], head["head.weight"])
@@ -157,10 +152,11 @@ def test_fedreps_phases_freeze_what_they_say(toy_engine):
     assert body == set(engine.federation.clients[0].model.names(["body"]))
     head, rest = engine.method.phases(2)
     assert (head.trains, rest.trains) == (("head",), ("body",))
-    visit = Visit(0, state.clients[0], engine.method.downlink(state.server, 0))
+    task = Task(0, engine.method.downlink(state.server, 0))
     for phase, moving in ((head, "head"), (rest, "body")):
-        (update,) = engine._work([visit], Draws(0).at(2), [phase], closing=True)
-        after, params = update.state.params, {**visit.downlink, **visit.state.params}
+        engine.restore(state.clients)
+        (one,) = engine.trainer.train([engine.begin(task, Draws(0).at(2))], [phase], Draws(0).at(2))
+        after, params = one.params, {**task.downlink, **state.clients[0].params}
         moved = {name.split(".")[0] for name in params if not torch.equal(after[name], params[name])}
         assert moved == {moving}
     final, _ = play_fine_tuning(engine, state, Draws(0).at(4))

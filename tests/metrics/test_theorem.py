@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playing import play_round, start
 from record_factory import make_round, make_run
 
 from hetfl.draws import Draws
 from hetfl.metrics.theorem import adaptation, beta, distillation_slack, label_distance, prompt_slack, series
 from hetfl.schema import Round, Run
-from hetfl.training.rounds import play_round, start
 
 COUNTS = {"train": [[8, 8, 0], [6, 6, 4]], "test": [[10, 10, 20]] * 2}
 

@@ -53,9 +53,9 @@ def write_run(
         accuracy = [(number + client) / 100 for client in range(5)]
         pooled = (number + 2.5 + 10 * (number == played - 1)) / 100
         tested = many if number > played - (window_size or 0) else {}
-        also = {name: {"accuracy": accuracy, "pooled": pooled + n / 100} for name, n in tested.items()}
+        extra = {name: {"accuracy": accuracy, "pooled": pooled + n / 100} for name, n in tested.items()}
         figures = {"diagnostics": dict.fromkeys(cosines, number / 1000), "clients": {}}
-        lines.append(make_round(number, up=size, down=size, accuracy=accuracy, pooled=pooled, also=also, **figures))
+        lines.append(make_round(number, up=size, down=size, accuracy=accuracy, pooled=pooled, extra=extra, **figures))
     run = {
         "fingerprint": "f" * 64,
         "dataset": cell.dataset,

@@ -292,14 +292,14 @@ def test_partial_participation_counts_participants(tmp_path: Path) -> None:
     assert cell["std"] is None
 
 
-def test_closing_is_the_last_value_and_no_round_of_communication(experiment: Path, tmp_path: Path) -> None:
+def test_fine_tuning_is_the_last_value_and_no_round_of_communication(experiment: Path, tmp_path: Path) -> None:
     folder = experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s0"
     spec = one_cell("fedavg")
     (before,) = make(experiment, spec)["cells"]
     size = {"elements": CLIENTS * 30000, "bytes": CLIENTS * 120000}
     nothing = {"elements": 0, "bytes": 0}
-    closing = make_round(ROUNDS + 1, closing=True, accuracy=[0.95] * CLIENTS, pooled=0.95, up=nothing, down=size)
-    rewrite_rounds(folder, [*read_rounds(folder), closing])
+    tuned = make_round(ROUNDS + 1, fine_tuning=True, accuracy=[0.95] * CLIENTS, pooled=0.95, up=nothing, down=size)
+    rewrite_rounds(folder, [*read_rounds(folder), tuned])
     table = make(experiment, spec)
     (after,) = table["cells"]
     assert (after["last"], after["best"], after["rounds"]) == (95, 95, ROUNDS)

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from playing import play_round, start
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.experiments.plan import cells, load_params
 from hetfl.methods import create
+from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Sequential
 
 PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 EXPERIMENTS = ["fedtgp-htfe8-cifar100-practical", "fedtgp-extractors-htfe9", "fedtgp-classifiers-htfe8-htc4"]
@@ -38,7 +38,7 @@ def test_a_round_of_every_architecture(toy_data, experiment, method):
     federation = build_federation(
         made, cell.models, toy_data, Partition(parts, None), Path(), torch.device("cpu"), inputs=cell.input
     )
-    engine = Sequential(made, federation)
+    engine = make_engine(made, federation, "sequential")
     state, _ = start(engine, Draws(0))
     for round in (1, 2):
         state, line = play_round(engine, state, Draws(0).at(round))

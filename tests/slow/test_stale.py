@@ -68,7 +68,7 @@ def test_only_versions_and_settings_are_changes(project: Project):
     before = records(project)
     (project.root / "src/hetfl/methods/mine.py").write_text(METHOD)
     edit(project, "methods/fedprox.py", '"""FedProx: ', '"""FedProx, that is ')
-    edit(project, "training/rounds.py", "# Read back once", "# Read once")
+    edit(project, "training/scoring.py", "# Read back once", "# Read once")
     edit(project, "methods/fedavg.py", r"\b_prefixed\b", "_with_prefix")
     edit(project, "experiments/evaluation.py", '"""Evaluation of', '"""The evaluation of')
     assert "methods.mine: new -> 1.1" in tell(project, "hetfl", "versions")

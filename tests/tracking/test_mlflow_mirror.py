@@ -214,7 +214,7 @@ def test_evaluation_may_come_later(root, client, request):
     cell = f"{name}/fedhpl/fedhpl/iid-s0"
     evaluation = root / "evaluations" / cell
     for accuracy in (91.5, 92.5):
-        write_metrics(root / "evaluations", cell, average=accuracy, also={"top-2": {"window_pooled": 0.5}})
+        write_metrics(root / "evaluations", cell, average=accuracy, extra={"top-2": {"window_pooled": 0.5}})
         (evaluation / "per_class.csv").write_text("class,accuracy\n")
         sync([folder], root)
         sync([folder], root)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from playing import downlinks, play_round, start, train
 from record_factory import make_run
 
 from hetfl.data.batches import DeviceImages
@@ -15,12 +16,14 @@ from hetfl.experiments.record import Record
 from hetfl.methods import METHODS, create
 from hetfl.methods.fedkd import restore
 from hetfl.training import batched
-from hetfl.training.batched import Batched, Program
+from hetfl.training.batched import Batched
+from hetfl.training.client_run import ClientRun
+from hetfl.training.engine import Task
 from hetfl.training.engines import make_engine
+from hetfl.training.local import LocalEngine
 from hetfl.training.memory import SHARE, client_bytes, saved_bytes
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Sequential, Stay, Visit
-from hetfl.training.state import ClientState, ResumePoints
+from hetfl.training.program import Program
+from hetfl.training.state import ResumePoints
 
 VARIANTS = {
     **{name: (name, {}) for name in METHODS},
@@ -56,15 +59,14 @@ def both(toy_engine, variant: str, group: str, dtype: torch.dtype):
     """
     method, settings = VARIANTS[variant]
     one_by_one = toy_engine(method, group, dtype, **settings)
-    together = Batched(one_by_one.method, one_by_one.federation)
+    together = make_engine(one_by_one.method, one_by_one.federation, "batched")
     draws = Draws(0)
     state, _ = start(one_by_one, draws)
     state, _ = play_round(one_by_one, state, draws.at(1))
-    visits = [
-        Visit(k, state.clients.get(k, ClientState()), one_by_one.method.downlink(state.server, k)) for k in range(3)
-    ]
+    sent = downlinks(one_by_one, state)
     expected, found = (
-        {update.client: update for update in engine.train(visits, draws.at(2))} for engine in (one_by_one, together)
+        {update.client: update for update in train(engine, sent, draws.at(2), state.clients)}
+        for engine in (one_by_one, together)
     )
     return [(found[k], expected[k]) for k in range(3)]
 
@@ -117,7 +119,7 @@ def test_engines_are_chosen_by_device_or_name(toy_engine):
 
 def test_methods_that_cannot_be_mapped_run_one_by_one(toy_engine, monkeypatch):
     reference = toy_engine("fedmix")
-    engine = Batched(reference.method, reference.federation)
+    engine = make_engine(reference.method, reference.federation, "batched")
     monkeypatch.setattr(Batched, "_train_together", None)
     state, _ = start(engine, Draws(0))
     assert play_round(engine, state, Draws(0).at(1))[1].round == 1
@@ -129,11 +131,11 @@ def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_en
     sizes: list[int] = []
     together = Batched._train_together
 
-    def limited(self, stays, *more):
-        sizes.append(len(stays))
-        if len(stays) > limit:
+    def limited(self, runs, *more):
+        sizes.append(len(runs))
+        if len(runs) > limit:
             raise torch.OutOfMemoryError
-        yield from together(self, stays, *more)
+        yield from together(self, runs, *more)
 
     monkeypatch.setattr(Batched, "_train_together", limited)
     ends = []
@@ -144,9 +146,9 @@ def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_en
         (3, 0.1, [1, 1, 1, 1, 1, 1], 0),
     ):
         need = client_bytes(reference.method, arrived(reference), reference.method.phase(), images_of(reference))
-        room = None if free is None else int(free * need / SHARE)
-        monkeypatch.setattr(batched, "free_bytes", lambda device, room=room: room)
-        engine = Batched(reference.method, reference.federation)
+        there = None if free is None else int(free * need / SHARE)
+        monkeypatch.setattr(batched, "free_bytes", lambda device, there=there: there)
+        engine = make_engine(reference.method, reference.federation, "batched")
         sizes.clear()
         caplog.clear()
         state, _ = start(engine, Draws(0))
@@ -166,7 +168,7 @@ def test_one_client_that_does_not_fit_is_an_error(toy_engine, monkeypatch):
         raise torch.OutOfMemoryError("all 1 GiB are taken")
 
     reference = toy_engine("fedavg")
-    engine = Batched(reference.method, reference.federation)
+    engine = make_engine(reference.method, reference.federation, "batched")
     monkeypatch.setattr(Batched, "_train_together", full)
     state, _ = start(engine, Draws(0))
     with pytest.raises(torch.OutOfMemoryError, match="1 GiB"):
@@ -176,7 +178,7 @@ def test_one_client_that_does_not_fit_is_an_error(toy_engine, monkeypatch):
 def test_architectures_take_turns(toy_engine, monkeypatch):
     """So that no architecture's steps keep another's out of the device's queues."""
     reference = toy_engine("fedhpl", "two vits")
-    engine = Batched(reference.method, reference.federation)
+    engine = make_engine(reference.method, reference.federation, "batched")
     steps: list[str] = []
     real = Program.step
     monkeypatch.setattr(Program, "step", lambda self, *given: (steps.append(self.model.name), real(self, *given)))
@@ -194,7 +196,8 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monke
     def play(name: str) -> bytes:
         reference = toy_engine("fedproto", "two resnets", optimiser="adam", keep_optimiser=True)
         record, resume = Record(tmp_path / name), ResumePoints(tmp_path / f"{name}-resume")
-        run_rounds(Batched(reference.method, reference.federation), Draws(0), record, resume, make_run())
+        engine = make_engine(reference.method, reference.federation, "batched")
+        run_rounds(engine, Draws(0), record, resume, make_run())
         return (tmp_path / name / "model.safetensors").read_bytes()
 
     whole, save = play("whole"), ResumePoints.save
@@ -211,12 +214,12 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monke
     assert play("killed") == whole
 
 
-def arrived(engine: Sequential) -> Stay:
+def arrived(engine: LocalEngine) -> ClientRun:
     state, _ = start(engine, Draws(0))
-    return engine._arrive(Visit(2, ClientState(), engine.method.downlink(state.server, 2)), Draws(0).at(1))
+    return engine.begin(Task(2, engine.method.downlink(state.server, 2)), Draws(0).at(1))
 
 
-def images_of(engine: Sequential) -> DeviceImages:
+def images_of(engine: LocalEngine) -> DeviceImages:
     return engine.federation.data[2].train_images
 
 
@@ -226,16 +229,16 @@ def images_of(engine: Sequential) -> DeviceImages:
 def test_memory_is_predicted_from_shapes(toy_engine, method, group):
     """What a real backward pass keeps, byte for byte, beside what is held anyway."""
     engine = toy_engine(method, group)
-    stay, phase, images = arrived(engine), engine.method.phase(), images_of(engine)
-    model, params = stay.client.model, {name: tensor.clone() for name, tensor in stay.params.items()}
+    run, phase, images = arrived(engine), engine.method.phase(), images_of(engine)
+    model, params = run.client.model, {name: tensor.clone() for name, tensor in run.params.items()}
     names = model.names(phase.trains)
     for name in names:
         params[name].requires_grad_()
-    batch = images.batch(stay.data.train[:8])
-    known = [*model.tensors(), *params.values(), *stay.received.values()]
-    kept = saved_bytes(lambda: engine.method.objective(model.train(), params, batch, stay.received, phase), known)
+    batch = images.batch(run.data.train[:8])
+    known = [*model.tensors(), *params.values(), *run.received.values()]
+    kept = saved_bytes(lambda: engine.method.objective(model.train(), params, batch, run.received, phase), known)
     trained = sum(4 * params[name].numel() for name in names)
-    held = sum(4 * tensor.numel() for tensor in [*params.values(), *stay.received.values()])
+    held = sum(4 * tensor.numel() for tensor in [*params.values(), *run.received.values()])
     # The gradient and the momentum have the parameters' size.
     expected = held + 2 * trained + 4 * batch.images.numel() + kept
-    assert client_bytes(engine.method, stay, phase, images) == pytest.approx(expected, rel=0.01)
+    assert client_bytes(engine.method, run, phase, images) == pytest.approx(expected, rel=0.01)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from playing import accuracies, params_for_test, play_round, predictions, start
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.training import rounds
-from hetfl.training.rounds import one_for_all, play_round, predictions, start
+from hetfl.training.engine import same_for_all
+from hetfl.training.local import predict
 
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "local_epochs": 1, "participation": 1.0}
 PARTS = tuple(np.arange(60)[start::5] for start in range(5))
@@ -32,11 +33,11 @@ def test_one_pass_over_all_images_predicts_what_each_client_would(toy_engine, me
     engine = toy_engine(method, partition=FIVE, dtype=torch.float64, **({} if method == "fedavg" else SMALL))
     state, _ = run(engine, 1)
     draws = Draws(0).at(1)
-    assert one_for_all(engine, state)
+    assert same_for_all(engine.method, engine.models)
     for k, (predicted, true) in enumerate(predictions(engine, state, draws)):
         data = engine.federation.data[k]
-        params, received = rounds.tested_with(engine, state, draws, k)
-        own = engine.predict(k, params, received, data.test_images, data.test, engine.method)
+        params, received = params_for_test(engine, state, draws, k)
+        own = predict(engine.method, engine.models[k], params, received, data.test_images, data.test)
         assert torch.equal(predicted, own)
         assert torch.equal(true, data.test_images.labels[data.test])
 
@@ -45,7 +46,7 @@ def test_one_pass_over_all_images_predicts_what_each_client_would(toy_engine, me
 def test_clients_with_parameters_of_their_own_are_tested_by_themselves(toy_engine, method):
     engine = toy_engine(method, partition=FIVE, **(SMALL if method == "pfedhn" else {}))
     state, _ = run(engine, 1)
-    assert not one_for_all(engine, state)
+    assert not same_for_all(engine.method, engine.models)
     assert [len(true) for _, true in predictions(engine, state, Draws(0).at(1))] == [10, 7, 0, 12, 1]
 
 
@@ -56,7 +57,7 @@ def test_a_client_without_test_samples_has_no_accuracy(toy_engine):
     assert accuracy[2] is None and None not in accuracy[:2] + accuracy[3:]
     right = sum(share * len(part) for share, part in zip(accuracy, TESTS, strict=True) if share is not None)
     assert lines[1].pooled == pytest.approx(right / 30)
-    assert rounds.tested(engine, state, Draws(0).at(1)) == lines[1].test()
+    assert accuracies(engine, state, Draws(0).at(1)) == lines[1].test()
 
 
 @pytest.mark.parametrize("method", ["fgpt", "sgpt", "pt-fedavg", "fedmix", "fedavg"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from playing import params_for_test, predictions, start
 from record_factory import make_round, make_run
 
 from hetfl.draws import Draws
@@ -18,7 +19,6 @@ from hetfl.files import read_json
 from hetfl.methods import METHODS
 from hetfl.methods.base import NONE, predicted_classes
 from hetfl.metrics.accuracy import per_class, summary
-from hetfl.training import rounds
 from hetfl.training.state import ResumePoints
 
 CLIENTS = [0, 1, 2]
@@ -58,7 +58,7 @@ def test_a_diverged_model_gets_no_number_that_it_did_not_predict(toy_engine, tmp
     assert [line.diverged for line in lines] == [[]] * first + [CLIENTS] * (len(lines) - first)
     for line in lines[first:]:
         assert (line.accuracy, line.pooled) == ([0.0] * 3, 0.0)
-        assert all(other.pooled == 0 for other in line.also.values())
+        assert all(other.pooled == 0 for other in line.extra.values())
     json.dumps([line.as_json() for line in lines], allow_nan=False)
     found = summary(matrices := confusions(engine, state, Draws(0).at(state.round)))
     assert (found["accuracy"], found["pooled"], found["macro_f1"]) == ([0.0] * 3, 0.0, 0.0)
@@ -73,7 +73,7 @@ def test_large_but_finite_scores_are_what_they_are(toy_engine, tmp_path, method)
     record, state = play(engine, tmp_path)
     counts = []
     for k, data in enumerate(engine.federation.data):
-        params, received = rounds.tested_with(engine, state, Draws(0), k)
+        params, received = params_for_test(engine, state, Draws(0), k)
         batch = data.test_images.batch(data.test)
         with torch.inference_mode():
             scores = engine.method.predict(engine.federation.models[k], params, batch, received)
@@ -88,7 +88,7 @@ def test_one_client_that_diverges_is_named_and_the_others_keep_their_accuracy(to
     assert "diverged" not in read_json(record.folder / "run.json")
     assert not any(line.diverged for line in record.lines())
     state.clients[1].params["head.weight"] = torch.full_like(state.clients[1].params["head.weight"], torch.nan)
-    found = [predicted for predicted, _ in rounds.predictions(engine, state, Draws(0).at(3))]
+    found = [predicted for predicted, _ in predictions(engine, state, Draws(0).at(3))]
     assert [bool((predicted == NONE).any()) for predicted in found] == [False, True, False]
     accuracy = summary(confusions(engine, state, Draws(0).at(3)))["accuracy"]
     before = record.lines()[-1].accuracy
@@ -104,5 +104,5 @@ def test_the_first_round_survives_a_resume(toy_engine, tmp_path):
     again = Record(tmp_path)
     again.begin(make_run(), completed=3)
     engine = toy_engine("fedavg")
-    again.finish(rounds.start(engine, Draws(0))[0])
+    again.finish(start(engine, Draws(0))[0])
     assert read_json(tmp_path / "run.json")["diverged"] == 1

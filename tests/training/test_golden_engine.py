@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from golden_numbers import FOLDER, check, figures, unmoved
+from playing import play_round, start
 
 from hetfl.data.batches import DeviceImages, InputSpec, class_counts, class_sums
 from hetfl.data.corruptions import CORRUPTIONS
@@ -26,7 +27,6 @@ from hetfl.metrics.accuracy import best_round, summary
 from hetfl.optimisers import SGD, Adam, Optimiser
 from hetfl.tensors import read_tensors
 from hetfl.training.pretrain import pretrain
-from hetfl.training.rounds import play_round, start
 from hetfl.training.sampling import participants
 
 CPU = torch.device("cpu")

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from playing import play_round, start, train
 
 from hetfl.draws import Draws
+from hetfl.training.client_run import epoch_order, phase_data
 from hetfl.training.engines import ENGINES
-from hetfl.training.rounds import play_round, start
-from hetfl.training.sequential import Sequential, Visit, order_of
-from hetfl.training.state import ClientState, State
+from hetfl.training.local import LocalEngine
+from hetfl.training.state import State
 
 OPTIMISERS = {
     "momentum": {"optimiser": "sgd", "lr": 0.05, "momentum": 0.9},
@@ -25,16 +26,16 @@ def persistent(leaves, phase) -> torch.optim.Optimizer:
     return torch.optim.SGD(leaves, phase.lr, phase.momentum, weight_decay=phase.weight_decay)
 
 
-def train_by_hand(engine: Sequential, k: int, round: int, params, received, optimisers) -> None:
+def train_by_hand(engine: LocalEngine, k: int, round: int, params, received, optimisers) -> None:
     """A client's phases of a round, in place, with optimisers of torch's that are made when a name is met first."""
     method, model, data = engine.method, engine.federation.clients[k].model, engine.federation.data[k]
     draws = Draws(0).at(round)
     for number, phase in enumerate(method.phases(round)):
         leaves = [params[name] for name in model.names(phase.trains)]
         optimiser = optimisers.setdefault(phase.name, persistent(leaves, phase))
-        images, index = engine._data(data, phase, draws)
+        images, index = phase_data(method, data, phase, draws)
         for epoch in range(phase.epochs):
-            order = order_of(len(index), phase, draws, k, number, epoch)
+            order = epoch_order(len(index), phase, draws, k, number, epoch)
             rows = order.split(phase.batch_size)
             for batch, part in zip(images.batches(index[order], phase.batch_size), rows, strict=True):
                 batch = replace(batch, rows=part) if phase.data == "alignment" else batch
@@ -99,7 +100,7 @@ def test_sgpts_second_stage_has_one_momentum(toy_engine, engine):
     chosen = ENGINES[engine](reference.method, reference.federation)
     state, _ = start(chosen, Draws(0))
     received = reference.method.downlink(state.server, 1)
-    (update,) = chosen.train([Visit(1, ClientState(), received)], Draws(0).at(1))
+    (update,) = train(chosen, {1: received}, Draws(0).at(1))
     params = leaves_of({name: tensor for name, tensor in received.items() if name != "picks"})
     train_by_hand(reference, 1, 1, params, received, {})
     for name, tensor in params.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from playing import play_round, start
 
 from hetfl.draws import Draws
 from hetfl.methods.base import Uplinks
 from hetfl.training.engines import ENGINES
-from hetfl.training.rounds import play_round, start
 
 COLLECTING = {
     "fedproto": {"collect": "training", "optimiser": "adam", "keep_optimiser": True},

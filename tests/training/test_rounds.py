@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from playing import accuracies, play_round, start, train
 from record_factory import make_run
 
 from hetfl.draws import Draws
 from hetfl.experiments.cell import run_rounds
 from hetfl.experiments.record import Record
 from hetfl.schema import Accuracies
-from hetfl.training import rounds
+from hetfl.training import rounds, scoring
 from hetfl.training.state import ClientState, ResumePoints, State
 
 
@@ -76,7 +77,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, metho
 
 
 @pytest.mark.parametrize("kill_after", ["append:5", "save:5"])
-def test_a_run_killed_after_its_closing_ends_with_it(toy_engine, tmp_path, kill_after):
+def test_a_run_killed_after_its_fine_tuning_ends_with_it(toy_engine, tmp_path, kill_after):
     settings = {"rounds": 4, "finetune_epochs": 1}
     play(toy_engine("fedbabu", **settings), tmp_path / "whole")
     with pytest.raises(KilledError):
@@ -84,17 +85,17 @@ def test_a_run_killed_after_its_closing_ends_with_it(toy_engine, tmp_path, kill_
     play(toy_engine("fedbabu", **settings), tmp_path / "killed")
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
     last = numbers(tmp_path / "whole")[-1]
-    assert (last["round"], last["closing"], last["up"]["elements"]) == (5, True, 0)
+    assert (last["round"], last["fine_tuning"], last["up"]["elements"]) == (5, True, 0)
 
 
-def test_the_checkpoint_of_a_closed_run_gives_its_last_accuracy(toy_engine, tmp_path):
+def test_the_checkpoint_of_a_fine_tuned_run_gives_its_last_accuracy(toy_engine, tmp_path):
     from hetfl.tensors import read_tensors
 
     engine = toy_engine("fedrep", rounds=2, finetune_epochs=1)
     play(engine, tmp_path)
     tensors, metadata = read_tensors(tmp_path / "run" / "model.safetensors")
     state = State.from_tensors(int(metadata["round"]), tensors)
-    assert rounds.tested(engine, state, Draws(0).at(state.round)).accuracy == numbers(tmp_path)[-1]["accuracy"]
+    assert accuracies(engine, state, Draws(0).at(state.round)).accuracy == numbers(tmp_path)[-1]["accuracy"]
 
 
 def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):
@@ -145,10 +146,10 @@ def test_a_resume_point_that_cannot_be_written_stops_the_run_at_the_next_one(tmp
 def test_a_round_leaves_the_state_before_it_as_it_was(toy_engine, method):
     """It is being written meanwhile."""
     engine = toy_engine(method, **KILLED[method])
-    state, _ = rounds.start(engine, Draws(0))
+    state, _ = start(engine, Draws(0))
     for number in (1, 2):
         before = {name: tensor.clone() for name, tensor in state.tensors().items()}
-        following, _ = rounds.play_round(engine, state, Draws(0).at(number))
+        following, _ = play_round(engine, state, Draws(0).at(number))
         assert all(torch.equal(tensor, before[name]) for name, tensor in state.tensors().items())
         state = following
 
@@ -184,13 +185,13 @@ def test_patience_counts_the_rounds_since_the_best_one():
 
 
 @pytest.mark.parametrize("kill_after", ["", "save:2"])
-def test_a_run_without_progress_stops_early_and_still_closes(toy_engine, tmp_path, monkeypatch, kill_after):
+def test_a_run_without_progress_stops_early_and_is_still_fine_tuned(toy_engine, tmp_path, monkeypatch, kill_after):
     scores = {1: 0.4, 2: 0.6, 3: 0.5, 4: 0.6}
     real = rounds.play_round
 
-    def scripted(engine, state, draws):
-        state, line = real(engine, state, draws)
-        return state, line.model_copy(update={"pooled": scores[draws.round]})
+    def scripted(engine, server, draws):
+        server, line = real(engine, server, draws)
+        return server, line.model_copy(update={"pooled": scores[draws.round]})
 
     monkeypatch.setattr(rounds, "play_round", scripted)
     settings = {"rounds": 9, "patience": 2, "finetune_epochs": 1}
@@ -223,7 +224,7 @@ def test_rounds_without_a_test_are_the_same_rounds(toy_engine, tmp_path, kill_af
 def test_a_run_with_few_tests_stops_after_one_of_them(toy_engine, tmp_path, monkeypatch):
     scores = {2: 0.6, 4: 0.5, 6: 0.6}
     monkeypatch.setattr(
-        rounds, "tested", lambda engine, state, draws: Accuracies(accuracy=[0.5], pooled=scores[draws.round])
+        scoring, "tested", lambda engine, server, draws: Accuracies(accuracy=[0.5], pooled=scores[draws.round])
     )
     play(toy_engine("fedavg", rounds=9, patience=4, evaluate_every=2), tmp_path)
     assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
@@ -234,8 +235,8 @@ def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data
 
     partition = Partition((np.arange(20), np.arange(20, 60)), (np.arange(4), np.arange(4, 30)))
     engine = toy_engine("fedproto", partition=partition, train_accuracy=True)
-    state, _ = rounds.start(engine, Draws(0))
-    state, line = rounds.play_round(engine, state, Draws(0).at(1))
+    state, _ = start(engine, Draws(0))
+    state, line = play_round(engine, state, Draws(0).at(1))
     assert line.pooled == pytest.approx((4 * line.accuracy[0] + 26 * line.accuracy[1]) / 30)
     received = engine.method.receive(engine.method.downlink(state.server, 0), {})
     for k, expected in enumerate(line.train_accuracy):
@@ -256,8 +257,8 @@ def test_an_epoch_is_in_the_partitions_order_unless_shuffled(toy_engine, monkeyp
         return objective(model, params, batch, received, phase)
 
     monkeypatch.setattr(engine.method, "objective", watched)
-    state, _ = rounds.start(engine, Draws(0))
-    list(engine.train([rounds.Visit(1, ClientState(), engine.method.downlink(state.server, 1))], Draws(0).at(1)))
+    state, _ = start(engine, Draws(0))
+    train(engine, {1: engine.method.downlink(state.server, 1)}, Draws(0).at(1))
     data = engine.federation.data[1]  # 19 samples: two batches of 8 an epoch
     in_order = data.train_images.batch(data.train[:16]).images
     epochs = [torch.cat(seen[:2]), torch.cat(seen[2:])]

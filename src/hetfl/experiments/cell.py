@@ -23,10 +23,10 @@ from hetfl.methods import Method, create
 from hetfl.models import Model
 from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Run
 from hetfl.training import rounds
+from hetfl.training.engine import Engine
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import ClientData, Federation, build_federation
 from hetfl.training.memory import reset_peak_memory
-from hetfl.training.sequential import Sequential
 from hetfl.training.state import ResumePoints, State
 
 
@@ -36,7 +36,7 @@ class Setup:
 
     method: Method
     federation: Federation
-    engine: Sequential
+    engine: Engine
     draws: Draws
     dataset: Dataset
 
@@ -110,7 +110,7 @@ def run_cell(
         earlier.trim()
 
 
-def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumePoints, run: Run) -> State:
+def run_rounds(engine: Engine, draws: Draws, record: Record, resume: ResumePoints, run: Run) -> State:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
 
     A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
@@ -119,36 +119,43 @@ def run_rounds(engine: Sequential, draws: Draws, record: Record, resume: ResumeP
     Raises:
         HetflError: a method cannot go on; the line names the record's folder and the round.
     """
-    state = resume.load(engine.federation.device)
+    state = resume.load(engine.device)
     done = {line.round for line in record.lines()}
     fresh = None
-    if state is None or not set(range(state.round + 1)) <= done:
+    if state is not None and set(range(state.round + 1)) <= done:
+        played, server = state.round, state.server
+        engine.restore(state.clients)
+    else:
         with _named(record, 0):
-            state, fresh = rounds.start(engine, draws)
-    learned = sum(tensor.numel() for tensor in engine.method.server_parameters(state.server).values())
+            server, fresh = rounds.start(engine, draws)
+        played = 0
+    learned = sum(tensor.numel() for tensor in engine.method.server_parameters(server).values())
     parameters = run.parameters.model_copy(update={"server": learned})
-    record.begin(run.model_copy(update={"parameters": parameters}), completed=state.round)
+    record.begin(run.model_copy(update={"parameters": parameters}), completed=played)
     if fresh:
         record.append(fresh)
     settings = engine.method.settings
-    played = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
-    pooled = {line.round: line.pooled for line in played if line.pooled is not None}
+    lines = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
+    pooled = {line.round: line.pooled for line in lines if line.pooled is not None}
     waited = 0.0
-    while state.round < settings.rounds and not rounds.stalls(pooled, settings.patience):
-        with _named(record, state.round + 1):
-            state, line = rounds.play_round(engine, state, draws.at(state.round + 1))
+    while played < settings.rounds and not rounds.stalls(pooled, settings.patience):
+        with _named(record, played + 1):
+            server, line = rounds.play_round(engine, server, draws.at(played + 1))
+        played = line.round
         if line.pooled is not None:
-            pooled[state.round] = line.pooled
+            pooled[played] = line.pooled
         # What the resume point before this round took from the loop; its own is known only after its line is written.
         record.append(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}}))
         began = time.perf_counter()
-        resume.save(state)
+        resume.save(State(played, server, engine.client_states()))
         waited = time.perf_counter() - began
-    if engine.method.fine_tuning() and state.round <= settings.rounds:
+    if engine.method.fine_tuning() and played <= settings.rounds:
         with _named(record, settings.rounds + 1):
-            state, line = rounds.play_fine_tuning(engine, state, draws.at(settings.rounds + 1))
+            line = rounds.play_fine_tuning(engine, server, draws.at(settings.rounds + 1))
+        played = line.round
         record.append(line)
-        resume.save(state)
+        resume.save(State(played, server, engine.client_states()))
+    state = State(played, server, engine.client_states())
     record.finish(state)
     resume.clear()
     return state

@@ -23,7 +23,8 @@ from hetfl.metrics.groups import congruence, entropy, kmeans
 from hetfl.models.base import Model
 from hetfl.schema import METRICS, MODEL, PER_CLASS, Metrics, Round, needed_run, read_rounds
 from hetfl.tensors import read_tensors, write_tensors
-from hetfl.training.rounds import predictions, tested_with
+from hetfl.training.local import LocalEngine
+from hetfl.training.scoring import scoring_tasks
 from hetfl.training.sequential import Sequential
 from hetfl.training.state import State
 
@@ -60,7 +61,9 @@ def evaluate_cell(
         )
     tensors, metadata = read_tensors(folder / MODEL, device)
     state = State.from_tensors(int(metadata["round"]), tensors)
-    matrices = confusions(setup.engine, state, setup.draws.at(state.round))
+    # Whichever engine trained it, the checkpoint is tested here.
+    engine = LocalEngine(setup.method, setup.federation, Sequential(setup.method))
+    matrices = confusions(engine, state, setup.draws.at(state.round))
     found = summary(matrices)
     lines = [line for line in read_rounds(folder, finished=True) if line.round]
     recorded, tolerance = lines[-1].accuracy, SAME if run.device.startswith("cpu") else 0.02
@@ -79,8 +82,8 @@ def evaluate_cell(
             writer.writerow([k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())])
     out = workspace.evaluations / cell.path
     stored = {
-        "prototypes": representations(setup.engine, state, setup.draws, cell.features) if cell.features else {},
-        "groups": groups(setup.engine, state, setup.draws),
+        "prototypes": representations(engine, state, setup.draws, cell.features) if cell.features else {},
+        "groups": groups(engine, state, setup.draws),
     }
     for name, tensors in stored.items():
         if tensors:
@@ -98,16 +101,18 @@ def evaluate_cell(
     write_text(out / PER_CLASS, table.getvalue())
 
 
-def confusions(engine: Sequential, state: State, draws: Draws) -> np.ndarray:
+def confusions(engine: LocalEngine, state: State, draws: Draws) -> np.ndarray:
     """What each client's test samples are taken for: [K, C, C'] int64, rows are true classes.
 
     Columns from C on are predictions that are none of the data set's classes; the last one is :data:`NONE`.
     """
     classes = engine.federation.num_classes
     columns = classes + (engine.method.public_classes if engine.method.public else 0) + 1
+    engine.restore(state.clients)
+    tasks = scoring_tasks(engine, state.server, state.round)
     counts = [
-        torch.bincount(true * columns + predicted % columns, minlength=classes * columns)
-        for predicted, true in predictions(engine, state, draws)
+        torch.bincount(found.true * columns + found.predicted % columns, minlength=classes * columns)
+        for found in engine.predictions(tasks, draws)
     ]
     return torch.stack(counts).reshape(-1, classes, columns).cpu().numpy()
 
@@ -116,16 +121,16 @@ def of_window(lines: Sequence[Round], settings: Mapping[str, Any]) -> dict[str, 
     """Accuracies over the last rounds, where a method reports them so, also by its other inference rules."""
     if "window" not in settings:
         return {}
-    trained = [line for line in lines if not line.closing]
+    trained = [line for line in lines if not line.fine_tuning]
 
     def over(reading: str) -> dict[str, Any]:
         return window([line.test(reading) for line in trained], settings["window"])
 
-    return {**over(""), "also": {name: over(name) for name in lines[-1].also}}
+    return {**over(""), "extra": {name: over(name) for name in lines[-1].extra}}
 
 
 @torch.inference_mode()
-def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
+def groups(engine: LocalEngine, state: State, draws: Draws) -> dict[str, Tensor]:
     """How a method sorts all clients' training samples at the end, and how K-means sorts the same queries.
 
     Returns:
@@ -136,7 +141,9 @@ def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
     federation = engine.federation
     if method.queries() is None:
         return {}
-    params, received = tested_with(engine, state, draws, 0)
+    engine.restore(state.clients)
+    tasks = scoring_tasks(engine, state.server, state.round)
+    params, received = engine.tested_with(tasks[0], draws)
     found: dict[str, list[Tensor]] = {"group": [], "label": [], "client": []}
     points = []
     for k, data in enumerate(federation.data):
@@ -161,7 +168,7 @@ def of_groups(sorted_by: Mapping[str, Tensor], settings: Mapping[str, Any]) -> d
 
 
 @torch.inference_mode()
-def representations(engine: Sequential, state: State, draws: Draws, samples: int) -> dict[str, Tensor]:
+def representations(engine: LocalEngine, state: State, draws: Draws, samples: int) -> dict[str, Tensor]:
     """What a state's networks make of images, in evaluation mode.
 
     Args:
@@ -177,12 +184,14 @@ def representations(engine: Sequential, state: State, draws: Draws, samples: int
         ``global`` [C, d] float32, zero unless ``global_valid`` [C] bool.
     """
     federation = engine.federation
+    engine.restore(state.clients)
+    tasks = scoring_tasks(engine, state.server, state.round)
     tests = [data.test for data in federation.data]
     owner = torch.cat([torch.full((len(index),), k) for k, index in enumerate(tests)])
     drawn = torch.randperm(len(owner), generator=draws.at(0).generator("features"))[:samples].sort().values
     found: dict[str, list[Tensor]] = {"features": [], "labels": [], "client": [], "clients": [], "owned": []}
     for k, (client, data) in enumerate(zip(federation.clients, federation.data, strict=True)):
-        params, received = tested_with(engine, state, draws, k)
+        params, received = engine.tested_with(tasks[k], draws)
         own = drawn[owner[drawn] == k] - sum(map(len, tests[:k]))
         features, labels = _features(client.model, params, data.test_images, tests[k][own.to(tests[k].device)])
         found["features"].append(features)

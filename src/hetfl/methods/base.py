@@ -126,7 +126,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a client gathers in one sweep over its data after training.
+    """What a client gathers in one pass over its data after training.
 
     Attributes:
         sums: tensors that are added up over batches.
@@ -176,6 +176,7 @@ class Uplinks(Iterable[Message]):
 
     def __init__(self, clients: Sequence[int], messages: Iterable[Message]) -> None:
         self.clients, self._messages = list(clients), messages
+        self._handed_out = False
 
     @classmethod
     def of(cls, messages: Mapping[int, Message]) -> Uplinks:
@@ -187,6 +188,14 @@ class Uplinks(Iterable[Message]):
         return len(self.clients)
 
     def __iter__(self) -> Iterator[Message]:
+        """The messages.
+
+        Raises:
+            RuntimeError: they came one by one and were handed out before.
+        """
+        if isinstance(self._messages, Iterator) and self._handed_out:
+            raise RuntimeError("the messages of this round were already iterated over: make a list of them first")
+        self._handed_out = True
         return iter(self._messages)
 
 
@@ -288,7 +297,7 @@ class Method(ABC):
     def register(self, work: Work) -> Message:
         """What a client tells the server once, before the first round.
 
-        ``work`` has parameters only if there are phases or a sweep in round 0.
+        ``work`` has parameters only if there are phases or a statistics pass in round 0.
         """
         return Message()
 

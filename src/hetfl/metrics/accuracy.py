@@ -66,7 +66,7 @@ def window(tests: Sequence[Accuracies | None], window: int) -> dict[str, Any]:
     """Accuracies over the last rounds, as fractions, which is how FGPT's protocol reports a run.
 
     Args:
-        tests: after each round from 1 on, the closing left out. Rounds without a test are None and keep their place,
+        tests: after each round from 1 on, fine-tuning left out. Rounds without a test are None and keep their place,
             so that windows are of the same rounds.
         window: how many rounds; all where there are fewer.
 

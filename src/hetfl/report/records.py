@@ -20,7 +20,7 @@ class Record:
     Attributes:
         path: the run folder relative to the folder that holds ``runs``, with forward slashes.
         run: what it was.
-        rounds: registration (round 0) and closing included.
+        rounds: registration (round 0) and fine-tuning included.
         metrics: of its evaluation.
     """
 
@@ -31,8 +31,8 @@ class Record:
 
     @property
     def training(self) -> list[Round]:
-        """The rounds in which the clients send something back: neither registration nor closing."""
-        return [line for line in self.rounds if line.round >= 1 and not line.closing]
+        """The rounds in which the clients send something back: neither registration nor fine-tuning."""
+        return [line for line in self.rounds if line.round >= 1 and not line.fine_tuning]
 
     @property
     def played(self) -> int:
@@ -41,7 +41,7 @@ class Record:
 
     @property
     def tested(self) -> list[Round]:
-        """What an accuracy curve shows: the rounds that have a test, and the closing as its last point."""
+        """What an accuracy curve shows: the rounds that have a test, and fine-tuning as its last point."""
         return [line for line in self.rounds if line.round >= 1 and line.test()]
 
     @property
@@ -67,7 +67,7 @@ class Record:
         """The record as it was when a round was over, or None if there was no such round, or no test after it."""
         lines = [line for line in self.rounds if line.round <= round]
         test = lines[-1].test()
-        if lines[-1].round < round or lines[-1].closing or test is None:
+        if lines[-1].round < round or lines[-1].fine_tuning or test is None:
             return None
         shares = known(test.accuracy)
         metrics = Metrics(

@@ -349,7 +349,7 @@ class MlflowMirror:
             return
         now = time.time_ns() // 1_000_000
         metrics = found.as_json()
-        for name, other in metrics.pop("also", {}).items():
+        for name, other in metrics.pop("extra", {}).items():
             metrics |= {f"{name}/{key}": value for key, value in other.items()}
         final = [
             Metric(_name(f"final/{name}"), float(value), now, run.rounds)
@@ -410,7 +410,7 @@ def _curves(line: Round) -> dict[str, float]:
     for title, shares in (("pooled", line.pooled), ("training", line.train_accuracy)):
         if (mean := _mean(shares)) is not None:
             values[f"accuracy/{title}"] = 100 * mean
-    values |= {f"accuracy/pooled-{name}": 100 * other.pooled for name, other in line.also.items()}
+    values |= {f"accuracy/pooled-{name}": 100 * other.pooled for name, other in line.extra.items()}
     if (mean := _mean(line.loss)) is not None:
         values["loss/average"] = mean
     values |= {f"seconds/{phase}": value for phase, value in line.seconds.items()}

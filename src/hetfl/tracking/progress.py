@@ -39,7 +39,7 @@ class _Cell:
         return self.run.row, self.run.split, f"s{self.run.seed}"
 
     def add(self, line: Round) -> None:
-        if not line.closing:  # what comes after the last round is none of them
+        if not line.fine_tuning:  # what comes after the last round is none of them
             self.rounds = max(self.rounds, line.round)
         self.accuracy = line.accuracy or self.accuracy
         if line.diverged and self.diverged is None:

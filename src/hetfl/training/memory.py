@@ -11,11 +11,11 @@ from torch import Tensor
 
 from hetfl.data.batches import DeviceImages
 from hetfl.methods.base import Method, Phase
+from hetfl.training.client_run import ClientRun
 from hetfl.training.federation import Federation
-from hetfl.training.sequential import Stay
 
 SHARE = 0.8
-"""Of free memory that training may fill; the rest is for what lies between two operations."""
+"""Of free memory that training may fill; the rest is for tensors that live only between two operations."""
 
 
 def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
@@ -36,27 +36,27 @@ def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
     return sum(sizes.values())
 
 
-def client_bytes(method: Method, stay: Stay, phase: Phase, images: DeviceImages) -> int:
+def client_bytes(method: Method, run: ClientRun, phase: Phase, images: DeviceImages) -> int:
     """Bytes that a client's training takes besides the frozen weights.
 
     That is its parameters and what it received, what its optimiser holds, the gradient, a batch, and what the
     backward pass needs; the last by a forward pass of one image again and again, which shows every shape.
     """
-    model, size = stay.client.model, phase.batch_size
+    model, size = run.client.model, phase.batch_size
     names = model.names(phase.trains)
-    params = {name: tensor.clone().requires_grad_(name in names) for name, tensor in stay.params.items()}
+    params = {name: tensor.clone().requires_grad_(name in names) for name, tensor in run.params.items()}
     slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
-    held = sum(map(_bytes, [*params.values(), *stay.received.values()]))
+    held = sum(map(_bytes, [*params.values(), *run.received.values()]))
     held += (1 + slots) * sum(_bytes(params[name]) for name in names)
     nowhere = torch.zeros(size, dtype=torch.int64, device=images.device)
     batch = replace(
         images.batch(nowhere),
         rows=nowhere if phase.data == "alignment" else None,
-        drawn=method.drawn(stay.received, size, 0),
+        drawn=method.drawn(run.received, size, 0),
     )
-    known = [*model.tensors(), *params.values(), *stay.received.values()]
+    known = [*model.tensors(), *params.values(), *run.received.values()]
     training = model.train(model.masks(0, size))
-    saved = saved_bytes(lambda: method.objective(training, params, batch, stay.received, phase), known)
+    saved = saved_bytes(lambda: method.objective(training, params, batch, run.received, phase), known)
     return held + _bytes(batch.images) + saved
 
 
@@ -73,7 +73,7 @@ def resident_bytes(federation: Federation) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that could be allocated now; None where nobody says."""
+    """Bytes that could be allocated now; None where the system does not tell."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept

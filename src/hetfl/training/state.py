@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,19 @@ from hetfl.files import sha256_file
 from hetfl.message import Tensors
 from hetfl.tensors import read_tensors, write_tensors
 
+ServerState = dict[str, Tensor]
+"""What the server remembers between rounds, as its method defines it."""
+
 
 @dataclass
 class ClientState:
-    """What one client remembers between rounds: its own parameters, its optimiser's tensors, the method's memory."""
+    """What one client remembers between rounds.
+
+    Attributes:
+        params: its own parameters; empty before its first round and where all come with the downlink.
+        optimiser: tensors by ``<optimiser>/<parameter>/<slot>``; see :attr:`Phase.name`.
+        memory: see :meth:`Method.remember`.
+    """
 
     params: dict[str, Tensor] = field(default_factory=dict)
     optimiser: dict[str, Tensor] = field(default_factory=dict)
@@ -32,23 +42,65 @@ class ClientState:
         return not (self.params or self.optimiser or self.memory)
 
 
+class ClientStates:
+    """The states of an engine's clients: as they were when the current round began, and as they are.
+
+    So a round that failed can be played again, and a client that is asked twice gives the same answer.
+    """
+
+    def __init__(self, states: Mapping[int, ClientState] | None = None) -> None:
+        self._before = dict(states or {})
+        self._after: dict[int, ClientState] = {}
+        self._round: int | None = None
+
+    def before(self, client: int, round: int) -> ClientState:
+        """A client's state when a round began; empty if it has nothing to remember.
+
+        Raises:
+            ValueError: a later round has begun, so that the state is gone.
+        """
+        self._begin(round)
+        return self._before.get(client, ClientState())
+
+    def after(self, client: int) -> ClientState:
+        """A client's latest state."""
+        return self._after.get(client, self._before.get(client, ClientState()))
+
+    def keep(self, client: int, round: int, state: ClientState) -> None:
+        """Remember a client's state after its work in a round."""
+        self._begin(round)
+        self._after[client] = state
+
+    def all(self) -> dict[int, ClientState]:
+        """The latest states of the clients that have something to remember."""
+        return {client: state for client, state in (self._before | self._after).items() if not state.empty}
+
+    def _begin(self, round: int) -> None:
+        if self._round is not None and round < self._round:
+            raise ValueError(
+                f"round {self._round} has begun; restore the clients' states to play round {round} again"
+            )
+        if round != self._round:
+            self._before, self._after, self._round = self.all(), {}, round
+
+
 @dataclass
 class State:
-    """A run after some round.
+    """A run after some round, as resume points and checkpoints hold it.
 
     Attributes:
-        round: the last completed round; 0 before the first, one more than the method's rounds after its closing.
+        round: the last completed round; 0 before the first, one more than the method's rounds after fine-tuning.
         server: the method's server state.
         clients: the clients that have something to remember.
     """
 
     round: int
-    server: dict[str, Tensor]
+    server: ServerState
     clients: dict[int, ClientState] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as one flat mapping."""
-        flat = {f"server/{name}": tensor for name, tensor in self.server.items()}
+        flat = {f"server/{name}": tensor for name, tensor in flatten(self.server).items()}
         for index, client in self.clients.items():
             flat |= {f"client/{index}/params/{name}": tensor for name, tensor in client.params.items()}
             flat |= {f"client/{index}/optimiser/{name}": tensor for name, tensor in client.optimiser.items()}
@@ -58,15 +110,31 @@ class State:
     @classmethod
     def from_tensors(cls, round: int, flat: Tensors) -> State:
         """The state that :meth:`tensors` flattened."""
-        state = cls(round, {})
+        server: dict[str, Tensor] = {}
+        clients: dict[int, ClientState] = {}
         for key, tensor in flat.items():
             kind, _, rest = key.partition("/")
             if kind == "server":
-                state.server[rest] = tensor
+                server[rest] = tensor
                 continue
             index, part, name = rest.split("/", 2)
-            getattr(state.clients.setdefault(int(index), ClientState()), part)[name] = tensor
-        return state
+            getattr(clients.setdefault(int(index), ClientState()), part)[name] = tensor
+        return cls(round, unflatten(server), clients)
+
+
+def flatten(server: ServerState) -> dict[str, Tensor]:
+    """A server state as one flat mapping, keys joined by ``/``, as it is stored."""
+    return dict(server)
+
+
+def unflatten(flat: Tensors) -> ServerState:
+    """The server state that :func:`flatten` flattened."""
+    return dict(flat)
+
+
+def on_device(server: ServerState, device: torch.device) -> ServerState:
+    """A server state with all tensors on a device."""
+    return unflatten({name: tensor.to(device) for name, tensor in flatten(server).items()})
 
 
 class ResumePoints:

@@ -1,0 +1,113 @@
+"""What the server holds of a round's messages, taken in one by one or all at once, with up to 10,000 participants.
+
+    python benchmarks/participants.py [--participants 100 1000 10000]
+
+needs no files and writes its table beside itself. FedAvg trains a small network; every participant has two samples of
+noise and takes one step. Every case is a process of its own, and plays one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from hetfl.data.partitions import Partition
+from hetfl.data.store import Dataset, Split
+from hetfl.draws import Draws
+from hetfl.experiments.record import device_name
+from hetfl.files import write_text
+from hetfl.methods import create
+from hetfl.training import rounds
+from hetfl.training.engine import Task
+from hetfl.training.engines import make_engine
+from hetfl.training.federation import build_federation
+from hetfl.training.memory import peak_memory, reset_peak_memory
+
+MODEL, CLASSES, SIDE = "digits_cnn1.random", 10, 16
+SAMPLES, TESTS = 2, 100
+WAYS = ("one by one", "all held")
+CPU = torch.device("cpu")
+
+
+def case(participants: int, way: str) -> dict[str, float]:
+    """One round in this process: MiB that it adds to the peak of resident memory, and its seconds."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+
+    def split(samples: int) -> Split:
+        images = rng.integers(0, 256, (samples, SIDE, SIDE, 1), dtype=np.uint8)
+        return Split(images, np.arange(samples, dtype=np.int64) % CLASSES)
+
+    splits = {"train": split(SAMPLES * participants), "test": split(TESTS)}
+    dataset = Dataset("noise", "Noise", tuple(map(str, range(CLASSES))), splits, "noise")
+    partition = Partition(tuple(np.arange(SAMPLES * participants).reshape(participants, SAMPLES)), None)
+    settings = {"rounds": 1, "batch_size": SAMPLES, "local_epochs": 1, "optimiser": "sgd"}
+    method = create("fedavg", settings, CLASSES)
+    engine = make_engine(method, build_federation(method, [MODEL], dataset, partition, Path(), CPU), "sequential")
+    server, _ = rounds.start(engine, Draws(0))
+    list(
+        engine.train([Task(0, method.downlink(server, 0))], Draws(0).at(1))
+    )  # whatever a first step leaves in memory
+    # A method that compares messages has all of them.
+    with patch.object(rounds, "compares", return_value=way == "all held"):
+        reset_peak_memory(CPU)
+        before, began = peak_memory(CPU), time.perf_counter()
+        _, line = rounds.play_round(engine, server, Draws(0).at(1))
+        seconds, after = time.perf_counter() - began, peak_memory(CPU)
+    assert len(line.participants) == participants
+    assert before is not None and after is not None, "this system tells no peak of memory"
+    return {"MiB": (after - before) / 2**20, "seconds": seconds, "bytes": line.up.bytes / participants}
+
+
+def run(participants: int, way: str) -> dict[str, float]:
+    """One case in a process of its own."""
+    command = [sys.executable, __file__, "--case", str(participants), way]
+    found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--participants", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--case", nargs=2, metavar=("PARTICIPANTS", "WAY"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        participants, way = arguments.case
+        print(json.dumps(case(int(participants), way)))
+        return
+    found = {(many, way): run(many, way) for many in arguments.participants for way in WAYS}
+    rows = [
+        [f"{many:,}", *(found[many, way]["MiB"] for way in WAYS), *(found[many, way]["seconds"] for way in WAYS)]
+        for many in arguments.participants
+    ]
+    message = next(iter(found.values()))["bytes"] / 2**10
+    text = "\n\n".join(
+        [
+            "# Memory of a round by its participants",
+            f"{device_name(CPU)}, 1 thread, torch {torch.__version__}, Python {sys.version.split()[0]}; engine: "
+            f"sequential. FedAvg, {MODEL}, {message:.0f} KiB a message, {SAMPLES} samples a participant. MiB that "
+            "one round adds to the process's peak of resident memory, with messages taken in one by one as FedAvg's "
+            "mean does, and with all of them held until the last is there; seconds of the round.",
+            tabulate(
+                rows,
+                headers=["participants", *(f"{way} (MiB)" for way in WAYS), *(f"{way} (s)" for way in WAYS)],
+                tablefmt="github",
+                floatfmt=("", ".1f", ".1f", ".1f", ".1f"),
+            ),
+        ]
+    )
+    print(text)
+    write_text(Path(__file__).with_suffix(".md"), text + "\n")
+
+
+if __name__ == "__main__":
+    main()

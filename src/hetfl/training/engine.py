@@ -1,0 +1,149 @@
+"""The engine: all that the server loop knows of clients. Tasks go out, updates and scores come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from hetfl.draws import Draws
+from hetfl.message import Message
+from hetfl.methods.base import Method
+from hetfl.models.base import Model
+from hetfl.training.state import ClientState
+
+Samples = Literal["test", "train"]
+"""Which of its samples a client is tested on."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of one client.
+
+    Attributes:
+        client: its number.
+        downlink: what the server sends; None where it sends nothing and the client works with what it has.
+    """
+
+    client: int
+    downlink: Message | None
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client gives back after training.
+
+    Attributes:
+        client: its number.
+        uplink: what it sends; the rest is for the record.
+        loss: [] mean of the objective over the samples of the last epoch, on the device.
+        seconds: by ``train`` and ``statistics``; empty where it did neither.
+        observed: figures by name, see :meth:`Method.observe`.
+    """
+
+    client: int
+    uplink: Message
+    loss: Tensor
+    seconds: Mapping[str, float]
+    observed: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A client's test.
+
+    Attributes:
+        client: its number.
+        counts: [2] int64, on the device: samples that are predicted right, and samples whose scores are not finite.
+        samples: that it was tested on.
+    """
+
+    client: int
+    counts: Tensor
+    samples: int
+
+
+class Engine(Protocol):
+    """Runs the clients of a federation, wherever they are.
+
+    What a client keeps from round to round (:class:`ClientState`) stays behind the engine. Client work in round r
+    starts from the state that the client had when round r began, so that a round that failed can be played again with
+    the same numbers.
+    """
+
+    @property
+    def name(self) -> str:
+        """As settings and the record name it."""
+        ...
+
+    @property
+    def method(self) -> Method:
+        """The method that clients and server follow."""
+        ...
+
+    @property
+    def models(self) -> Sequence[Model]:
+        """The architecture of every client."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where uplinks arrive and the server computes."""
+        ...
+
+    def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update]:
+        """Round 0: what clients do before they meet the server; uplinks are their registrations.
+
+        Whatever clients had before is forgotten.
+        """
+        ...
+
+    def train(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update]:
+        """A round's local training of some clients. Updates come in any order, each as soon as its client is done.
+
+        Args:
+            tasks: each with a downlink; taken when there is room for another client.
+            draws: keyed randomness of the round.
+        """
+        ...
+
+    def fine_tune(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update]:
+        """Local training after the last round; from then on clients keep all parameters. Uplinks are empty."""
+        ...
+
+    def test(self, tasks: Iterable[Task], draws: Draws, rule: str = "", samples: Samples = "test") -> Iterator[Score]:
+        """The tests of some clients with their latest state, in the order of the tasks.
+
+        Args:
+            tasks: without a downlink where a client is tested with its own parameters.
+            draws: keyed randomness of the round that was played.
+            rule: of inference, one of :meth:`Method.extra_predictors`; empty: the method's own.
+            samples: those that a client is tested on.
+        """
+        ...
+
+    def client_states(self) -> dict[int, ClientState]:
+        """The latest state of each client that has something to remember, for resume points and the final record.
+
+        Tensors are never changed in place afterwards.
+        """
+        ...
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Go on from what :meth:`client_states` gave."""
+        ...
+
+
+def own_names(method: Method, model: Model) -> set[str]:
+    """The parameters that a client keeps to itself."""
+    # Running statistics of batch normalisation stay with their client in every method.
+    return set(model.names([*method.keeps(), "buffers"]))
+
+
+def same_for_all(method: Method, models: Sequence[Model]) -> bool:
+    """Whether all clients have the same model and parameters once they took over what the server sends."""
+    alike = len(dict.fromkeys(models)) == 1 and not own_names(method, models[0])
+    return alike and method.evaluates == "global" and not method.personal

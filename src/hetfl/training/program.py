@@ -1,0 +1,264 @@
+"""The training step of several clients at once: their parameters stacked, one step for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from hetfl.captured import Captured
+from hetfl.data.batches import Batch, DeviceImages
+from hetfl.message import Tensors
+from hetfl.methods.base import Method, Phase, Statistics
+from hetfl.models.attention import MergedAttention
+from hetfl.optimisers import Optimiser
+from hetfl.training.client_run import ClientRun, make_optimiser, next_slots
+from hetfl.training.sequential import LastOutput
+from hetfl.training.stacked_batches import DRAWN, MASK, Schedule
+
+
+class Program:
+    """Buffers for some clients' stacked parameters and optimisers, and the step that changes them.
+
+    It is used again from round to round, so that what was recorded on CUDA stays valid.
+
+    Args:
+        runs: clients with one architecture who received tensors of the same names, shapes and types.
+        gathers: whether statistics of the training passes are taken.
+
+    Attributes:
+        capacity: how many clients the buffers hold.
+    """
+
+    def __init__(
+        self, method: Method, runs: Sequence[ClientRun], phase: Phase, images: DeviceImages, gathers: bool
+    ) -> None:
+        self.method, self.phase, self.images, self.gathers = method, phase, images, gathers
+        self.model = runs[0].client.model
+        self.capacity = len(runs)
+        self._leaves = self.model.names(phase.trains)
+        self._own = (*self._leaves, *self.model.names(["buffers"]))
+        self._kinds = _kinds(runs, self._own)
+        first = runs[0]
+
+        def buffer(tensor: Tensor, shared: bool = False) -> Tensor:
+            return torch.empty_like(tensor) if shared else tensor.new_empty(self.capacity, *tensor.shape)
+
+        self._params = {name: buffer(tensor, self._shared(name)) for name, tensor in first.params.items()}
+        self._received = {name: buffer(tensor, self._shared(name, True)) for name, tensor in first.received.items()}
+        momentum = ("momentum_buffer",) if phase.momentum else ()
+        self._kept = ("exp_avg", "exp_avg_sq") if phase.optimiser == "adam" else momentum
+        self._slots = {
+            self._slot(name, kind): buffer(first.params[name]) for name in self._leaves for kind in self._kept
+        }
+        self._total = images.labels.new_zeros(self.capacity, dtype=images.dtype)
+        self._sums: dict[str, Tensor] = {}
+        self._segments: dict[tuple[Any, ...], Segment] = {}
+        self._pool = torch.cuda.graph_pool_handle() if images.device.type == "cuda" else None
+
+    def _shared(self, name: str, received: bool = False) -> bool:
+        return self._kinds[received, name][-1]
+
+    def _slot(self, name: str, kind: str) -> str:
+        return f"{self.phase.name}/{name}/{kind}"
+
+    def fits(self, runs: Sequence[ClientRun], phase: Phase, images: DeviceImages, gathers: bool) -> bool:
+        """Whether this program can train some clients as it is."""
+        alike = (phase, images, gathers) == (self.phase, self.images, self.gathers)
+        return alike and len(runs) <= self.capacity and _kinds(runs, self._own) == self._kinds
+
+    def load(self, runs: Sequence[ClientRun]) -> None:
+        """Begin with these clients' parameters and optimisers."""
+        into: list[Tensor] = []
+        source: list[Tensor] = []
+
+        def put(buffer: Tensor, tensors: Sequence[Tensor], shared: bool) -> None:
+            into.extend([buffer] if shared else buffer[: len(tensors)].unbind())
+            source.extend(tensors[:1] if shared else tensors)
+
+        for name, buffer in self._params.items():
+            put(buffer, [run.params[name] for run in runs], self._shared(name))
+        for name, buffer in self._received.items():
+            put(buffer, [run.received[name] for run in runs], self._shared(name, True))
+        for slot, buffer in self._slots.items():
+            buffer.zero_()
+            for place, run in enumerate(runs):
+                if slot in run.slots:
+                    put(buffer[place], [run.slots[slot]], True)
+        with torch.no_grad():
+            torch._foreach_copy_(into, source)
+        self._total.zero_()
+        for total in self._sums.values():
+            total.zero_()
+        # All clients have taken the same number of Adam's steps, see groups_of.
+        slots = runs[0].slots
+        self._began = {
+            name: int(slots[slot]) if (slot := self._slot(name, "step")) in slots else 0 for name in self._leaves
+        }
+        for segment in self._segments.values():
+            segment.next_step = -1  # its count of Adam's steps is another client's
+
+    def step(self, first: int, last: int, step: int, given: Tensors) -> None:
+        """One step of the clients [first, last) on a batch, see :meth:`StackedBatches.batch`."""
+        key = (first, last, *((name, tensor.shape) for name, tensor in given.items()))
+        if key not in self._segments:
+            self._segments[key] = self._segment(first, last)
+        segment = self._segments[key]
+        if self.phase.optimiser == "adam" and segment.next_step != step:
+            for name, leaf in segment.leaves.items():
+                segment.optimiser.state[leaf]["step"].fill_(self._began[name] + step)
+        segment.run(given)
+        segment.next_step = step + 1
+
+    def _segment(self, first: int, last: int) -> Segment:
+        leaves = {name: self._params[name][first:last].detach().requires_grad_() for name in self._leaves}
+        optimiser = make_optimiser(self.phase, leaves, {})
+        for name, leaf in leaves.items():
+            state = optimiser.state[leaf]
+            for kind in self._kept:
+                state[kind] = self._slots[self._slot(name, kind)][first:last]
+            if self.phase.optimiser == "adam":
+                state["step"] = torch.zeros((), dtype=torch.float32, device=leaf.device)
+        segment = Segment(first, last, leaves, optimiser)
+        segment.run = Captured(lambda given: self._take_step(segment, given), self._pool)
+        return segment
+
+    def _take_step(self, segment: Segment, given: Tensors) -> None:
+        """Gradients of some clients at once, and their step."""
+        clients = slice(segment.first, segment.last)
+
+        def own(values: Tensors, received: bool = False) -> dict[str, Tensor]:
+            return {n: t if self._shared(n, received) else t[clients] for n, t in values.items()}
+
+        params, received = {**own(self._params), **segment.leaves}, own(self._received, True)
+        batch = {name: tensor for name, tensor in given.items() if name not in ("index", "share")}
+        if "index" in given:
+            found = self.images.batch(given["index"].flatten())
+            shape = given["index"].shape
+            batch |= {"images": found.images.unflatten(0, shape), "labels": found.labels.view(shape)}
+            if found.queries is not None:
+                batch["queries"] = found.queries.unflatten(0, shape)
+        client_axes = (
+            {name: None if self._shared(name) else 0 for name in params},
+            {name: None if self._shared(name, True) else 0 for name in received},
+            dict.fromkeys(batch, 0),
+        )
+        with MergedAttention():
+            losses, sums = vmap(self._objective, client_axes)(params, received, batch)
+        gradients = torch.autograd.grad(losses.sum(), list(segment.leaves.values()), allow_unused=True)
+        for leaf, gradient in zip(segment.leaves.values(), gradients, strict=True):
+            leaf.grad = gradient
+        if self.phase.clip:
+            for groups in self.phase.clipped:
+                _clip([segment.leaves[name].grad for name in self.model.names(groups)], self.phase.clip)
+        segment.optimiser.step()
+        self._total[clients] += losses.detach() * given["share"]
+        for name, values in sums.items():
+            if name not in self._sums:
+                self._sums[name] = values.new_zeros(self.capacity, *values.shape[1:])
+            self._sums[name][clients] += values
+
+    def _objective(self, params: Tensors, received: Tensors, batch: Tensors) -> tuple[Tensor, Tensors]:
+        """One client's loss, and what its batch adds to its statistics."""
+
+        def drawn(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in batch.items() if name.startswith(prefix)}
+
+        images, labels, weight, rows = (batch.get(name) for name in ("images", "labels", "weight", "rows"))
+        assert images is not None and labels is not None
+        one = Batch(images, labels, weight, rows, queries=batch.get("queries"), drawn=drawn(DRAWN))
+        model: Any = LastOutput(self.model.train(drawn(MASK)))
+        loss = self.method.objective(model, params, one, received, self.phase)
+        if not self.gathers:
+            return loss, {}
+        with torch.no_grad():
+            return loss, dict(self.method.statistics(model, params, one, received).sums)
+
+    def unload(self, schedules: Sequence[Schedule]) -> None:
+        """Write to each client's run what became of it."""
+        into: list[Tensor] = []
+        source: list[Tensor] = []
+
+        def copy(buffer: Tensor) -> Tensor:
+            into.append(torch.empty_like(buffer))
+            source.append(buffer)
+            return into[-1]
+
+        for place, schedule in enumerate(schedules):
+            run = schedule.run
+            run.params = {**run.params, **{name: copy(self._params[name][place]) for name in self._own}}
+            own: dict[str, Tensor] = {}
+            for name in self._leaves if self.phase.keep_optimiser else ():
+                if self.phase.optimiser == "adam":
+                    steps = self._began[name] + schedule.steps
+                    own[self._slot(name, "step")] = self._total.new_tensor(steps, dtype=torch.float32)
+                for kind in self._kept:
+                    slot = self._slot(name, kind)
+                    own[slot] = copy(self._slots[slot][place])
+            run.slots = next_slots(run.slots, self.phase, own)
+            run.loss = self._total[place] / schedule.used
+            run.steps += schedule.steps
+            if self._sums:
+                run.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
+        torch._foreach_copy_(into, source)
+
+
+@dataclass
+class Segment:
+    """Neighbouring clients [first, last) of a program that take steps together.
+
+    Attributes:
+        leaves: their part of the stacked parameters that train.
+        run: takes a step on a batch.
+        next_step: the step before which the optimiser's count of steps is right.
+    """
+
+    first: int
+    last: int
+    leaves: dict[str, Tensor]
+    optimiser: Optimiser
+    run: Any = None
+    next_step: int = -1
+
+
+def groups_of(runs: Sequence[ClientRun], phase: Phase) -> list[list[ClientRun]]:
+    """Clients that one program can train in a phase.
+
+    They have one architecture, received tensors of the same names, shapes and types, and have taken the same number
+    of Adam's steps.
+    """
+    groups: dict[tuple[Any, ...], list[ClientRun]] = {}
+    for run in runs:
+        received = tuple((name, tensor.shape, tensor.dtype) for name, tensor in run.received.items())
+        own = sorted(slot for slot in run.slots if slot.startswith(f"{phase.name}/") and slot.endswith("/step"))
+        steps = tuple((slot, float(run.slots[slot])) for slot in own)
+        groups.setdefault((run.client.model, received, steps), []).append(run)
+    return list(groups.values())
+
+
+def _kinds(runs: Sequence[ClientRun], own: Sequence[str]) -> dict[tuple[bool, str], tuple[Any, ...]]:
+    """Shape, type and whether all clients have the very same values, of parameters (False) and received (True).
+
+    Args:
+        runs: of the clients.
+        own: parameters that change in training, of which each client has values of its own.
+    """
+    kinds: dict[tuple[bool, str], tuple[Any, ...]] = {}
+    for received, of in ((False, lambda run: run.params), (True, lambda run: run.received)):
+        for name, tensor in of(runs[0]).items():
+            shared = len({of(run)[name].data_ptr() for run in runs}) == 1
+            kinds[received, name] = tensor.shape, tensor.dtype, shared and (received or name not in own)
+    return kinds
+
+
+def _clip(gradients: Sequence[Tensor | None], largest: float) -> None:
+    """Scale each client's gradients [K, ...] down to a norm of ``largest`` over all of them."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in there]).norm(dim=0)
+    scale = (largest / (norms + 1e-6)).clamp(max=1)
+    for gradient in there:
+        gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)))
