@@ -31,6 +31,7 @@ CORE = (
     "message.py",
     "optimisers.py",
     "captured.py",
+    "torch_private.py",
     "data/batches.py",
     "data/inputs.py",
     "data/store.py",

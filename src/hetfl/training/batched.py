@@ -22,6 +22,7 @@ from hetfl.methods.base import Method, Phase, Statistics
 from hetfl.models.attention import MergedAttention
 from hetfl.models.base import Model
 from hetfl.optimisers import Optimiser
+from hetfl.torch_private import copy_to_all
 from hetfl.training.memory import SHARE, client_bytes, free_bytes, resident_bytes
 from hetfl.training.sequential import (
     LastOutput,
@@ -391,7 +392,7 @@ class Program:
                 if slot in stay.slots:
                     put(room[place], [stay.slots[slot]], True)
         with torch.no_grad():
-            torch._foreach_copy_(into, source)
+            copy_to_all(into, source)
         self._total.zero_()
         for total in self._sums.values():
             total.zero_()
@@ -505,7 +506,7 @@ class Program:
             stay.steps += lane.steps
             if self._sums:
                 stay.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
-        torch._foreach_copy_(into, source)
+        copy_to_all(into, source)
 
 
 @dataclass
