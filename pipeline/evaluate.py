@@ -7,10 +7,9 @@ import typer
 
 from hetfl.cli import run
 from hetfl.errors import FailedCellsError
-from hetfl.experiments.plan import Workspace, cells, load_params
+from hetfl.experiments.plan import Workspace, cells, load_params, pick
 from hetfl.experiments.schedule import evaluate_cells
 from hetfl.tracking.mlflow_mirror import try_sync
-from hetfl.train import pick
 
 
 def main(experiment: str, method: Annotated[str | None, typer.Argument()] = None) -> None:

@@ -174,14 +174,14 @@ def versions() -> None:
 @app.command("superseded")
 def superseded() -> None:
     """List finished records whose cell was trained anew; they come back where their settings do."""
+    from rich.filesize import decimal
     from tabulate import tabulate
 
     from hetfl.experiments.plan import Workspace
     from hetfl.experiments.superseded import listing
-    from hetfl.report.formats import show_bytes
 
     rows = [
-        (found["cell"], found["fingerprint"][:12], found["finished"], show_bytes(found["bytes"]), found["now"])
+        (found["cell"], found["fingerprint"][:12], found["finished"], decimal(found["bytes"]), found["now"])
         for found in listing(Workspace(Path.cwd()).runs)
     ]
     print(tabulate(rows, headers=["cell", "fingerprint", "finished", "size", "its successor"]))
@@ -192,15 +192,16 @@ def prune(
     everything: Annotated[bool, typer.Option("--all", help="Those of cells without a finished record, too.")] = False,
 ) -> None:
     """Remove superseded records, see `hetfl superseded`; kept are those whose cell has no finished record."""
+    from rich.filesize import decimal
+
     from hetfl.experiments.plan import Workspace
     from hetfl.experiments.superseded import listing
     from hetfl.experiments.superseded import prune as remove
-    from hetfl.report.formats import show_bytes
 
     workspace = Workspace(Path.cwd())
     removed, freed = remove(workspace, everything)
     kept = len(listing(workspace.runs))
-    print(f"{removed} superseded records removed, {show_bytes(freed)} freed, {kept} kept")
+    print(f"{removed} superseded records removed, {decimal(freed)} freed, {kept} kept")
 
 
 @app.command("train")

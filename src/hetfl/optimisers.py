@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from hetfl.torch_private import add_to_all
+
 
 class Optimiser:
     """Moves tensors against their gradients.
@@ -75,7 +77,7 @@ class SGD(Optimiser):
 
     def _move(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
         if not self.momentum and not self.weight_decay:
-            torch._foreach_add_(leaves, gradients, alpha=-self.lr)
+            add_to_all(leaves, gradients, alpha=-self.lr)
             return
         sgd(
             leaves,

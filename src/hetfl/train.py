@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetfl.config import validate
-from hetfl.errors import FailedCellsError, HetflError
-from hetfl.experiments.plan import Cell, ComputeSettings, Workspace, cells, check_fit, check_models, load_params
+from hetfl.errors import FailedCellsError
+from hetfl.experiments.plan import ComputeSettings, Workspace, cells, check_fit, check_models, load_params, pick
 from hetfl.experiments.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.experiments.versions import check_versions, keys
-from hetfl.tracking.mlflow_mirror import MlflowMirror
-from hetfl.tracking.progress import Progress
-from hetfl.tracking.watch import Subscriber, Watcher
+from hetfl.tracking import MlflowMirror, Progress, following
 
 
 def train_experiment(
@@ -23,7 +21,8 @@ def train_experiment(
         root: the repository's root.
         experiment: a name of params.yaml.
         engine, precision: instead of those of params.yaml.
-        **picked: train only the cells of this ``method``, ``row``, ``split`` and ``seed``, see :func:`pick`.
+        **picked: train only the cells of this ``method``, ``row``, ``split`` and ``seed``, see
+            :func:`hetfl.experiments.plan.pick`.
 
     Raises:
         HetflError: a setting, name or input is wrong; nothing was written.
@@ -41,27 +40,8 @@ def train_experiment(
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
     compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
     expected = identities(chosen, workspace)
-    pending = unfinished(chosen, workspace, expected)
-    rounds = sum(cell.settings["rounds"] for cell in chosen)
-    subscribers: list[Subscriber] = [Progress(len(chosen), rounds), MlflowMirror(root)]
-    with Watcher(list(expected), subscribers, fingerprints=expected):
-        failures = run_cells(pending, workspace, compute)
+    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
+    with following([progress, MlflowMirror(root, list(expected))]) as callback:
+        failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
     if failures:
         raise FailedCellsError(failures)
-
-
-def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
-    """The cells that match what is given, by attribute of a cell; None matches all.
-
-    Raises:
-        HetflError: none does.
-    """
-    chosen = all_cells
-    for key, value in wanted.items():
-        if value is None:
-            continue
-        known = list(dict.fromkeys(getattr(cell, key) for cell in chosen))
-        chosen = [cell for cell in chosen if getattr(cell, key) == value]
-        if not chosen:
-            raise HetflError(f"--{key}: unknown {key} {value!r}; known: {', '.join(map(str, known))}")
-    return chosen

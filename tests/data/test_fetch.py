@@ -284,7 +284,7 @@ def test_full_disk_is_told_before_anything_is_fetched(
     part = tmp_path / "toy" / "set.bin.part"
     part.write_bytes(CONTENT[:100_000])
     message = failure(Sources(None, tmp_path), published(server))
-    assert message == f"toy: set.bin needs 0.10 MB, {tmp_path / 'toy'} has 0.05 MB free; make room and run it again"
+    assert message == f"toy: set.bin needs 100.0 kB, {tmp_path / 'toy'} has 50.0 kB free; make room and run it again"
     assert server.requests == []
     part.write_bytes(CONTENT[:150_000])
     is_had(server, tmp_path)

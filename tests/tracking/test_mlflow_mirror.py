@@ -10,7 +10,9 @@ from mlflow_helpers import describe, sync_in_a_process, write_cell
 from record_factory import make_metrics, write_metrics
 
 from hetfl.errors import FailedCellsError, HetflError
-from hetfl.tracking import MlflowMirror, Watcher, sync
+from hetfl.experiments.events import Event
+from hetfl.schema import read_run
+from hetfl.tracking import MlflowMirror, following, mlflow_mirror, sync
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +155,7 @@ def test_killed_and_continued(root, client, request):
 
 def test_killed_between_two_calls(root, client, request, monkeypatch):
     name = request.node.name
-    monkeypatch.setattr("hetfl.tracking.mlflow_mirror.METRICS_PER_CALL", 7)
+    monkeypatch.setitem(mlflow_mirror.CALL, "metrics", 7)
     folder = write_cell(root, describe(name))
     mirror = MlflowMirror(root)
     real, calls = mirror.open(), []
@@ -162,11 +164,11 @@ def test_killed_between_two_calls(root, client, request, monkeypatch):
         def __getattr__(self, method):
             return getattr(real, method)
 
-        def log_batch(self, *batch):
-            calls.append(batch)
+        def log_batch(self, *run, **entries):
+            calls.append(entries)
             if len(calls) == 9:
                 raise ConnectionError("gone")
-            real.log_batch(*batch)
+            real.log_batch(*run, **entries)
 
     mirror._client = Dying()
     with pytest.raises(ConnectionError):
@@ -229,20 +231,48 @@ def test_evaluation_may_come_later(root, client, request):
     assert {"evaluation/metrics.json", "evaluation/per_class.csv"} <= set(artifacts(client, run))
 
 
-def test_mirrored_while_it_runs(root, client, request, capfd):
+def test_mirrored_while_it_runs(root, client, request, monkeypatch, capfd):
     name = request.node.name
-    folder = write_cell(root, describe(name, status="running"), rounds=2)
-    with Watcher([folder], [MlflowMirror(root, every=0.0)], interval=0.01):
+    monkeypatch.setattr(mlflow_mirror, "EVERY", 0.0)
+    monkeypatch.setattr(mlflow_mirror, "SHARE", 0.0)
+    with following([MlflowMirror(root)]) as callback:
+        folder = write_cell(root, describe(name, status="running"), rounds=2)
+        callback(Event(folder, read_run(folder)))
         limit = time.monotonic() + 60
         while not (runs := runs_of(client, name)) or "accuracy/average" not in runs[0].data.metrics:
             assert time.monotonic() < limit, capfd.readouterr().err
             time.sleep(0.02)
         assert runs[0].info.status == "RUNNING"
         write_cell(root, describe(name, status="running"), rounds=5)
+        callback(Event(folder))
         write_cell(root, describe(name))
+        callback(Event(folder, read_run(folder)))
     (run,) = runs_of(client, name)
     assert run.info.status == "FINISHED", capfd.readouterr().err
     assert len(history(client, run, "accuracy/average")) == 5, capfd.readouterr().err
+
+
+def test_what_was_missed_is_read_in_the_end(root, client, request):
+    name = request.node.name
+    folders = [write_cell(root, describe(name, seed=seed)) for seed in range(2)]
+    with following([MlflowMirror(root, [*folders, folders[0].with_name("absent")])]) as callback:
+        callback(Event(folders[1], read_run(folders[1])))
+    assert sorted(run.data.tags["seed"] for run in runs_of(client, name)) == ["0", "1"]
+
+
+def test_a_slow_mlflow_is_written_to_less_often(tmp_path, monkeypatch):
+    monkeypatch.setattr(mlflow_mirror, "EVERY", 0.01)
+    mirror, written, folder = MlflowMirror(tmp_path), [], tmp_path / "cell"
+
+    def mirror_slowly(folder):
+        time.sleep(0.02)
+        written.append(time.monotonic())
+
+    monkeypatch.setattr(mirror, "mirror", mirror_slowly)
+    while len(written) < 3:
+        mirror.told(Event(folder))
+        time.sleep(0.001)
+    assert min(later - earlier for earlier, later in zip(written, written[1:], strict=False)) > 20 * 0.02
 
 
 def test_many_clients_and_rounds(root, client, request):
@@ -266,7 +296,7 @@ def test_a_deleted_experiment_is_named(root, client, request):
 def test_cost_per_cell(root, client, request):
     folders = [write_cell(root, describe(request.node.name, seed=seed), clients=9) for seed in range(30)]
     begin = time.perf_counter()
-    with Watcher(folders, [MlflowMirror(root)]):
+    with following([MlflowMirror(root, folders)]):
         pass
     cost = (time.perf_counter() - begin) / len(folders)
     print(f"\nmirror: {cost:.3f} s per cell of 6 rounds x 20 metrics")
@@ -278,8 +308,8 @@ def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     folders = [write_cell(tmp_path, describe("away", seed=seed)) for seed in range(3)]
     begin = time.monotonic()
-    with Watcher(folders, [MlflowMirror(tmp_path)]):
-        pass
+    with following([MlflowMirror(tmp_path, folders)]) as callback:
+        callback(Event(folders[0], read_run(folders[0])))
     assert time.monotonic() - begin < 30
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hetfl:")]
     assert "MlflowMirror stopped" in line and "hetfl sync" in line

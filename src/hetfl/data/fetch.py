@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +158,6 @@ def _fetch(url: str, part: Path, file: RemoteFile) -> None:
 def _continue(url: str, part: Path, file: RemoteFile) -> None:
     """Download what ``part`` lacks; all of it where the server cannot continue."""
     import requests
-    from tqdm import tqdm
     from urllib3.exceptions import HTTPError, TimeoutError
 
     have = part.stat().st_size if part.exists() else 0
@@ -173,14 +174,11 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
             have = have if continues else 0
             length = response.raw.length_remaining
             total = file.bytes if length is None else have + length
-            bar = tqdm(
-                desc=file.name, total=total, initial=have, unit="B", unit_scale=True, disable=not sys.stderr.isatty()
-            )
-            with part.open("ab" if continues else "wb") as out, bar:
+            with part.open("ab" if continues else "wb") as out, _bar(file.name, have, total) as advance:
                 # What has arrived, not a whole chunk: a connection that breaks takes nothing with it.
                 while chunk := response.raw.read1(_CHUNK):
                     out.write(chunk)
-                    bar.update(len(chunk))
+                    advance(len(chunk))
     except (requests.RequestException, HTTPError) as error:
         if isinstance(error, requests.Timeout | TimeoutError):
             reason = "timed out"
@@ -192,12 +190,34 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
         raise _DownloadError(f"{url}: ended after {size} of {file.bytes} bytes", passing=True)
 
 
+@contextmanager
+def _bar(name: str, have: int, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, if that is a terminal; yields what is called with the bytes that arrive."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task(name, total=total, completed=have)
+        yield lambda count: progress.advance(bar, count)
+
+
 def _check_space(what: str, file: RemoteFile, part: Path) -> None:
     """Better now than after an hour."""
+    from rich.filesize import decimal
+
     have = part.stat().st_size if part.exists() else 0
     free = shutil.disk_usage(part.parent).free
     if file.bytes is not None and (need := file.bytes - have) > free:
-        room = f"needs {need / 1e6:.2f} MB, {part.parent} has {free / 1e6:.2f} MB free"
+        room = f"needs {decimal(need)}, {part.parent} has {decimal(free)} free"
         raise HetflError(f"{what} {room}; make room and run it again")
 
 

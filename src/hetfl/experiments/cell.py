@@ -14,6 +14,7 @@ from hetfl.data.partitions import read_partition
 from hetfl.data.store import Dataset, read_card, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record, commit, device_name, now, source_digest, versions
@@ -78,11 +79,13 @@ def run_cell(
     workspace: Workspace,
     device: torch.device,
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
+    callback: Callback | None = None,
 ) -> None:
     """Train a cell unless its record is already complete, here or among those that were superseded.
 
     A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
-    cell waits for the first and then finds it done.
+    cell waits for the first and then finds it done. The callback is told when the run begins, after each round and
+    when the run is complete.
 
     Raises:
         HetflError: an input is missing or broken.
@@ -90,11 +93,12 @@ def run_cell(
     torch.set_num_threads(compute.threads)
     reads = inputs(cell, workspace)
     identity = fingerprint(cell, reads)
-    record, earlier = Record(workspace.runs / cell.path), Superseded(workspace.runs, cell.path)
+    record, earlier = Record(workspace.runs / cell.path, callback), Superseded(workspace.runs, cell.path)
     lock = workspace.lock(cell.path)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
         if record.is_complete(identity) or earlier.restore(identity):
+            record.tell(record.read())
             return
         reset_peak_memory(device)
         setup = set_up(cell, workspace, device, compute)

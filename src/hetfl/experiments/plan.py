@@ -298,6 +298,23 @@ def cells(params: Params, experiment: str) -> list[Cell]:
     ]
 
 
+def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
+    """The cells that match what is given, by attribute of a cell; None matches all.
+
+    Raises:
+        HetflError: none does.
+    """
+    chosen = all_cells
+    for key, value in wanted.items():
+        if value is None:
+            continue
+        known = list(dict.fromkeys(getattr(cell, key) for cell in chosen))
+        chosen = [cell for cell in chosen if getattr(cell, key) == value]
+        if not chosen:
+            raise HetflError(f"--{key}: unknown {key} {value!r}; known: {', '.join(map(str, known))}")
+    return chosen
+
+
 def shared_settings(params: Params, experiment: str, method: str) -> dict[str, Any]:
     """What a row of an experiment that says nothing of its own is set to beside its method's defaults."""
     settings = params.experiments[experiment]

@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -15,6 +17,8 @@ from pathlib import Path
 import torch
 
 import hetfl
+from hetfl.errors import one_line
+from hetfl.experiments.events import Callback, Event
 from hetfl.files import write_json, write_text
 from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, read_rounds, read_run
 from hetfl.tensors import write_tensors
@@ -27,6 +31,7 @@ CORE = (
     "message.py",
     "optimisers.py",
     "captured.py",
+    "torch_private.py",
     "data/batches.py",
     "data/inputs.py",
     "data/store.py",
@@ -42,11 +47,13 @@ class Record:
 
     Args:
         folder: ``runs/<experiment>/<method>/<row>/<split>-s<seed>``.
+        callback: is told of what is written. One that raises is told no more; the run goes on.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, callback: Callback | None = None) -> None:
         self.folder = folder
         self._rounds = folder / ROUNDS
+        self._callback = callback
 
     def is_complete(self, fingerprint: str) -> bool:
         """Whether the folder holds the finished run of this identity."""
@@ -75,6 +82,7 @@ class Record:
         (self.folder / MODEL).unlink(missing_ok=True)
         write_text(self._rounds, "".join(map(_line, kept)))
         write_json(self.folder / RUN, run.as_json())
+        self.tell(run, kept)
 
     def append(self, line: Round) -> None:
         """Add one round; on disk before the call returns."""
@@ -82,6 +90,7 @@ class Record:
             file.write(_line(line))
             file.flush()
             os.fsync(file.fileno())
+        self.tell(rounds=[line])
 
     def lines(self) -> list[Round]:
         """The complete lines of ``rounds.jsonl``."""
@@ -102,6 +111,17 @@ class Record:
         diverged = {} if first is None else {"diverged": first}
         finished = self.run.model_copy(update={"status": "complete", "finished": now(), **diverged})
         write_json(self.folder / RUN, finished.as_json())
+        self.tell(finished)
+
+    def tell(self, run: Run | None = None, rounds: Sequence[Round] = ()) -> None:
+        """Call back with an :class:`Event`; an error is one line on stderr."""
+        if self._callback is None:
+            return
+        try:
+            self._callback(Event(self.folder, run, rounds))
+        except Exception as error:
+            self._callback = None
+            print(f"hetfl: {self.folder}: is trained without being shown ({one_line(error)})", file=sys.stderr)
 
 
 def _line(line: Round) -> str:

@@ -6,6 +6,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from joblib import Parallel, cpu_count, delayed
 from hetfl.errors import HetflError, one_line
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
+from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record
@@ -41,24 +43,35 @@ def identities(cells: Sequence[Cell], workspace: Workspace) -> dict[Path, str]:
     return {workspace.runs / cell.path: fingerprint(cell, inputs(cell, workspace)) for cell in cells}
 
 
-def unfinished(cells: Sequence[Cell], workspace: Workspace, identities: Mapping[Path, str]) -> list[Cell]:
-    """The cells that still need training; resume points of the others are of no more use and go."""
+def unfinished(
+    cells: Sequence[Cell], workspace: Workspace, identities: Mapping[Path, str], callback: Callback | None = None
+) -> list[Cell]:
+    """The cells that still need training; the callback is told of the others, and their resume points are removed."""
     pending = []
     for cell in cells:
-        folder = workspace.runs / cell.path
+        record = Record(workspace.runs / cell.path, callback)
         try:
-            complete = Record(folder).is_complete(identities[folder])
+            complete = record.is_complete(identities[record.folder])
         except HetflError:
             complete = False  # training it says what is wrong with its record, and does not stop the others
         if complete:
+            record.tell(record.read())
             shutil.rmtree(workspace.resume_points(cell), ignore_errors=True)
         else:
             pending.append(cell)
     return pending
 
 
-def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
+def run_cells(
+    pending: Sequence[Cell], workspace: Workspace, compute: ComputeSettings, callback: Callback | None = None
+) -> dict[Path, str]:
     """Train cells, several at once where the device is a CPU; one that fails does not stop the others.
+
+    Args:
+        pending: the cells.
+        workspace: the checkout.
+        compute: where and how.
+        callback: is told what happens in each cell, in the process that trains it.
 
     Returns:
         What went wrong in one line, by the folder of the cell's record.
@@ -66,7 +79,7 @@ def run_cells(pending: Sequence[Cell], workspace: Workspace, compute: ComputeSet
     Raises:
         HetflError: there is no such device, or the system ended a process that trains.
     """
-    return _each(run_cell, pending, workspace, compute)
+    return _each(partial(run_cell, callback=callback), pending, workspace, compute)
 
 
 def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hetfl.torch_private import is_mapped
+
 
 class MergedAttention(TorchFunctionMode):
     """Where this is active, clients under ``vmap`` share one call of fused attention: they are more samples to it.
@@ -24,7 +26,7 @@ class MergedAttention(TorchFunctionMode):
 
 
 def _mapped(query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, **options: Any) -> Tensor:
-    if attn_mask is not None or not any(torch._C._functorch.is_batchedtensor(t) for t in (query, key, value)):
+    if attn_mask is not None or not any(is_mapped(t) for t in (query, key, value)):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
     found: Tensor = _Merged.apply(query, key, value, tuple(options.items()))
     return found

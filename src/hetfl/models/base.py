@@ -15,9 +15,13 @@ from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws
 from hetfl.message import Tensors
 from hetfl.models.dropout import KeyedDropout
+from hetfl.torch_private import own_tensors
 
 AUXILIARY = "auxiliary."
 """Starts the names of the second network's parameters."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that normalise a batch by its own statistics in training."""
 
 
 class Output(NamedTuple):
@@ -126,7 +130,7 @@ class Model:
         self._own = [_place(module, key) for key in passed if not key.startswith(AUXILIARY)]
         self._second = [_place(module, key) for key in passed if key.startswith(AUXILIARY)]
         layers = [layer for body in trained for layer in body.modules()]
-        self._norms = tuple(layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+        self._norms = tuple(layer for layer in layers if isinstance(layer, BATCH_NORMS))
         self._dropouts = tuple(layer for layer in layers if isinstance(layer, KeyedDropout))
         self._training = False
         self._masks: tuple[Tensor | None, ...] = (None,) * len(self._dropouts)
@@ -260,4 +264,4 @@ class Model:
 def _place(module: nn.Module, key: str) -> Place:
     path, _, name = key.rpartition(".")
     owner = module.get_submodule(path)
-    return (owner._parameters if name in owner._parameters else owner._buffers), name, key
+    return own_tensors(owner, name), name, key

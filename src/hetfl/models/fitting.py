@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError
-from hetfl.models.base import AUXILIARY, Model, ModelOptions, Output
+from hetfl.models.base import AUXILIARY, BATCH_NORMS, Model, ModelOptions, Output
 from hetfl.models.dropout import KeyedDropout
 from hetfl.models.parts import part
 from hetfl.models.pixels import PixelPrompts, pixel_prompts
@@ -208,7 +208,7 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
             body = create()
         body.load_state_dict(weights, assign=True)
     for norm in body.modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        if isinstance(norm, BATCH_NORMS):
             # The momentum is constant, so the count decides nothing, and it is no parameter to pass around.
             norm.num_batches_tracked = None
     return body

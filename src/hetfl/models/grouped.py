@@ -48,13 +48,13 @@ class GroupedViT(PromptedViT):
 
     def fresh_prompts(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Tokens within VPT's bound, or zeros; keys as the options say."""
-        fresh = {}
+        fresh, own = {}, dict(self.named_parameters(recurse=False))
         for name in ("shared", "group"):
-            if (parameter := self._parameters.get(name)) is not None:
+            if (parameter := own.get(name)) is not None:
                 drawn = self.uniform(parameter.shape, generator)
                 zero = name == "shared" and self.options.shared_init == "zero"
                 fresh[name] = torch.zeros_like(drawn) if zero else drawn
-        if (keys := self._parameters.get("keys")) is not None:
+        if (keys := own.get("keys")) is not None:
             uniform = torch.empty(keys.shape).uniform_(-1, 1, generator=generator)
             fresh["keys"] = orthogonal(uniform) if self.options.keys == "orthogonal" else uniform
         return fresh

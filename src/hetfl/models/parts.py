@@ -1,4 +1,9 @@
-"""Single files of timm and torchvision, without everything else that these libraries would import first."""
+"""Single files of timm and torchvision, without everything else that these libraries would import first.
+
+Which file holds what is private to them, and so is one method of timm's that is used. Tested with timm 1.0.26 and
+1.0.31, torchvision 0.26 and 0.29; ``tests/test_private_names.py`` and ``tests/models/test_parts.py`` say what is gone
+where other versions lack it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
+
+from torch import Tensor
 
 PACKAGES = ("timm", "timm.layers", "timm.models", "torchvision", "torchvision.models", "torchvision.ops")
 
@@ -24,6 +31,12 @@ def part(name: str) -> Any:
         if package not in sys.modules:
             _enter(package)
     return import_module(name)
+
+
+def embed_positions(body: Any, patches: Tensor) -> Tensor:
+    """A timm transformer's class token and ``patches`` [B, patches, d] with their positions, [B, 1 + patches, d]."""
+    tokens: Tensor = body._pos_embed(patches)
+    return tokens
 
 
 class _Deferred(ModuleType):

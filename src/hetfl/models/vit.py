@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hetfl.data.batches import InputSpec
 from hetfl.models.base import ModelOptions
 from hetfl.models.fitting import Fitted
+from hetfl.models.parts import embed_positions
 from hetfl.models.pixels import PixelPrompts
 
 
@@ -71,7 +72,7 @@ class PromptedViT(Fitted):
 
     def embed(self, images: Tensor) -> Tensor:
         """The tokens [B, 1 + patches, d] that enter the first block."""
-        tokens: Tensor = self.body.norm_pre(self.body._pos_embed(self.body.patch_embed(images)))
+        tokens: Tensor = self.body.norm_pre(embed_positions(self.body, self.body.patch_embed(images)))
         return tokens
 
     def features(self, images: Tensor) -> Tensor:

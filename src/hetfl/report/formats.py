@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -574,13 +575,7 @@ def _block(head: str, rows: list[str], columns: Mapping[str, list[str]]) -> str:
 
 
 def _wrap(text: str) -> str:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + 1 + len(word) > WIDTH and lines[-1]:
-            lines.append(f"  {word}")
-        else:
-            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
-    return "\n".join(lines)
+    return fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _lines(*lines: str, separator: str = "\n") -> str:

@@ -1,7 +1,7 @@
-"""What watches run records as they grow: the progress display and the MLflow mirror."""
+"""What runs are shown by while they train: the progress display and the MLflow mirror."""
 
+from hetfl.tracking.follow import Subscriber, following
 from hetfl.tracking.mlflow_mirror import MlflowMirror, sync, try_sync
 from hetfl.tracking.progress import Progress
-from hetfl.tracking.watch import Subscriber, Watcher
 
-__all__ = ["MlflowMirror", "Progress", "Subscriber", "Watcher", "sync", "try_sync"]
+__all__ = ["MlflowMirror", "Progress", "Subscriber", "following", "sync", "try_sync"]

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from hetfl.errors import FailedCellsError, HetflError, one_line
+from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
-from hetfl.schema import (
-    METRICS,
-    MODEL,
-    PER_CLASS,
-    ROUNDS,
-    RUN,
-    Round,
-    Run,
-    read_metrics,
-    read_rounds,
-    read_run,
-)
+from hetfl.schema import METRICS, MODEL, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
+from hetfl.tracking.mlflow_content import MARKER, Point, final, milliseconds, params, points, tags
 from hetfl.tracking.mlflow_database import create_database, repair_database, sqlite_file
 
-# MLflow's own limits: characters of a parameter's value and of a name.
-MAX_VALUE = 6000
-MAX_NAME = 250
-# A chunk of each kind makes one call, which may hold 1000 entries.
-METRICS_PER_CALL, PARAMS_PER_CALL, TAGS_PER_CALL = 800, 100, 100
-MAX_CLIENT_CURVES = 20
-# Written last in every round: a round that has it has everything.
-MARKER = "bytes/up_total"
+EVERY = 2.0
+"""Seconds from one write of a running cell to the next,"""
+SHARE = 20
+"""but at least so many times as long as the write took: beside training, it costs a twentieth at most."""
+CALL = {"metrics": 800, "params": 100, "tags": 100}
+"""Entries of one call: MLflow takes 1000 in all, and no more parameters and tags than these."""
 
 # A mirror must neither hold up a run when it is away nor write into its display, unless the user wants it to.
 ENVIRONMENT = {
@@ -109,20 +93,20 @@ class _Place:
 
 
 class MlflowMirror:
-    """A watch subscriber that keeps one MLflow run per cell in step with the cell's record.
+    """A subscriber that keeps one MLflow run per cell in step with the cell's record.
 
     Runs go to ``MLFLOW_TRACKING_URI``, or to ``mlruns/mlflow.db`` below the root. MLflow is imported and the
-    database made when the first cell is written. Errors are raised; the watcher drops a mirror that raises.
+    database made when the first cell is written. An event says that a record has more to read, so none must come:
+    what was missed is read when the mirror is closed. Errors are raised.
 
     Args:
         root: the repository's root, where ``partitions`` and ``evaluations`` lie.
-        every: seconds between two writes of one running cell.
+        folders: of the cells that are in step when the mirror is closed.
     """
 
-    def __init__(self, root: Path = Path(), every: float = 2.0) -> None:
+    def __init__(self, root: Path = Path(), folders: Iterable[Path] = ()) -> None:
         self.root = root.resolve()
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root}/mlruns/mlflow.db"
-        self._every = every
         self._database = sqlite_file(self.uri)
         # Beside the database, since checkouts may share one.
         place = self.root / "mlruns" if self._database is None else self._database.parent
@@ -130,38 +114,32 @@ class MlflowMirror:
         self._client: Any = None
         self._experiments: dict[str, str] = {}
         self._places: dict[Path, _Place] = {}
-        self._written: dict[Path, float] = {}
-        self._behind: set[Path] = set()
+        self._behind = dict.fromkeys(folders)
+        self._due: dict[Path, float] = {}
 
-    def started(self, folder: Path, run: Run) -> None:
-        """A cell begins; short ones are written once, when they finish."""
-        self._behind.add(folder)
-        self._written[folder] = time.monotonic()
-
-    def round(self, folder: Path, run: Run, line: Round) -> None:
-        """A cell is one round further."""
-        self._behind.add(folder)
-        if time.monotonic() - self._written[folder] >= self._every:
-            self._write(folder)
-
-    def finished(self, folder: Path, run: Run) -> None:
-        """A cell is complete."""
-        self._write(folder)
+    def told(self, event: Event) -> None:
+        """Write a cell that is complete, and a running one from time to time."""
+        complete, now = event.run is not None and event.run.complete, time.monotonic()
+        self._behind[event.folder] = None
+        if complete or now >= self._due.setdefault(event.folder, now + EVERY):
+            self._write(event.folder)
 
     def close(self) -> None:
         """Write what is not written yet."""
-        for folder in sorted(self._behind):
+        for folder in list(self._behind):
             self._write(folder)
 
     def _write(self, folder: Path) -> None:
+        began = time.monotonic()
         try:
             self.mirror(folder)
         except Exception:
             # Closing a mirror that has failed must not fail again for every cell.
             self._behind.clear()
             raise
-        self._behind.discard(folder)
-        self._written[folder] = time.monotonic()
+        del self._behind[folder]
+        now = time.monotonic()
+        self._due[folder] = now + max(EVERY, SHARE * (now - began))
 
     def mirror(self, folder: Path) -> str | None:
         """Write to MLflow what it lacks of one cell; doing so twice changes nothing.
@@ -176,24 +154,22 @@ class MlflowMirror:
         run = read_run(folder)
         if run is None:
             return None
-        client = self.open()
-        complete = run.complete
-        points = _points(run, read_rounds(folder, finished=complete))
+        client, shown = self.open(), points(run, read_rounds(folder, finished=run.complete))
         place = self._places.get(folder)
-        if place is None or complete or place.fingerprint != run.fingerprint:
-            place = self._places[folder] = self._find_or_create(folder, run, points)
-        new = [metric for step, point in points.items() if step > place.last for metric in point.metrics()]
+        if place is None or run.complete or place.fingerprint != run.fingerprint:
+            place = self._places[folder] = self._find_or_create(folder, run, shown)
+        new = [metric for step, point in shown.items() if step > place.last for metric in point.metrics()]
         self._log(place.run_id, metrics=new)
-        place.last = max(place.last, *points)
-        if complete and place.status != "FINISHED":
+        place.last = max(place.last, *shown)
+        status = "FINISHED" if run.complete else "RUNNING"
+        if place.status != status and run.complete:
             for path, under in self._artifacts(folder, run):
                 client.log_artifact(place.run_id, str(path), under)
-            client.set_terminated(place.run_id, "FINISHED", _milliseconds(run.finished or run.started))
-            place.status = "FINISHED"
-        elif not complete and place.status != "RUNNING":
-            client.update_run(place.run_id, status="RUNNING")
-            place.status = "RUNNING"
-        if complete:
+            client.set_terminated(place.run_id, status, milliseconds(run.finished or run.started))
+        elif place.status != status:
+            client.update_run(place.run_id, status=status)
+        place.status = status
+        if run.complete:
             self._add_evaluation(place, run)
         return place.run_id
 
@@ -268,23 +244,21 @@ class MlflowMirror:
                 self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
-    def _find_or_create(self, folder: Path, run: Run, points: Mapping[int, _Point]) -> _Place:
-        tags = _tags(folder, run)
-        where = " and ".join(f"tags.{key} = '{tags[key]}'" for key in ("row", "split", "seed"))
+    def _find_or_create(self, folder: Path, run: Run, shown: Mapping[int, Point]) -> _Place:
+        wanted = tags(folder, run)
+        where = " and ".join(f"tags.{key} = '{wanted[key]}'" for key in ("row", "split", "seed"))
         # A live mirror and a sync of the same cell must not both make its run.
         with self._lock:
             experiment = self._experiment(run.experiment)
             runs = self._client.search_runs([experiment], where, max_results=1000)
-            mine, last = None, -1
-            for found in runs:
-                if found.data.tags.get("fingerprint") == run.fingerprint and self._shows(found, points):
-                    history = self._client.get_metric_history(found.info.run_id, MARKER)
-                    mine, last = found, max((metric.step for metric in history), default=-1)
-                    break
+            same = (found for found in runs if found.data.tags.get("fingerprint") == run.fingerprint)
+            mine, last = next((found for found in same if self._shows(found, shown)), None), -1
             if mine is None:
-                name = f"{run.row}/{folder.name}"
-                start = _milliseconds(run.started)
-                mine = self._client.create_run(experiment, start_time=start, tags=tags, run_name=name)
+                name, start = f"{run.row}/{folder.name}", milliseconds(run.started)
+                mine = self._client.create_run(experiment, start_time=start, tags=wanted, run_name=name)
+            else:
+                history = self._client.get_metric_history(mine.info.run_id, MARKER)
+                last = max((metric.step for metric in history), default=-1)
             run_id = mine.info.run_id
             for found in runs:
                 old = found.data.tags.get("superseded")
@@ -292,39 +266,34 @@ class MlflowMirror:
                     self._client.delete_tag(run_id, "superseded")
                 elif found.info.run_id != run_id and not old:
                     self._client.set_tag(found.info.run_id, "superseded", "true")
-        params = {key: value for key, value in _params(run).items() if key not in mine.data.params}
-        changed = {key: value for key, value in tags.items() if mine.data.tags.get(key) != value}
-        self._log(run_id, params=params, tags=changed)
+        lacking = {key: value for key, value in params(run).items() if key not in mine.data.params}
+        changed = {key: value for key, value in wanted.items() if mine.data.tags.get(key) != value}
+        self._log(run_id, params=lacking, tags=changed)
         evaluation = mine.data.tags.get("evaluation", "")
         return _Place(run_id, run.fingerprint, mine.info.status, last, evaluation)
 
-    def _shows(self, found: Any, points: Mapping[int, _Point]) -> bool:
+    def _shows(self, found: Any, shown: Mapping[int, Point]) -> bool:
         """Whether a run's curves are the record's; if not, it shows an older training with these settings."""
         for name in ("accuracy/average", "loss/average"):
             for metric in self._client.get_metric_history(found.info.run_id, name):
-                point = points.get(metric.step)
+                point = shown.get(metric.step)
                 value = point.values().get(name, math.nan) if point else math.nan
                 if math.isfinite(value) and not math.isclose(metric.value, value, rel_tol=1e-9):
                     return False
         return True
 
-    def _log(
-        self,
-        run_id: str,
-        metrics: Sequence[Any] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
+    def _log(self, run_id: str, metrics: Iterable[Any] = (), **named: Mapping[str, str]) -> None:
+        """Write metrics, ``params`` and ``tags`` in as few calls as MLflow allows."""
         from mlflow.entities import Param, RunTag
 
-        calls = zip_longest(
-            _chunks(metrics, METRICS_PER_CALL),
-            _chunks([Param(*item) for item in (params or {}).items()], PARAMS_PER_CALL),
-            _chunks([RunTag(*item) for item in (tags or {}).items()], TAGS_PER_CALL),
-            fillvalue=(),
-        )
-        for batch in calls:
-            self._client.log_batch(run_id, *batch)
+        waiting = {
+            "metrics": list(metrics),
+            "params": [Param(*item) for item in named.get("params", {}).items()],
+            "tags": [RunTag(*item) for item in named.get("tags", {}).items()],
+        }
+        while any(waiting.values()):
+            self._client.log_batch(run_id, **{kind: entries[: CALL[kind]] for kind, entries in waiting.items()})
+            waiting = {kind: entries[CALL[kind] :] for kind, entries in waiting.items()}
 
     def _artifacts(self, folder: Path, run: Run) -> Iterator[tuple[Path, str]]:
         partition = self.root / "partitions" / run.dataset / f"{run.split}-s{run.seed}"
@@ -338,143 +307,13 @@ class MlflowMirror:
         return ((path, under) for path, under in wanted if path.exists())
 
     def _add_evaluation(self, place: _Place, run: Run) -> None:
-        from mlflow.entities import Metric
-
         folder = self.root / "evaluations" / run.experiment / run.method / run.row / f"{run.split}-s{run.seed}"
         found = read_metrics(folder)
-        if found is None:
+        if found is None or (checksum := sha256_file(folder / METRICS)) == place.evaluation:
             return
-        checksum = sha256_file(folder / METRICS)
-        if checksum == place.evaluation:
-            return
-        now = time.time_ns() // 1_000_000
-        metrics = found.as_json()
-        for name, other in metrics.pop("extra", {}).items():
-            metrics |= {f"{name}/{key}": value for key, value in other.items()}
-        final = [
-            Metric(_name(f"final/{name}"), float(value), now, run.rounds)
-            for name, value in metrics.items()
-            if _is_number(value)
-        ]
-        self._log(place.run_id, metrics=final)
+        self._log(place.run_id, metrics=final(found.as_json(), time.time_ns() // 1_000_000, run.rounds))
         for name in (METRICS, PER_CLASS):
             if (folder / name).exists():
                 self._client.log_artifact(place.run_id, str(folder / name), "evaluation")
         self._log(place.run_id, tags={"evaluation": checksum})
         place.evaluation = checksum
-
-
-@dataclass
-class _Point:
-    """One round of a cell as MLflow shows it."""
-
-    line: Round
-    totals: dict[str, int]
-    milliseconds: int
-
-    def values(self) -> dict[str, float]:
-        values = _curves(self.line) | self.totals
-        values[MARKER] = values.pop(MARKER)
-        return values
-
-    def metrics(self) -> Iterator[Any]:
-        from mlflow.entities import Metric
-
-        for name, value in self.values().items():
-            yield Metric(_name(name), float(value), self.milliseconds, self.line.round)
-
-
-def _points(run: Run, lines: Iterable[Round]) -> dict[int, _Point]:
-    # Times come from the record, so that writing a point again is no second point.
-    clock = float(_milliseconds(run.started))
-    totals = {f"{unit}/{way}_total": 0 for unit in ("elements", "bytes") for way in ("up", "down")}
-    points = {}
-    for line in lines:
-        clock += 1000 * sum(line.seconds.values())
-        for way, size in (("up", line.up), ("down", line.down)):
-            totals[f"elements/{way}_total"] += size.elements
-            totals[f"bytes/{way}_total"] += size.bytes
-        points[line.round] = _Point(line, totals.copy(), round(clock))
-    return points
-
-
-def _curves(line: Round) -> dict[str, float]:
-    values: dict[str, float] = {}
-    clients = {k: 100 * value for k, value in enumerate(line.accuracy or ()) if value is not None}
-    if percent := list(clients.values()):
-        values["accuracy/average"] = sum(percent) / len(percent)
-        values["accuracy/lowest"] = min(percent)
-        values["accuracy/highest"] = max(percent)
-        if len(percent) <= MAX_CLIENT_CURVES:
-            values |= {f"accuracy/client-{client}": value for client, value in clients.items()}
-    for title, shares in (("pooled", line.pooled), ("training", line.train_accuracy)):
-        if (mean := _mean(shares)) is not None:
-            values[f"accuracy/{title}"] = 100 * mean
-    values |= {f"accuracy/pooled-{name}": 100 * other.pooled for name, other in line.extra.items()}
-    if (mean := _mean(line.loss)) is not None:
-        values["loss/average"] = mean
-    values |= {f"seconds/{phase}": value for phase, value in line.seconds.items()}
-    values["seconds/round"] = sum(line.seconds.values())
-    if line.peak_memory is not None:
-        values["memory/peak_mib"] = line.peak_memory / 2**20
-    for group, figures in (("diagnostics", line.diagnostics), ("clients", line.clients)):
-        for name, value in figures.items():
-            if (mean := _mean(value)) is not None:
-                values[f"{group}/{name}"] = mean
-    return values
-
-
-def _tags(folder: Path, run: Run) -> dict[str, str]:
-    counts: Counter[str] = Counter(run.models)
-    models = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
-    where = "/".join(folder.parts[-5:])
-    note = (
-        f"{run.title} on {run.dataset}, split {run.split}, seed {run.seed}: "
-        f"{run.clients} clients ({models}), {run.rounds} rounds. Record: `{where}`"
-    )
-    keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine", "precision")
-    return {
-        **{key: str(value) for key in (*keys, "fingerprint", "diverged") if (value := getattr(run, key)) is not None},
-        "models": models,
-        "mlflow.source.name": "hetfl",
-        "mlflow.note.content": note,
-    }
-
-
-def _params(run: Run) -> dict[str, str]:
-    told = run.as_json()
-    named = {key: told[key] for key in ("partition", "inputs", "parameters", "versions")}
-    return dict(_flatten({**run.settings, **named}))
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value)
-            yield _name(f"{prefix}{key}"), text[:MAX_VALUE]
-
-
-def _name(name: str) -> str:
-    return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)[:MAX_NAME]
-
-
-def _mean(value: Any) -> float | None:
-    """A figure itself, or the mean over its clients and theirs over classes; None where there are no numbers."""
-    if isinstance(value, list):
-        numbers = [mean for part in value if (mean := _mean(part)) is not None]
-        return sum(numbers) / len(numbers) if numbers else None
-    return value if _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _milliseconds(when: str) -> int:
-    return round(datetime.fromisoformat(when).timestamp() * 1000)
-
-
-def _chunks(items: Sequence[Any], length: int) -> Iterator[Sequence[Any]]:
-    return (items[start : start + length] for start in range(0, len(items), length))

@@ -1,42 +1,33 @@
-"""What a person sees while cells train: a live display on a terminal, plain lines in a log."""
+"""What a person sees while cells train: bars on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich import progress as bars
+from rich.console import Console
+from rich.filesize import decimal
 
+from hetfl.experiments.events import Event
 from hetfl.schema import Round, Run
 
 # A plain log is told the overall state when this many seconds passed without a line.
 HEARTBEAT = 30.0
-SHOWN_CELLS = 20
 
 
 @dataclass
 class _Cell:
     run: Run
-    seen: float
-    older: bool
+    bar: bars.TaskID
     rounds: int = 0
     accuracy: list[float | None] = field(default_factory=list)
     up: int = 0
     down: int = 0
     seconds: float = 0.0
     diverged: int | None = None
-    done: bool = False
-
-    @property
-    def name(self) -> tuple[str, str, str]:
-        return self.run.row, self.run.split, f"s{self.run.seed}"
 
     def add(self, line: Round) -> None:
         if not line.fine_tuning:  # what comes after the last round is none of them
@@ -56,114 +47,102 @@ class _Cell:
         return shown if self.diverged is None else f"{shown}, diverged in round {self.diverged}"
 
     def traffic(self) -> str:
-        return f"up {size(self.up)}, down {size(self.down)}"
+        return f"up {decimal(self.up)}, down {decimal(self.down)}"
 
 
 class Progress:
-    """A watch subscriber that shows how far all cells together are, and each running one.
+    """A subscriber that shows how far all cells together are, and each running one.
 
     Args:
-        total_cells: the number of cells that will be told of.
-        total_rounds: the sum of their rounds.
+        cells: how many will be told of; one that was complete before counts, and is not shown.
+        rounds: the sum of their rounds.
         console: where to write; standard output by default.
     """
 
-    def __init__(self, total_cells: int, total_rounds: int, console: Console | None = None) -> None:
+    def __init__(self, cells: int, rounds: int, console: Console | None = None) -> None:
         self._console = console or Console()
-        self._total_cells, self._total_rounds = total_cells, total_rounds
-        self._cells: dict[Path, _Cell] = {}
+        self._plain = not self._console.is_terminal or self._console.is_dumb_terminal
+        self._running: dict[Path, _Cell] = {}
+        self._cells, self._done = cells, 0
         self._begin = self._spoke = time.monotonic()
-        self._born = datetime.now(UTC)
-        self._found = 0
-        self._live: Live | None = None
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(),
+            bars.TaskProgressColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[note]}", markup=False),
+            bars.TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=4,
+            speed_estimate_period=float("inf"),
+            disable=self._plain,
+        )
+        self._bars.add_task("rounds", total=rounds, note=self._count())
+        self._all = self._bars.tasks[0]
 
-    def started(self, folder: Path, run: Run) -> None:
-        """A cell begins, resumes or is found complete."""
-        older = datetime.fromisoformat(run.started) < self._born
-        self._cells[folder] = _Cell(run, time.monotonic(), older)
-        if self._live and not self._live.is_started:
-            self._live.start()
-
-    def round(self, folder: Path, run: Run, line: Round) -> None:
-        """A cell is one round further."""
-        cell, now = self._cells[folder], time.monotonic()
+    def told(self, event: Event) -> None:
+        """Show an event."""
+        self._bars.start()
+        if event.run and event.run.complete:
+            self._finish(event.folder, event.run)
+        elif event.run:
+            self._start(event.folder, event.run)
+        cell = self._running.get(event.folder)
+        if cell is None:
+            return
         before = cell.rounds
-        cell.add(line)
-        # What a resumed or complete cell brings along comes at once, and says nothing about the speed.
-        if cell.older and now - cell.seen < 0.2:
-            self._found += cell.rounds - before
-        if not self._live and now - self._spoke >= HEARTBEAT:
-            self._say(f"{self._share():4.0%} of {self._total_rounds} rounds, {self._left()}")
-
-    def finished(self, folder: Path, run: Run) -> None:
-        """A cell is complete."""
-        cell = self._cells[folder]
-        cell.run, cell.done = run, True
-        if not self._live:
-            count = f"{self._done():{len(str(self._total_cells))}}/{self._total_cells}"
-            result = f"{cell.rounds} rounds, accuracy {cell.score()}, {cell.traffic()}, {cell.seconds:.1f} s"
-            self._say(f"[{count}] {' '.join(cell.name)}: {result}")
+        for line in event.rounds:
+            cell.add(line)
+        self._advance(cell.rounds - before, found=event.run is not None)
+        self._bars.update(cell.bar, completed=cell.rounds, note=f"{cell.score()}  {cell.traffic()}")
+        if self._plain and time.monotonic() - self._spoke >= HEARTBEAT:
+            seconds = self._all.time_remaining
+            left = "time left unknown" if seconds is None else f"{_clock(seconds)} left"
+            self._say(f"{self._all.percentage:3.0f}% of {self._all.total} rounds, {left}")
 
     def close(self) -> None:
         """Leave the terminal as it was, the last state still readable."""
-        if self._live:
-            self._live.stop()
-        elif self._cells:
-            self._say(f"{self._done()} of {self._total_cells} cells complete after {_clock(self._elapsed())}")
+        self._bars.stop()
+        if self._plain and (self._done or self._running):
+            took = _clock(time.monotonic() - self._begin)
+            self._say(f"{self._done} of {self._cells} cells complete after {took}")
+
+    def _start(self, folder: Path, run: Run) -> None:
+        bar = self._bars.add_task(_name(run), total=run.rounds, note="")
+        self._running[folder] = _Cell(run, bar)
+
+    def _finish(self, folder: Path, run: Run) -> None:
+        self._done += 1
+        cell = self._running.pop(folder, None)
+        # What stopped early leaves no rounds to wait for.
+        self._advance(run.rounds - (cell.rounds if cell else 0), found=cell is None)
+        self._bars.update(self._all.id, note=self._count())
+        if cell is None:
+            return
+        self._bars.remove_task(cell.bar)
+        if self._plain:
+            count = f"{self._done:{len(str(self._cells))}}/{self._cells}"
+            result = f"{cell.rounds} rounds, accuracy {cell.score()}, {cell.traffic()}, {cell.seconds:.1f} s"
+            self._say(f"[{count}] {_name(run)}: {result}")
+
+    def _advance(self, rounds: int, found: bool) -> None:
+        """Count rounds; those that a record holds already say nothing about the speed."""
+        done = int(self._all.completed) + rounds
+        if found and rounds:
+            self._bars.reset(self._all.id, completed=done, note=self._count())
+        else:
+            self._bars.update(self._all.id, completed=done)
+
+    def _count(self) -> str:
+        return f"{self._done}/{self._cells} cells"
 
     def _say(self, line: str) -> None:
         self._spoke = time.monotonic()
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def _done(self) -> int:
-        return sum(cell.done for cell in self._all())
 
-    def _all(self) -> Iterator[_Cell]:
-        # The display draws from its own thread.
-        return iter(list(self._cells.values()))
-
-    def _rounds(self) -> int:
-        # What stopped early leaves no rounds to wait for.
-        return sum(cell.run.rounds if cell.done else cell.rounds for cell in self._all())
-
-    def _share(self) -> float:
-        return min(1.0, self._rounds() / max(1, self._total_rounds))
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._begin
-
-    def _left(self) -> str:
-        rounds = self._rounds()
-        if rounds >= self._total_rounds:
-            return "nothing left"
-        new = rounds - self._found
-        if new <= 0:
-            return "time left unknown"
-        return f"{_clock(self._elapsed() / new * (self._total_rounds - rounds))} left"
-
-    def _render(self) -> RenderableType:
-        overall = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=max(1, self._total_rounds), completed=self._rounds(), width=40)
-        overall.add_row(bar, f"{self._share():.0%}", f"{self._done()}/{self._total_cells} cells", self._left())
-        running = [cell for cell in self._all() if not cell.done]
-        lines = Table.grid(padding=(0, 2))
-        for cell in running[:SHOWN_CELLS]:
-            columns = (*cell.name, f"round {cell.rounds}/{cell.run.rounds}", cell.score(), cell.traffic())
-            lines.add_row(*(Text(column) for column in columns))
-        if len(running) > SHOWN_CELLS:
-            lines.add_row(Text(f"and {len(running) - SHOWN_CELLS} more"))
-        return Group(overall, lines)
-
-
-def size(count: float) -> str:
-    """A number of bytes for a person, e.g. ``171 kB`` (powers of 1000, as in the tables)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+def _name(run: Run) -> str:
+    return f"{run.row} {run.split} s{run.seed}"
 
 
 def _clock(seconds: float) -> str:

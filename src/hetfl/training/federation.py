@@ -18,6 +18,7 @@ from hetfl.data.store import Dataset, Split
 from hetfl.methods.base import Client, Method
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import weights_checksum
+from hetfl.torch_private import multiplies_bfloat16
 from hetfl.training.queries import queries_of
 
 Precision = Literal["float32", "bfloat16"]
@@ -165,6 +166,5 @@ def gains(model: Model, device: torch.device) -> bool:
     Below ViT-Ti's size conversions take what products save; see ``benchmarks/precision-cpu.md``.
     """
     if device.type == "cpu":
-        native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-        return native and model.total_elements >= LARGE
+        return multiplies_bfloat16() and model.total_elements >= LARGE
     return device.type == "cuda"

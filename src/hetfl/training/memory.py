@@ -20,14 +20,14 @@ SHARE = 0.8
 
 def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
     """Bytes of the tensors that a function's gradient needs later, those of ``known`` tensors left out."""
-    skipped = {tensor.untyped_storage()._cdata for tensor in known}
+    skipped = {tensor.untyped_storage().data_ptr() for tensor in known}
     sizes: dict[int, int] = {}
     kept: list[Tensor] = []  # storages that are freed meanwhile would have their place taken
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in skipped:
-            sizes[storage._cdata] = storage.nbytes()
+        if storage.data_ptr() not in skipped:
+            sizes[storage.data_ptr()] = storage.nbytes()
             kept.append(tensor)
         return tensor
 

@@ -16,6 +16,7 @@ from hetfl.message import Tensors
 from hetfl.methods.base import Method, Phase, Statistics
 from hetfl.models.attention import MergedAttention
 from hetfl.optimisers import Optimiser
+from hetfl.torch_private import copy_to_all
 from hetfl.training.client_run import ClientRun, make_optimiser, next_slots
 from hetfl.training.sequential import LastOutput
 from hetfl.training.stacked_batches import DRAWN, MASK, Schedule
@@ -90,7 +91,7 @@ class Program:
                 if slot in run.slots:
                     put(buffer[place], [run.slots[slot]], True)
         with torch.no_grad():
-            torch._foreach_copy_(into, source)
+            copy_to_all(into, source)
         self._total.zero_()
         for total in self._sums.values():
             total.zero_()
@@ -204,7 +205,7 @@ class Program:
             run.steps += schedule.steps
             if self._sums:
                 run.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
-        torch._foreach_copy_(into, source)
+        copy_to_all(into, source)
 
 
 @dataclass

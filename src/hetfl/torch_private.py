@@ -1,0 +1,36 @@
+"""Names of torch that it keeps private and that have no public equal, each behind one function.
+
+Tested with torch 2.11 and 2.15. ``tests/test_private_names.py`` says what is gone where another version lacks one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def add_to_all(tensors: list[Tensor], others: list[Tensor], alpha: float) -> None:
+    """Add ``alpha`` times each of ``others`` to each of ``tensors``, in one kernel where the device has one."""
+    torch._foreach_add_(tensors, others, alpha=alpha)
+
+
+def copy_to_all(tensors: list[Tensor], others: list[Tensor]) -> None:
+    """Copy each of ``others`` into each of ``tensors``, in one kernel where the device has one."""
+    torch._foreach_copy_(tensors, others)
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor has an axis that ``torch.func.vmap`` hides."""
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor multiplies matrices in bfloat16."""
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+
+
+def own_tensors(module: nn.Module, name: str) -> dict[str, Any]:
+    """The dictionary of a module that holds its parameter or buffer of that name; what is put in takes its place."""
+    return module._parameters if name in module._parameters else module._buffers
