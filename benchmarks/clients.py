@@ -53,7 +53,7 @@ def partition(dataset: Dataset, clients: int) -> Partition:
         return np.split(order, shares)
 
     training = cut("train", SAMPLES, max(CLIENTS))[:: max(CLIENTS) // clients]
-    tests = len(dataset.split("test")) // clients
+    tests = len(dataset.subset("test")) // clients
     return Partition(tuple(training), tuple(cut("test", tests, clients)))
 
 

@@ -46,7 +46,7 @@ class LocalCifar10(CIFAR10):
 
 def write_torchvision_layout(dataset: Dataset, root: Path) -> None:
     """The training images in the files that torchvision reads."""
-    split = dataset.split("train")
+    split = dataset.subset("train")
     folder = root / CIFAR10.base_folder
     folder.mkdir()
     rows = split.images.transpose(0, 3, 1, 2).reshape(len(split), -1)
@@ -125,7 +125,7 @@ def throughput(
     dataset: Dataset, root: Path, size: int, interpolation: str, batch: int, device: torch.device, repeats: int
 ) -> list[str | float]:
     """One row of the table."""
-    split = dataset.split("train")
+    split = dataset.subset("train")
     images = DeviceImages([split], InputSpec(size, interpolation, HALF, HALF), device)
     order = torch.randperm(len(split)).to(device)
     loaders = [loader(root, size, interpolation, batch, workers) for workers in WORKERS]
@@ -153,7 +153,7 @@ def start_up(root: Path, device: torch.device) -> tuple[float, float]:
     """Seconds until the first batch is there: resident, and with torchvision."""
     started = time.perf_counter()
     dataset = read_dataset(ROOT / "data" / "cifar10")
-    images = DeviceImages([dataset.split("train")], InputSpec(32, "bilinear", HALF, HALF), device)
+    images = DeviceImages([dataset.subset("train")], InputSpec(32, "bilinear", HALF, HALF), device)
     next(iter(images.batches(torch.randperm(len(images)).to(device), 16)))
     middle = time.perf_counter()
     next(iter(loader(root, 32, "bilinear", 16, 0)))[0].to(device)

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose, InterpolationMode, Normalize, Resize, ToTensor
 
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Split, read_dataset
+from hetfl.data.store import Subset, read_dataset
 from hetfl.draws import Draws
 from hetfl.experiments.record import device_name
 from hetfl.files import write_text
@@ -76,7 +76,7 @@ CASES = (
 class Samples(Dataset):
     """One PIL image at a time, the usual way."""
 
-    def __init__(self, split: Split, index: np.ndarray, transform: Callable, colour: bool) -> None:
+    def __init__(self, split: Subset, index: np.ndarray, transform: Callable, colour: bool) -> None:
         self.split, self.index, self.transform, self.colour = split, index, transform, colour
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ def plain(
 def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]]:
     """The ways to take some steps, by name, and the parameters they begin with."""
     dataset = read_dataset(ROOT / "data" / case.dataset)
-    split = dataset.split("train")
+    split = dataset.subset("train")
     index = np.sort(np.random.default_rng(0).choice(len(split), steps * case.batch, replace=False))
     usual = {"batch_size": case.batch, "lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY, "local_epochs": 1}
     method = create(case.method, {**usual, **case.settings}, dataset.num_classes)

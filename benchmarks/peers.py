@@ -196,7 +196,7 @@ def bare(folder: str, name: str, clock: Clock) -> None:
 def hetfl(folder: str, name: str, clock: Clock) -> None:
     """hetfl through its own round loop, with the engine that it chooses for the device."""
     from hetfl.data.partitions import Partition
-    from hetfl.data.store import Dataset, Split
+    from hetfl.data.store import Dataset, Subset
     from hetfl.draws import Draws
     from hetfl.methods import create
     from hetfl.training.engines import make_engine
@@ -206,7 +206,7 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     plan = torch.load(Path(folder) / "plan.pt")
     rounds, data = len(plan["participants"]), Path(plan["data"])
     splits = {
-        split: Split(*(np.load(data / f"{split}-{kind}.npy", mmap_mode="c") for kind in ("images", "labels")))
+        split: Subset(*(np.load(data / f"{split}-{kind}.npy", mmap_mode="c") for kind in ("images", "labels")))
         for split in ("train", "test")
     }
     dataset = Dataset("yardstick", "yardstick", tuple(map(str, range(CLASSES))), splits, "")

@@ -16,7 +16,7 @@ from torch import Tensor
 from hetfl.data.batches import DeviceImages
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Scheme, make_partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.methods import Method, create
 from hetfl.models import Model
@@ -34,7 +34,7 @@ class Work:
         models: dealt to the clients in turn.
         partition: the scheme.
         classes: of the data set.
-        samples: of its training and of its test split.
+        samples: of its training and of its test subset.
         input: what is done to images.
         shape: of an image.
     """
@@ -56,12 +56,12 @@ class Work:
         """Random bytes as images; all classes have as many of them."""
         drawn = Draws(0).numpy_generator("benchmark")
 
-        def split(samples: int) -> Split:
+        def subset(samples: int) -> Subset:
             images = drawn.integers(0, 256, (samples, *self.shape), dtype=np.uint8)
-            return Split(images, np.arange(samples) % self.classes)
+            return Subset(images, np.arange(samples) % self.classes)
 
-        splits = dict(zip(("train", "test"), map(split, self.samples), strict=True))
-        return Dataset("random", "random bytes", tuple(map(str, range(self.classes))), splits, "random")
+        subsets = dict(zip(("train", "test"), map(subset, self.samples), strict=True))
+        return Dataset("random", "random bytes", tuple(map(str, range(self.classes))), subsets, "random")
 
     def federation(self, method: Method, device: torch.device, precision: Precision = "float32") -> Federation:
         """The clients. The features that some methods sort samples by, which no round computes, are random too."""

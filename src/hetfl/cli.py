@@ -119,7 +119,7 @@ def data(
             if verify:
                 verify_dataset(folder)
             card = read_card(folder)
-            sizes = ", ".join(f"{split} {size}" for split, size in card.split_sizes.items())
+            sizes = ", ".join(f"{subset} {size}" for subset, size in card.subset_sizes.items())
             origin = ", ".join(dict.fromkeys(file["from"] for file in card.source))
         rows.append((name, entry.title, len(entry.class_names), sizes, origin, entry.licence))
     print(tabulate(rows, headers=["name", "title", "classes", "prepared", "from", "licence"]))

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hetfl.errors import HetflError, unknown
 
@@ -183,6 +183,14 @@ class Run(Part):
     started: str
     finished: str | None = None
     diverged: int | None = None
+
+    @field_validator("public", mode="before")
+    @classmethod
+    def _names_the_subset(cls, public: Any) -> Any:
+        # Records of format 1 have the public subset as ``subset`` or, the older ones, as ``split``.
+        if isinstance(public, dict) and "split" in public:
+            return {"subset" if key == "split" else key: value for key, value in public.items()}
+        return public
 
     @property
     def complete(self) -> bool:

@@ -253,7 +253,7 @@ def _pretrain(name: str, params: Params) -> Stage:
     numerics = versions.keys_of_pretraining(settings.models)
     numerics += ["augmentation"] if settings.input.transform() else []
     return {
-        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.split}",
+        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.subset}",
         "cmd": f"python pipeline/pretrain.py {name}",
         "deps": [f"data/{settings.dataset}"],
         "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],

@@ -153,8 +153,11 @@ def test_too_many_clients_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        (Practical(pool=("train", "vall")), r"^p.yaml: x.pool: unknown split 'vall'; did you mean 'val'\?$"),
-        (Blocks(pool=("tset",), classes_per_client=1), r"^p.yaml: x.pool: unknown split 'tset'; did you mean 'test'"),
+        (Practical(pool=("train", "vall")), r"^p.yaml: x.pool: unknown subset 'vall'; did you mean 'val'\?$"),
+        (
+            Blocks(pool=("tset",), classes_per_client=1),
+            r"^p.yaml: x.pool: unknown subset 'tset'; did you mean 'test'",
+        ),
         (
             Pachinko(beta=1.0, attribute="corse"),
             r"^p.yaml: x.attribute: unknown attribute 'corse'; did you mean 'coa",
@@ -191,7 +194,7 @@ def test_settings_are_told_apart_by_their_scheme() -> None:
         "clients": {"scheme": "iid", "clients": 0},
         "quantity": {"scheme": "iid", "quantity": 0},
         "seed": {"scheme": "iid", "seed": -1},
-        r"pool: \['train', 'train'\] names a split twice": {"scheme": "practical", "pool": ["train", "train"]},
+        r"pool: \['train', 'train'\] names a subset twice": {"scheme": "practical", "pool": ["train", "train"]},
         r"classes: \[1, 2\] must have one number per client, clients is 5": {
             "scheme": "class-subsets",
             "classes": [1, 2],
@@ -242,7 +245,7 @@ def test_broken_promise_is_found(scheme: Scheme, train: tuple[np.ndarray, ...], 
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2), indices(0)), "sample 0 of train is both"),
     ],
 )
-def test_broken_promise_is_found_where_splits_are_pooled(
+def test_broken_promise_is_found_where_subsets_are_pooled(
     scheme: Scheme, test: tuple[np.ndarray, ...], message: str | None
 ) -> None:
     dataset = dataset_of(indices(0, 0, 1, 1))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
 NORMALISED_CACHE_BYTES = 256 * 2**20
@@ -116,11 +116,11 @@ def class_counts(labels: Tensor, num_classes: int, weight: Tensor | None = None)
 class DeviceImages:
     """Splits of a data set, resident on the device as uint8, read as normalised images.
 
-    On a CPU a single split is not copied: processes that read the same data set share its pages. There, too, images
+    On a CPU a single subset is not copied: processes that read the same data set share its pages. There, too, images
     in stored size have their channels last in memory, as they are stored and as convolutions want them.
 
     Args:
-        splits: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another. Grey images
+        subsets: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another. Grey images
             are repeated for a backbone that wants colour.
         spec: what the backbone wants.
         device: where everything lives.
@@ -134,12 +134,12 @@ class DeviceImages:
     """
 
     def __init__(
-        self, splits: Sequence[Split], spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
+        self, subsets: Sequence[Subset], spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
     ):
         self.spec, self.device, self.dtype = spec, device, dtype
-        self._splits = splits
-        self.labels = _join([split.labels for split in splits]).to(device)
-        self._raw = _join([split.images for split in splits]).to(device)
+        self._subsets = subsets
+        self.labels = _join([subset.labels for subset in subsets]).to(device)
+        self._raw = _join([subset.images for subset in subsets]).to(device)
         height, width, stored = self._raw.shape[1:]
         if spec.channels < stored:
             raise HetflError(
@@ -191,7 +191,7 @@ class DeviceImages:
         """The same images, normalised in the size in which they are stored."""
         size = self._raw.shape[1]
         spec = replace(self.spec, size=size)
-        return self if size == self.spec.size else DeviceImages(self._splits, spec, self.device, self.dtype)
+        return self if size == self.spec.size else DeviceImages(self._subsets, spec, self.device, self.dtype)
 
     def batch(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None

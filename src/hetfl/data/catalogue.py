@@ -41,10 +41,10 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
         HetflError: the data set is unknown, cannot be had, or is not what its entry says.
     """
     known = entry(name)
-    splits = known.prepare(settings, sources)
-    for split, size in known.sizes.items():
-        if len(splits[split]) != size:
-            raise HetflError(f"data set {name}: {split} has {len(splits[split])} images, {size} are published")
+    subsets = known.prepare(settings, sources)
+    for subset, size in known.sizes.items():
+        if len(subsets[subset]) != size:
+            raise HetflError(f"data set {name}: {subset} has {len(subsets[subset])} images, {size} are published")
     with disk_errors(f"data set {name}", folder.parent):
         write_dataset(
             folder,
@@ -55,6 +55,6 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
             source=sources.used,
             settings=settings.model_dump(mode="json"),
             class_names=known.class_names,
-            splits=splits,
+            subsets=subsets,
             attributes=known.attributes,
         )

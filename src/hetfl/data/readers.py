@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hetfl.data.archive import DAMAGE, decode, members
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
@@ -126,10 +126,10 @@ def pictures(
     return [name for name, _ in encoded], images
 
 
-def take(split: Split, index: np.ndarray) -> Split:
-    """The samples of a split at ``index`` [n], in that order."""
-    attributes = {name: values[index] for name, values in split.attributes.items()}
-    return Split(np.asarray(split.images)[index], np.asarray(split.labels)[index], attributes)
+def take(subset: Subset, index: np.ndarray) -> Subset:
+    """The samples of a subset at ``index`` [n], in that order."""
+    attributes = {name: values[index] for name, values in subset.attributes.items()}
+    return Subset(np.asarray(subset.images)[index], np.asarray(subset.labels)[index], attributes)
 
 
 def held_out(groups: np.ndarray, share: float, draws: Draws, purpose: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A prepared data set on disk: uint8 images, labels and attributes per split, and a card that says what they are."""
+"""A prepared data set on disk: uint8 images, labels and attributes per subset, and a card that says what they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from hetfl.config import Settings, validate
 from hetfl.errors import HetflError, unknown
@@ -15,7 +16,7 @@ from hetfl.files import atomic_folder, read_json, sha256_file, sha256_json, writ
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class Subset:
     """Images, their labels, and what else is known of each.
 
     Attributes:
@@ -49,7 +50,7 @@ class Dataset:
     name: str
     title: str
     class_names: tuple[str, ...]
-    splits: Mapping[str, Split]
+    subsets: Mapping[str, Subset]
     checksum: str
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -58,33 +59,33 @@ class Dataset:
         """Number of classes."""
         return len(self.class_names)
 
-    def split(self, name: str) -> Split:
-        """The split of that name.
+    def subset(self, name: str) -> Subset:
+        """The subset of that name.
 
         Raises:
             HetflError: there is none.
         """
-        if name not in self.splits:
-            raise unknown("split", name, self.splits, f"data set {self.name}")
-        return self.splits[name]
+        if name not in self.subsets:
+            raise unknown("subset", name, self.subsets, f"data set {self.name}")
+        return self.subsets[name]
 
     def labels(self, names: Sequence[str]) -> np.ndarray:
-        """Labels of some splits one after another, int64 [sum of sizes].
+        """Labels of some subsets one after another, int64 [sum of sizes].
 
         Raises:
-            HetflError: a split does not exist.
+            HetflError: a subset does not exist.
         """
-        return np.concatenate([self.split(name).labels for name in names])
+        return np.concatenate([self.subset(name).labels for name in names])
 
     def attribute(self, attribute: str, names: Sequence[str]) -> np.ndarray:
-        """An attribute of some splits one after another, int64 [sum of sizes].
+        """An attribute of some subsets one after another, int64 [sum of sizes].
 
         Raises:
-            HetflError: a split does not exist, or its samples have no such attribute.
+            HetflError: a subset does not exist, or its samples have no such attribute.
         """
         if attribute not in self.attributes:
             raise unknown("attribute", attribute, self.attributes, f"data set {self.name}")
-        return np.concatenate([self.split(name).attributes[attribute] for name in names])
+        return np.concatenate([self.subset(name).attributes[attribute] for name in names])
 
 
 class StoredFile(Settings):
@@ -109,7 +110,8 @@ class Card(Settings):
     """Per attribute of the samples, the names of its values."""
     image_shape: tuple[int, int, int]
     """Height, width, channels."""
-    split_sizes: dict[str, int]
+    subset_sizes: dict[str, int] = Field(alias="split_sizes")
+    """Number of samples of each subset; ``split_sizes`` in the file, whose content DVC has checksums of."""
     files: dict[str, StoredFile]
     checksum: str
     """SHA-256 over the files' names and checksums."""
@@ -125,7 +127,7 @@ def write_dataset(
     source: Sequence[Mapping[str, str]],
     settings: Mapping[str, Any],
     class_names: tuple[str, ...],
-    splits: Mapping[str, Split],
+    subsets: Mapping[str, Subset],
     attributes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Write a prepared data set, replacing the folder as a whole.
@@ -139,23 +141,23 @@ def write_dataset(
         source: the files it was read from, see :class:`Card`.
         settings: what it was prepared with, in JSON's types.
         class_names: one name per label value.
-        splits: images and labels by split name; all images have one shape, all splits the same attributes.
+        subsets: images and labels by subset name; all images have one shape, all subsets the same attributes.
         attributes: per attribute of the samples, the names of its values.
 
     Raises:
-        HetflError: there is no split, or images, labels or attributes have a wrong type, shape or value.
+        HetflError: there is no subset, or images, labels or attributes have a wrong type, shape or value.
     """
-    if not splits:
-        raise HetflError(f"data set {name}: has no split, at least one is needed")
-    image_shape = next(iter(splits.values())).images.shape[1:]
+    if not subsets:
+        raise HetflError(f"data set {name}: has no subset, at least one is needed")
+    image_shape = next(iter(subsets.values())).images.shape[1:]
     values = _value_counts(class_names, attributes or {})
-    for split_name, split in splits.items():
-        _check_split(split, len(split.labels), image_shape, values, f"data set {name}: {split_name}")
+    for subset_name, subset in subsets.items():
+        _check_subset(subset, len(subset.labels), image_shape, values, f"data set {name}: {subset_name}")
     with atomic_folder(folder) as temporary:
         files = {}
-        for split_name, split in splits.items():
-            for array_name, array in _arrays(split).items():
-                path = temporary / f"{split_name}-{array_name}.npy"
+        for subset_name, subset in subsets.items():
+            for array_name, array in _arrays(subset).items():
+                path = temporary / f"{subset_name}-{array_name}.npy"
                 np.save(path, np.ascontiguousarray(array), allow_pickle=False)
                 files[path.name] = StoredFile(bytes=path.stat().st_size, sha256=sha256_file(path))
         card = Card(
@@ -168,11 +170,11 @@ def write_dataset(
             class_names=class_names,
             attributes=dict(attributes or {}),
             image_shape=image_shape,
-            split_sizes={split_name: len(split) for split_name, split in splits.items()},
+            split_sizes={subset_name: len(subset) for subset_name, subset in subsets.items()},
             files=files,
             checksum=_checksum(files),
         )
-        write_json(temporary / "card.json", card.model_dump(mode="json"))
+        write_json(temporary / "card.json", card.model_dump(mode="json", by_alias=True))
 
 
 def read_card(folder: Path) -> Card:
@@ -197,13 +199,13 @@ def read_dataset(folder: Path) -> Dataset:
     """
     card = read_card(folder)
     values = _value_counts(card.class_names, card.attributes)
-    splits = {}
-    for name, size in card.split_sizes.items():
+    subsets = {}
+    for name, size in card.subset_sizes.items():
         opened = {array: _open(folder, f"{name}-{array}.npy", card) for array in ("images", *values)}
-        split = Split(opened.pop("images"), opened.pop("labels"), opened)
-        _check_split(split, size, card.image_shape, values, f"{folder}: {name}")
-        splits[name] = split
-    return Dataset(card.name, card.title, card.class_names, splits, card.checksum, card.attributes)
+        subset = Subset(opened.pop("images"), opened.pop("labels"), opened)
+        _check_subset(subset, size, card.image_shape, values, f"{folder}: {name}")
+        subsets[name] = subset
+    return Dataset(card.name, card.title, card.class_names, subsets, card.checksum, card.attributes)
 
 
 def verify_dataset(folder: Path) -> None:
@@ -246,8 +248,8 @@ def _open(folder: Path, name: str, card: Card) -> np.ndarray:
         raise HetflError(f"{path}: is not an array file of numpy ({error}); {_remedy(folder)}") from error
 
 
-def _arrays(split: Split) -> dict[str, np.ndarray]:
-    return {"images": split.images, "labels": split.labels, **split.attributes}
+def _arrays(subset: Subset) -> dict[str, np.ndarray]:
+    return {"images": subset.images, "labels": subset.labels, **subset.attributes}
 
 
 def _value_counts(class_names: Sequence[str], attributes: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -255,8 +257,10 @@ def _value_counts(class_names: Sequence[str], attributes: Mapping[str, Sequence[
     return {"labels": len(class_names), **{name: len(names) for name, names in attributes.items()}}
 
 
-def _check_split(split: Split, size: int, image_shape: tuple[int, ...], values: Mapping[str, int], what: str) -> None:
-    images, indices = split.images, {"labels": split.labels, **split.attributes}
+def _check_subset(
+    subset: Subset, size: int, image_shape: tuple[int, ...], values: Mapping[str, int], what: str
+) -> None:
+    images, indices = subset.images, {"labels": subset.labels, **subset.attributes}
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape != (size, *image_shape):
         right = f"uint8 [{size}, {', '.join(map(str, image_shape))}]"
         raise HetflError(f"{what} images: {images.dtype} {list(images.shape)}, {right} is needed")

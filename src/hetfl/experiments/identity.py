@@ -35,7 +35,7 @@ def identity(cell: Cell, inputs: Inputs) -> dict[str, Any]:
         "settings": settings.model_dump(mode="json", exclude_defaults=True),
         "models": cell.models,
         "input": cell.input.model_dump(mode="json", exclude_defaults=True),
-        "public": cell.public and cell.public.split,
+        "public": cell.public and cell.public.subset,
         "seed": cell.seed,
         "inputs": inputs.as_json(),
         "numerics": used(cell),

@@ -36,7 +36,7 @@ class PublicSettings(Settings):
     """The data that clients and server share, for methods that need some."""
 
     dataset: str
-    split: str = "train"
+    subset: str = "train"
 
 
 class ProtocolSettings(Settings):

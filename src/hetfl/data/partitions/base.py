@@ -26,7 +26,7 @@ class Partition:
     Attributes:
         train: per client, int64 indices of its training samples, none twice.
         test: the same for its test samples; None means that every client is tested on all there are.
-        train_from: names of the splits that the training indices count through, one after another.
+        train_from: names of the subsets that the training indices count through, one after another.
         test_from: the same for the test indices.
     """
 
@@ -44,7 +44,7 @@ class Partition:
         """Samples per client and class, int64 [clients, num_classes].
 
         Args:
-            labels: labels of the splits that the side's indices count through, int64 [N].
+            labels: labels of the subsets that the side's indices count through, int64 [N].
             num_classes: number of classes.
             side: training or test samples; for these, clients must have their own.
         """
@@ -52,14 +52,14 @@ class Partition:
         return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
     def holders(self, side: Side, dataset: Dataset) -> dict[str, np.ndarray]:
-        """How many clients hold each sample, int64 [size of the split], by split.
+        """How many clients hold each sample, int64 [size of the subset], by subset.
 
         Args:
             side: held for training or for testing.
             dataset: the data set that is shared.
         """
         parts, names = (self.train, self.train_from) if side == "train" else (self.test, self.test_from)
-        sizes = [len(dataset.split(name)) for name in names]
+        sizes = [len(dataset.subset(name)) for name in names]
         if parts is None:
             return {name: np.full(size, self.clients) for name, size in zip(names, sizes, strict=True)}
         counts = np.bincount(np.concatenate(parts), minlength=sum(sizes))
@@ -74,7 +74,7 @@ class Scheme(Settings):
         seed: draw with this seed whatever the trial's, so that all trials share one partition; None: the trial's.
         quantity: the part of its training samples that every client keeps, rounded down, at least one; what is
             kept at 0.1 is kept at 0.2 as well. Promises are about the partition before this.
-        test_quantity: the same for test samples; of a shared test split every client keeps the same ones.
+        test_quantity: the same for test samples; of a shared test subset every client keeps the same ones.
     """
 
     clients: int = Field(default=5, ge=1)
@@ -85,16 +85,16 @@ class Scheme(Settings):
     disjoint: ClassVar[tuple[Side, ...]] = ("train", "test")
     """The sides on which no sample is held by two clients."""
     test: ClassVar[Literal["shared", "own"]] = "shared"
-    """Whether every client is tested on the whole test split or on a part of its own."""
+    """Whether every client is tested on the whole test subset or on a part of its own."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the splits that training samples come from."""
+        """Names of the subsets that training samples come from."""
         return ("train",)
 
     @property
     def exhaustive(self) -> bool:
-        """Every sample of the splits in use is held by some client, for training or for testing."""
+        """Every sample of the subsets in use is held by some client, for training or for testing."""
         return True
 
     def least(self, class_sizes: np.ndarray) -> np.ndarray:
@@ -111,10 +111,10 @@ class Scheme(Settings):
 
 
 class PooledScheme(Scheme):
-    """A scheme that puts splits together and parts them anew into training and test samples.
+    """A scheme that puts subsets together and parts them anew into training and test samples.
 
     Attributes:
-        pool: names of the splits, in this order.
+        pool: names of the subsets, in this order.
         train_share: the part that becomes training samples.
     """
 
@@ -125,9 +125,9 @@ class PooledScheme(Scheme):
 
     @field_validator("pool")
     @classmethod
-    def _splits_are_different(cls, pool: tuple[str, ...]) -> tuple[str, ...]:
+    def _subsets_are_different(cls, pool: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(pool)) < len(pool):
-            raise ValueError("names a split twice")
+            raise ValueError("names a subset twice")
         return pool
 
     @property
@@ -149,10 +149,10 @@ def make_partition(settings: Scheme, dataset: Dataset, draws: Draws, where: str 
         HetflError: the scheme cannot be met, or a client is left without a training sample.
     """
     for name in settings.sources:
-        if name not in dataset.splits:
+        if name not in dataset.subsets:
             key = f"{where}.pool" if isinstance(settings, PooledScheme) else where
-            raise unknown("split", name, dataset.splits, key)
-    samples = sum(len(dataset.split(name)) for name in settings.sources)
+            raise unknown("subset", name, dataset.subsets, key)
+    samples = sum(len(dataset.subset(name)) for name in settings.sources)
     if settings.clients > samples:
         raise HetflError(f"{where}.clients: {settings.clients} is more than the {samples} training samples")
     if settings.seed is not None:
@@ -187,7 +187,7 @@ def check_partition(partition: Partition, settings: Scheme, dataset: Dataset, wh
     if partition.clients != settings.clients:
         raise HetflError(f"{where}.clients: {settings.clients}, the partition has {partition.clients}")
     if (partition.test is None) != (settings.test == "shared"):
-        raise HetflError(f"{where}.scheme: the test split must be {settings.test}, it is not")
+        raise HetflError(f"{where}.scheme: the test subset must be {settings.test}, it is not")
     labels = dataset.labels(partition.train_from)
     _check_indices(partition.train, "train", len(labels), settings, where)
     if partition.test is not None:
@@ -224,7 +224,7 @@ def _check_holders(partition: Partition, settings: Scheme, dataset: Dataset, whe
                 sample = int(np.argmax(counts > 1))
                 raise HetflError(f"{where}: {side} sample {sample} of {name} must have one client, it has more")
     for name in dict.fromkeys((*train, *test)):
-        none = np.zeros(len(dataset.split(name)), dtype=np.int64)
+        none = np.zeros(len(dataset.subset(name)), dtype=np.int64)
         trains, tests = train.get(name, none), test.get(name, none)
         if (both := (trains > 0) & (tests > 0)).any():
             raise HetflError(f"{where}: sample {int(np.argmax(both))} of {name} is both trained and tested on")

@@ -15,7 +15,7 @@ from hetfl.errors import HetflError, unknown
 
 
 class Domains(Scheme):
-    """Every domain cut into equal random parts, training and test split alike; clients in the order of domains.
+    """Every domain cut into equal random parts, training and test subset alike; clients in the order of domains.
 
     Attributes:
         attribute: the attribute that tells the domains apart.

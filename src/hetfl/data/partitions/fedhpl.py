@@ -23,7 +23,7 @@ from hetfl.errors import HetflError
 
 
 class Iid(Scheme):
-    """Equal disjoint parts of the shuffled training split (FedHPL, "IID")."""
+    """Equal disjoint parts of the shuffled training subset (FedHPL, "IID")."""
 
     scheme: Literal["iid"] = "iid"
 
@@ -34,7 +34,7 @@ class Iid(Scheme):
 
 
 class DirichletOverlap(Scheme):
-    """Clients draw independently from the whole training split (FedHPL, "Dir").
+    """Clients draw independently from the whole training subset (FedHPL, "Dir").
 
     Two clients may hold the same sample, one client never holds it twice. With ``axis: classes`` (CIFAR10)
     a client's shares over the classes sum to 1 and it holds N/K samples; a class that is too small gives

@@ -16,7 +16,7 @@ from hetfl.errors import HetflError, unknown
 
 
 class Pathological(Scheme):
-    """A few classes per client, training and test split cut with the same shares (FGPT, section 4; SGPT).
+    """A few classes per client, training and test subset cut with the same shares (FGPT, section 4; SGPT).
 
     Attributes:
         classes_per_client: s; every class is cut into s * clients / C portions of uneven size.
@@ -83,9 +83,9 @@ class Pathological(Scheme):
 class Pachinko(Scheme):
     """Each client draws from a random tree over coarse and fine labels until nothing is left (FGPT, Dirichlet).
 
-    Training and test split are pooled and dealt in equal parts, client after client in random order: a coarse
+    Training and test subset are pooled and dealt in equal parts, client after client in random order: a coarse
     label from Dir(beta), one of its classes from Dir(beta_fine), one of the samples left of that class. What runs
-    out is dropped and the rest renormalised. A sample is then used for what its own split is for (Reddi et al.,
+    out is dropped and the rest renormalised. A sample is then used for what its own subset is for (Reddi et al.,
     Adaptive Federated Optimization, ICLR 2021, appendix; the variant of FedTP).
 
     Attributes:
@@ -119,7 +119,7 @@ class Pachinko(Scheme):
             taken = self._draw(number, sizes - given, groups, rng)
             parts[client] = np.concatenate([part[g : g + t] for part, g, t in zip(stock, given, taken, strict=True)])
             given += taken
-        train_size = len(dataset.split("train"))
+        train_size = len(dataset.subset("train"))
         train = sorted_parts([part[part < train_size]] for part in parts)
         test = sorted_parts([part[part >= train_size] - train_size] for part in parts)
         return Partition(train, test)

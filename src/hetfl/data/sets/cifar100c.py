@@ -17,7 +17,7 @@ from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import held_out, reading
 from hetfl.data.sets.cifar import ENTRIES as CIFAR
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, unknown
 
@@ -63,17 +63,18 @@ def _known(domain: str) -> str:
 class Cifar100CSettings(Settings):
     """What is drawn from 19 corruptions, five severities and 10,000 photographs.
 
-    The paper (FGPT) takes 1,000 random images of each of the first ten domains; severity, split and which ten are not
-    stated. Every image of every severity: ``per_domain: 50000, leak_free: false, test: 1``.
+    The paper (FGPT) takes 1,000 random images of each of ten domains. It does not state the severities, the division
+    into training and test, or which ten domains it takes. ``per_domain: 50000, leak_free: false, test: 1`` is the
+    whole published set, every image at every severity.
 
     Attributes:
         source: ``generated`` from CIFAR-100 by the published formulas, with draws of our own, or ``official``.
         domains: corruptions; the default is the generator's first ten.
         severities: the ones drawn from, uniformly.
         leak_free: each photograph appears once; otherwise each domain draws on its own, so that versions of one
-            photograph can stand on both sides of the split.
+            photograph can be in training and in test.
         per_domain: images of each domain.
-        test: share of every class held out for the test split; 1: there is no training split.
+        test: share of every class held out for the test subset; 1: there is no training subset.
         seed: of all draws.
         frost: what a generated ``frost`` uses, the published photographs or ``synthetic`` textures, a deviation.
     """
@@ -109,11 +110,11 @@ class Cifar100CSettings(Settings):
         return per_domain
 
 
-def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Split]:
-    """One or two splits, 32x32x3, sorted by domain, severity and photograph.
+def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Subset]:
+    """One or two subsets, 32x32x3, sorted by domain, severity and photograph.
 
     An image depends on seed, domain, severity and photograph only, so smaller sets are parts of the complete one. Of
-    the image arrays only the splits themselves and one domain more are held in memory.
+    the image arrays only the subsets themselves and one domain more are held in memory.
     """
     draws = Draws(settings.seed)
     rows = _rows(settings, draws)
@@ -122,16 +123,16 @@ def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Split
     domain = np.repeat([list(CORRUPTIONS).index(name) for name in rows], settings.per_domain)
     labels = classes[row % PHOTOGRAPHS].astype(np.int64)
     train, test = held_out(labels, settings.test, draws, "data:cifar100c:test")
-    splits, places = {}, {"train": train, "test": test} if settings.test < 1 else {"test": test}
+    subsets, places = {}, {"train": train, "test": test} if settings.test < 1 else {"test": test}
     for name, place in places.items():
         attributes = {"domain": domain[place], "severity": row[place] // PHOTOGRAPHS}
-        splits[name] = Split(np.empty((len(place), 32, 32, 3), np.uint8), labels[place], attributes)
+        subsets[name] = Subset(np.empty((len(place), 32, 32, 3), np.uint8), labels[place], attributes)
     for name, found in images:
         start = list(rows).index(name) * settings.per_domain
-        for split, place in zip(splits.values(), places.values(), strict=True):
+        for subset, place in zip(subsets.values(), places.values(), strict=True):
             mine = slice(*np.searchsorted(place, (start, start + settings.per_domain)))
-            split.images[mine] = found[place[mine] - start]
-    return splits
+            subset.images[mine] = found[place[mine] - start]
+    return subsets
 
 
 def _rows(settings: Cifar100CSettings, draws: Draws) -> dict[str, np.ndarray]:

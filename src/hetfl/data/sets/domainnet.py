@@ -12,7 +12,7 @@ from hetfl.data.archive import decode, members
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -70,28 +70,28 @@ class DomainNetSettings(Settings):
     size: int = Field(default=224, ge=1)
 
 
-def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Split]:
+def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Subset]:
     """The ten classes of the published training and test lists, by domain and file name.
 
     The lists come first: they are small, and tell how large the arrays are that images are decoded into.
     """
     listed: dict[str, list[list[str]]] = {"train": [], "test": []}
     for domain in DOMAINS:
-        train, test = (_listed(sources, LISTS[f"{domain}_{split}"]) for split in listed)
+        train, test = (_listed(sources, LISTS[f"{domain}_{subset}"]) for subset in listed)
         listed["train"].append(sorted(train - test))
         listed["test"].append(sorted(test))
-    splits = {split: _blank(names, settings.size) for split, names in listed.items()}
+    subsets = {subset: _blank(names, settings.size) for subset, names in listed.items()}
     for number, domain in enumerate(DOMAINS):
         places: dict[str, np.ndarray] = {}
-        for split, names in listed.items():
+        for subset, names in listed.items():
             start = sum(map(len, names[:number]))
-            places |= zip(names[number], splits[split].images[start:], strict=False)
+            places |= zip(names[number], subsets[subset].images[start:], strict=False)
         archive = sources.get("domainnet", ARCHIVES[domain])
         for name, content in members(archive, places.__contains__):
             places.pop(name)[:] = decode(content, f"{archive}: {name}", (settings.size, settings.size))
         if places:
             raise HetflError(f"{archive}: lacks {min(places)}, which is listed; fetch it again")
-    return splits
+    return subsets
 
 
 def _listed(sources: Sources, file: RemoteFile) -> set[str]:
@@ -102,12 +102,12 @@ def _listed(sources: Sources, file: RemoteFile) -> set[str]:
         return {name for name in names for _, label, _ in [name.split("/")] if label in CLASSES}
 
 
-def _blank(names: list[list[str]], size: int) -> Split:
-    """A split for the images of those names, of each domain in turn, whose pixels are still to come."""
+def _blank(names: list[list[str]], size: int) -> Subset:
+    """A subset for the images of those names, of each domain in turn, whose pixels are still to come."""
     labels = [CLASSES.index(name.split("/")[1]) for domain in names for name in domain]
     domains = np.repeat(np.arange(len(names)), [len(domain) for domain in names])
     images = np.empty((len(labels), size, size, 3), np.uint8)
-    return Split(images, np.array(labels, dtype=np.int64), {"domain": domains})
+    return Subset(images, np.array(labels, dtype=np.int64), {"domain": domains})
 
 
 ENTRY = Entry(

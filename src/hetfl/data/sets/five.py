@@ -17,7 +17,7 @@ from hetfl.data.sets.cifar import ENTRIES as CIFAR
 from hetfl.data.sets.mnist import ENTRIES as MNIST
 from hetfl.data.sets.notmnist import ENTRY as NOTMNIST
 from hetfl.data.sets.svhn import ENTRY as SVHN
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
@@ -37,8 +37,8 @@ class FiveSettings(Settings):
     stated.
 
     Attributes:
-        per_dataset: images of each set's training split, the same number of each class.
-        test: share of every class held out for the test split.
+        per_dataset: images of each set's training subset, the same number of each class.
+        test: share of every class held out for the test subset.
         size: pixels along either side, resized bilinearly without a crop; the sets' own are 28 and 32.
         seed: of all draws.
     """
@@ -49,8 +49,8 @@ class FiveSettings(Settings):
     seed: int = 0
 
 
-def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mapping[str, Split]:
-    """Both splits, in colour, sorted by set.
+def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mapping[str, Subset]:
+    """Both subsets, in colour, sorted by set.
 
     Args:
         settings: how much is taken.
@@ -71,13 +71,13 @@ def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mappin
     train, test = held_out(apart, settings.test, draws, "data:five:test")
     target = label if merged else apart
 
-    def split(places: np.ndarray) -> Split:
+    def subset(places: np.ndarray) -> Subset:
         resized = np.empty((len(places), settings.size, settings.size, 3), np.uint8)
         for number, place in enumerate(places):
             resized[number] = _resized(images[place], settings.size)
-        return Split(resized, target[places], {"domain": domain[places]})
+        return Subset(resized, target[places], {"domain": domain[places]})
 
-    return {"train": split(train), "test": split(test)}
+    return {"train": subset(train), "test": subset(test)}
 
 
 def _balanced(labels: np.ndarray, per_class: int, draws: Draws, name: str) -> np.ndarray:

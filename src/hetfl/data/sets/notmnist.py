@@ -11,7 +11,7 @@ from hetfl.config import Settings
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import held_out, pictures, reading, take
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 
 FILE = RemoteFile(
@@ -38,13 +38,13 @@ class NotMnistSettings(Settings):
     seed: int = 0
 
 
-def prepare(settings: NotMnistSettings, sources: Sources) -> Mapping[str, Split]:
+def prepare(settings: NotMnistSettings, sources: Sources) -> Mapping[str, Subset]:
     """28x28x1, in the order of their names, cut by a keyed permutation of every letter."""
     path = sources.get("notmnist", FILE)
     names, images = pictures(path, _is_image, (28, 28), "L")
     with reading(path):
         labels = np.array([LETTERS.index(name.split("/")[-2]) for name in names], dtype=np.int64)
-    everything = Split(images, labels)
+    everything = Subset(images, labels)
     train, test = held_out(labels, settings.test, Draws(settings.seed), "data:notmnist")
     return {"train": take(everything, train), "test": take(everything, test)}
 

@@ -11,7 +11,7 @@ from hetfl.data.archive import members
 from hetfl.data.entry import Entry, NoSettings
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import pictures, reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 
 FILE = RemoteFile(
     "tiny-imagenet-200.zip",
@@ -44,14 +44,14 @@ n09428293 n12267677
 """WordNet's ids of the classes, sorted: the order of labels."""
 
 
-def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Split]:
+def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Subset]:
     """Training and validation images, 64x64x3, sorted by class and file name; the test images have no labels."""
     path = sources.get("tiny-imagenet", FILE)
     listed: dict[str, str] = {}
     for name, content in members(path, lambda name: name.endswith("val_annotations.txt")):
         with reading(f"{path}: {name}"):
             listed |= dict(line.split("\t")[:2] for line in content.decode().splitlines())
-    splits = {}
+    subsets = {}
     for part in ("train", "val"):
         names, images = pictures(path, re.compile(rf"/{part}/(.+/)?images/.+\.JPEG$").search, (64, 64))
         with reading(path):
@@ -60,8 +60,8 @@ def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Split]:
         if part == "val":  # a training image's name begins with its class: sorted already, and 1.2 GB to copy
             order = np.argsort(labels, kind="stable")
             images, labels = images[order], labels[order]
-        splits[part] = Split(images, labels)
-    return splits
+        subsets[part] = Subset(images, labels)
+    return subsets
 
 
 ENTRY = Entry(
