@@ -212,10 +212,18 @@ def indices(*values: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("scheme", "train", "message"),
     [
-        (Iid(clients=2), (indices(0, 1, 2), indices(2, 3)), "train sample 2 of train must have one client"),
-        (Iid(clients=2), (indices(0, 1), indices(3)), "sample 2 of train must have a client"),
-        (Iid(clients=2), (indices(0, 1), indices(2, 2, 3)), "client 1 must be int64, none twice"),
-        (Iid(clients=2), (indices(0, 1), np.array([2, 3], dtype=np.int32)), "client 1 must be int64, none twice"),
+        (
+            Iid(clients=2),
+            (indices(0, 1, 2), indices(2, 3)),
+            "train sample 2 of train has several clients; one is allowed",
+        ),
+        (Iid(clients=2), (indices(0, 1), indices(3)), "sample 2 of train has no client; one is needed"),
+        (Iid(clients=2), (indices(0, 1), indices(2, 2, 3)), "client 1 must be int64 without duplicates"),
+        (
+            Iid(clients=2),
+            (indices(0, 1), np.array([2, 3], dtype=np.int32)),
+            "client 1 must be int64 without duplicates",
+        ),
         (Iid(clients=2), (indices(0, 1), indices(2, 3, 4)), r"client 1 must lie in 0\.\.3"),
         (Iid(clients=2), (indices(0, 1), indices(2, -1)), r"client 1 must lie in 0\.\.3"),
         (Iid(clients=2), (indices(0, 1, 2, 3), indices()), "leaves client 1 without a training sample"),
@@ -225,7 +233,11 @@ def indices(*values: int) -> np.ndarray:
             (indices(0, 1), indices(2, 3)),
             "minimum: client 0 holds fewer than 1",
         ),
-        (Pathological(clients=2, classes_per_client=1), (indices(0, 1), indices(2, 3)), "must be own"),
+        (
+            Pathological(clients=2, classes_per_client=1),
+            (indices(0, 1), indices(2, 3)),
+            "test samples must be own, they are not",
+        ),
     ],
 )
 def test_broken_promise_is_found(scheme: Scheme, train: tuple[np.ndarray, ...], message: str) -> None:
@@ -238,9 +250,13 @@ def test_broken_promise_is_found(scheme: Scheme, train: tuple[np.ndarray, ...], 
     ("scheme", "test", "message"),
     [
         (Practical(clients=2), (indices(2), indices(3)), None),
-        (Practical(clients=2), (indices(2), indices()), "sample 3 of train must have a client"),
-        (Practical(clients=2), (indices(2, 3), indices(3)), "test sample 3 of train must have one client"),
-        (Practical(clients=2), (indices(1, 2), indices(3)), "sample 1 of train is both trained and tested on"),
+        (Practical(clients=2), (indices(2), indices()), "sample 3 of train has no client; one is needed"),
+        (
+            Practical(clients=2),
+            (indices(2, 3), indices(3)),
+            "test sample 3 of train has several clients; one is allowed",
+        ),
+        (Practical(clients=2), (indices(1, 2), indices(3)), "sample 1 of train is both a training and a test sample"),
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2, 3), indices(3)), None),
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2), indices(0)), "sample 0 of train is both"),
     ],

@@ -1,4 +1,4 @@
-"""What the catalogue knows of a data set, and what it takes to prepare one."""
+"""An entry of the catalogue: what is known about a data set, and how it is prepared."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class Entry:
         licence: its licence.
         citation: how to cite it.
         class_names: one name per label value, in the order of its authors.
-        prepare: turns settings and sources into subsets by name.
+        prepare: from its settings and the sources of files to its subsets by name.
         settings: the class of its settings.
-        files: what its authors publish, with checksums; empty where it is bundled or made of other data sets.
-        sizes: samples of each subset as published; empty where the settings decide.
-        attributes: per attribute of its samples, the names of its values.
+        files: the files that its authors publish, with checksums; empty if it is bundled with a library or made from
+            other data sets.
+        sizes: published number of samples of each subset; empty if the settings decide it.
+        attributes: per attribute of its samples, the names of the attribute's values.
     """
 
     name: str

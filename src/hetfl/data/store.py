@@ -1,4 +1,4 @@
-"""A prepared data set on disk: uint8 images, labels and attributes per subset, and a card that says what they are."""
+"""A prepared data set on disk: images, labels and attributes of each subset, and a card that describes them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hetfl.files import atomic_folder, read_json, sha256_file, sha256_json, writ
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Images, their labels, and what else is known of each.
+    """The training, test, validation or public part of a data set.
 
     Attributes:
         images: uint8 [N, H, W, C].
         labels: int64 [N], indices into the data set's class names.
-        attributes: int64 [N] each, by name (``coarse``, ``domain``, ``severity``): indices into the data set's
-            names of that attribute.
+        attributes: further labels, int64 [N] each, by name (``coarse``, ``domain``, ``severity``): indices into the
+            data set's names for the values of that attribute.
     """
 
     images: np.ndarray
@@ -43,8 +43,12 @@ class Dataset:
     """A prepared data set.
 
     Attributes:
-        attributes: per attribute of its samples, the names of its values.
-        checksum: identifies the content wherever it is mentioned.
+        name: its name in the catalogue.
+        title: its name in print.
+        class_names: one name per label value.
+        subsets: by name, such as ``train`` and ``test``.
+        checksum: SHA-256 over the checksums of its files.
+        attributes: per attribute of its samples, the names of the attribute's values.
     """
 
     name: str
@@ -60,17 +64,17 @@ class Dataset:
         return len(self.class_names)
 
     def subset(self, name: str) -> Subset:
-        """The subset of that name.
+        """The subset with this name.
 
         Raises:
-            HetflError: there is none.
+            HetflError: it does not exist.
         """
         if name not in self.subsets:
             raise unknown("subset", name, self.subsets, f"data set {self.name}")
         return self.subsets[name]
 
     def labels(self, names: Sequence[str]) -> np.ndarray:
-        """Labels of some subsets one after another, int64 [sum of sizes].
+        """The labels of several subsets, concatenated: int64 [sum of sizes].
 
         Raises:
             HetflError: a subset does not exist.
@@ -78,7 +82,7 @@ class Dataset:
         return np.concatenate([self.subset(name).labels for name in names])
 
     def attribute(self, attribute: str, names: Sequence[str]) -> np.ndarray:
-        """An attribute of some subsets one after another, int64 [sum of sizes].
+        """One attribute of several subsets, concatenated: int64 [sum of sizes].
 
         Raises:
             HetflError: a subset does not exist, or its samples have no such attribute.
@@ -89,29 +93,29 @@ class Dataset:
 
 
 class StoredFile(Settings):
-    """What the card says about one file."""
+    """Size and checksum of one file of a data set."""
 
     bytes: int
     sha256: str
 
 
 class Card(Settings):
-    """``card.json``: what a prepared data set is, where it came from, and what its files must be."""
+    """``card.json``: what a prepared data set is, where it came from, and the checksums of its files."""
 
     name: str
     title: str
     origin: str
     licence: str
     source: list[dict[str, str]]
-    """The files this copy was read from: each with ``name``, ``from`` and, but for bundled ones, ``sha256``."""
+    """The files it was read from, each with ``name``, ``from`` and, unless bundled with a library, ``sha256``."""
     settings: dict[str, Any]
     class_names: tuple[str, ...]
     attributes: dict[str, tuple[str, ...]]
-    """Per attribute of the samples, the names of its values."""
+    """Per attribute of the samples, the names of the attribute's values."""
     image_shape: tuple[int, int, int]
     """Height, width, channels."""
     subset_sizes: dict[str, int] = Field(alias="split_sizes")
-    """Number of samples of each subset; ``split_sizes`` in the file, whose content DVC has checksums of."""
+    """Number of samples of each subset. The file keeps the key ``split_sizes``, so that DVC sees no change in it."""
     files: dict[str, StoredFile]
     checksum: str
     """SHA-256 over the files' names and checksums."""
@@ -133,16 +137,16 @@ def write_dataset(
     """Write a prepared data set, replacing the folder as a whole.
 
     Args:
-        folder: where it goes.
+        folder: the folder to write.
         name: its name in the catalogue.
         title: its name in print.
         origin: who made it and where it is published.
         licence: its licence.
         source: the files it was read from, see :class:`Card`.
-        settings: what it was prepared with, in JSON's types.
+        settings: the settings it was prepared with, as JSON values.
         class_names: one name per label value.
         subsets: images and labels by subset name; all images have one shape, all subsets the same attributes.
-        attributes: per attribute of the samples, the names of its values.
+        attributes: per attribute of the samples, the names of the attribute's values.
 
     Raises:
         HetflError: there is no subset, or images, labels or attributes have a wrong type, shape or value.
@@ -178,10 +182,10 @@ def write_dataset(
 
 
 def read_card(folder: Path) -> Card:
-    """The card of a prepared data set.
+    """Read the card of a prepared data set.
 
     Raises:
-        HetflError: it is missing or not a card.
+        HetflError: the folder is missing, or its ``card.json`` is not a card.
     """
     path = folder / "card.json"
     if not path.exists():
@@ -192,10 +196,10 @@ def read_card(folder: Path) -> Card:
 def read_dataset(folder: Path) -> Dataset:
     """Open a prepared data set, memory-mapped.
 
-    File sizes, types, shapes and labels are checked here, contents only by :func:`verify_dataset`.
+    This checks sizes of files, types, shapes and the range of labels. :func:`verify_dataset` also checks contents.
 
     Raises:
-        HetflError: something is missing or is not what the card says.
+        HetflError: a file is missing or differs from the card.
     """
     card = read_card(folder)
     values = _value_counts(card.class_names, card.attributes)
@@ -212,7 +216,7 @@ def verify_dataset(folder: Path) -> None:
     """Check every file of a prepared data set against the checksums of its card.
 
     Raises:
-        HetflError: something is missing or has changed.
+        HetflError: a file is missing or has changed.
     """
     read_dataset(folder)
     card = read_card(folder)
@@ -242,7 +246,7 @@ def _open(folder: Path, name: str, card: Card) -> np.ndarray:
     if size != expected:
         raise HetflError(f"{path}: has {size} bytes, the card says {expected}; {_remedy(folder)}")
     try:
-        # Copy on write: workers share the pages, and torch may wrap the array without a copy.
+        # Copy on write: processes share the pages, and torch can wrap the array without copying it.
         return np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise HetflError(f"{path}: is not an array file of numpy ({error}); {_remedy(folder)}") from error

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from their authors' binary archives or a mirror's JPEG-coded copies."""
+"""CIFAR-10 and CIFAR-100, from their authors' binary archives or from a mirror's copies in JPEG."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ CIFAR100 = RemoteFile(
 def prepare(
     settings: NoSettings, sources: Sources, *, name: str, file: RemoteFile, label_bytes: tuple[str, ...]
 ) -> Mapping[str, Subset]:
-    """Both subsets in the authors' order.
+    """Read both subsets in the authors' order: images uint8 [N, 32, 32, 3].
 
     Args:
         settings: none.
-        sources: where files come from.
+        sources: finds the files.
         name: the data set.
         file: its archive.
-        label_bytes: what the bytes before an image's pixels are, in their order.
+        label_bytes: names of the bytes before an image's pixels, in order.
+
+    Raises:
+        HetflError: the file cannot be obtained, or is damaged.
     """
     if not sources.mirrored(name, file) and (copies := compact_copies(sources, name)):
         return {subset: _jpeg_subset(path, label_bytes) for subset, path in copies.items()}
@@ -58,15 +61,15 @@ def prepare(
 
 
 def compact_copies(sources: Sources, name: str) -> dict[str, Path]:
-    """A mirror's own ``train.npz`` and ``test.npz`` of a data set, by subset; empty if it has neither.
+    """Find a mirror's ``train.npz`` and ``test.npz`` of a data set, by subset; empty if it has neither.
 
     Raises:
-        HetflError: it has one without the other.
+        HetflError: it has only one of them.
     """
     copies = {subset: path for subset in ("train", "test") if (path := sources.copy(name, f"{subset}.npz"))}
     if len(copies) == 1:
         [path] = copies.values()
-        raise HetflError(f"{path}: stands alone, train.npz and test.npz belong together; copy both")
+        raise HetflError(f"{path}: the other one of train.npz and test.npz is missing; copy both")
     return copies
 
 

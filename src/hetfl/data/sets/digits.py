@@ -1,4 +1,4 @@
-"""Scikit-learn's digits, which need no download."""
+"""The digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ SIZE = 1797
 
 
 class DigitsSettings(Settings):
-    """How the digits are divided; all that ``public`` and ``test`` do not take is for training."""
+    """How the digits are divided.
+
+    Attributes:
+        public: number of images in the public subset.
+        test: number of images in the test subset; the rest is the training subset.
+        seed: of the random division.
+    """
 
     public: int = Field(default=600, gt=0)
     test: int = Field(default=397, gt=0, validate_default=True)
@@ -34,7 +40,7 @@ class DigitsSettings(Settings):
 
 
 def prepare(settings: DigitsSettings, sources: Sources) -> Mapping[str, Subset]:
-    """1,797 images, 8x8x1 with 0..16 stretched to 0..255, cut by one keyed permutation."""
+    """Divide the 1,797 images by one keyed permutation: uint8 [N, 8, 8, 1], with 0..16 scaled to 0..255."""
     from sklearn.datasets import load_digits  # a second to import, and needed only here
 
     sources.note("load_digits", f"bundled with scikit-learn {version('scikit-learn')}")

@@ -1,4 +1,4 @@
-"""DomainNet: the classes that FedBN and SGPT use, in six domains."""
+"""DomainNet: the ten classes that FedBN and SGPT use, in six domains."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CLASSES = (
 )
 
 _HOME = "http://csr.bu.edu/ftp/visda/2019/multi-source"
-# The first digits of each SHA-512. Clipart and painting are the cleaned versions. Those of painting's lists are not
-# known, so these two are read from a mirror.
+# With the first digits of each SHA-512. Clipart and painting are the cleaned versions. The checksums of painting's
+# two lists are not known, so these are read from a mirror.
 _IMAGES = {
     "clipart": ("groundtruth/clipart.zip", "3bcfb9ec1b4061e8d5b0b887d4ebd4a708732787fc563c6dfc2d"),
     "infograph": ("infograph.zip", "47841f0d1b8606e4b02d508b250484d54f5cf04ef6c4875c6c5a39c"),
@@ -71,9 +71,9 @@ class DomainNetSettings(Settings):
 
 
 def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Subset]:
-    """The ten classes of the published training and test lists, by domain and file name.
+    """Read the ten classes of the published training and test lists, by domain and file name.
 
-    The lists come first: they are small, and tell how large the arrays are that images are decoded into.
+    The lists are read first, because they are small and give the sizes of the image arrays.
     """
     listed: dict[str, list[list[str]]] = {"train": [], "test": []}
     for domain in DOMAINS:
@@ -90,12 +90,12 @@ def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Subse
         for name, content in members(archive, places.__contains__):
             places.pop(name)[:] = decode(content, f"{archive}: {name}", (settings.size, settings.size))
         if places:
-            raise HetflError(f"{archive}: lacks {min(places)}, which is listed; fetch it again")
+            raise HetflError(f"{archive}: lacks {min(places)}, which a list names; fetch it again")
     return subsets
 
 
 def _listed(sources: Sources, file: RemoteFile) -> set[str]:
-    """The images of the ten classes in a list, ``<domain>/<class>/<file>``."""
+    """Names of the ten classes' images in a list, ``<domain>/<class>/<file>``."""
     path = sources.get("domainnet", file)
     with reading(path):
         names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
@@ -103,7 +103,7 @@ def _listed(sources: Sources, file: RemoteFile) -> set[str]:
 
 
 def _blank(names: list[list[str]], size: int) -> Subset:
-    """A subset for the images of those names, of each domain in turn, whose pixels are still to come."""
+    """A subset with the labels of these images, domain by domain, and uninitialised pixels."""
     labels = [CLASSES.index(name.split("/")[1]) for domain in names for name in domain]
     domains = np.repeat(np.arange(len(names)), [len(domain) for domain in names])
     images = np.empty((len(labels), size, size, 3), np.uint8)

@@ -22,24 +22,24 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
 CLASSES = 10
-"""Of each set."""
+"""Number of classes of each set."""
 SETS = tuple(
     {entry.name: entry for entry in (SVHN, *CIFAR, NOTMNIST, *MNIST)}[name]
     for name in ("svhn", "cifar10", "notmnist", "fashion-mnist", "mnist")
 )
-"""In the order of Adversarial Continual Learning (Ebrahimi et al., ECCV 2020), where the paper's set comes from."""
+"""In the order of Adversarial Continual Learning (Ebrahimi et al., ECCV 2020), the origin of Five-Dataset."""
 
 
 class FiveSettings(Settings):
-    """How much of each set is taken.
+    """How many samples are taken from each set.
 
-    The paper (FGPT) takes 1,000 random samples of each and then divides them; balance, share and label space are not
-    stated.
+    The paper (FGPT) takes 1,000 random samples of each set and then divides them. It does not state whether classes
+    are balanced, which share is for testing, or whether sets share labels.
 
     Attributes:
-        per_dataset: images of each set's training subset, the same number of each class.
-        test: share of every class held out for the test subset.
-        size: pixels along either side, resized bilinearly without a crop; the sets' own are 28 and 32.
+        per_dataset: images taken from each set's training subset, the same number of each class.
+        test: share of every class that is held out for the test subset.
+        size: height and width in pixels; images of 28 or 32 pixels are resized to it bilinearly, without a crop.
         seed: of all draws.
     """
 
@@ -50,12 +50,15 @@ class FiveSettings(Settings):
 
 
 def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mapping[str, Subset]:
-    """Both subsets, in colour, sorted by set.
+    """Make both subsets, images uint8 [N, size, size, 3] sorted by set.
 
     Args:
-        settings: how much is taken.
-        sources: where files come from.
-        merged: classes of the same position share a label, so that there are 10; otherwise there are 50.
+        settings: how many samples are taken.
+        sources: finds the files.
+        merged: whether class i of every set has label i, which makes 10 classes; otherwise there are 50.
+
+    Raises:
+        HetflError: a set has too few images, or its files cannot be obtained.
     """
     draws = Draws(settings.seed)
     images: list[np.ndarray] = []

@@ -30,15 +30,15 @@ CLASSES = (
     "projector",
 )
 OFFICE31_NAMES = {"back_pack": "backpack"}
-"""Folders that keep Office-31's spelling in some archives."""
+"""Class folders that have Office-31's spelling in some archives, and their names here."""
 
 
 class OfficeCaltech10Settings(Settings):
     """How images are stored and divided into training and test; the authors publish no division.
 
     Attributes:
-        size: pixels of the square that every image is stretched to.
-        test: share of every class of every domain that is held out.
+        size: height and width in pixels that every image is stretched to.
+        test: share of every class of every domain that is held out for the test subset.
         seed: of the random division.
     """
 
@@ -48,7 +48,7 @@ class OfficeCaltech10Settings(Settings):
 
 
 def prepare(settings: OfficeCaltech10Settings, sources: Sources) -> Mapping[str, Subset]:
-    """Images by domain, class and file name, from any archive whose members end in ``<domain>/<class>/<file>``."""
+    """Read images by domain, class and file name, from an archive with members ``<any>/<domain>/<class>/<file>``."""
     path = None if sources.mirrored("office-caltech10", FILE) else sources.copy("office-caltech10", COPY)
     path = path or sources.get("office-caltech10", FILE)
     names, images = pictures(path, lambda name: name.endswith(".jpg"), (settings.size, settings.size))

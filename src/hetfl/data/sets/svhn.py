@@ -1,4 +1,4 @@
-"""SVHN's cropped digits, without its extra part."""
+"""SVHN's cropped digits, without its ``extra`` subset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = {
 
 
 def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Subset]:
-    """Both subsets in the authors' order, 32x32x3; the files' label 10 is the digit 0."""
+    """Read both subsets in the authors' order: images uint8 [N, 32, 32, 3]; the files' label 10 is the digit 0."""
     subsets = {}
     for name, file in FILES.items():
         path = sources.get("svhn", file)
