@@ -105,7 +105,7 @@ def test_other_models_need_their_file(tmp_path: Path):
         ("digits_resnet_base", "dvc repro pretrain"),
         ("resnet18.tv_in1k", "hetfl weights resnet18.tv_in1k"),
         ("mocov3_vit_base", "dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/vit-b-300ep.pth.tar"),
-        ("pfedpt_vit", "starts from scratch"),
+        ("pfedpt_vit", "trains from scratch"),
     ):
         path = weights_path(name, tmp_path)
         assert weights_file(name, tmp_path) == path
