@@ -131,7 +131,7 @@ def test_an_experiment_over_axes_is_one_of_each_choice(make: Make) -> None:
         ({"sweep": {"lr": []}}, "experiments.mine.sweep.lr: [] should have at least 1 item"),
         ({"sweep": {"optimiser": ["a b"]}}, "is not a valid name of a row; sweep over numbers and plain words"),
         ({"over": {"dataset": []}}, "experiments.mine.over: must be a mapping of axes"),
-        ({"over": {"dataset": {"digits": 3}}}, "experiments.mine.over.dataset.digits: 3 is no mapping"),
+        ({"over": {"dataset": {"digits": 3}}}, "experiments.mine.over.dataset.digits: 3 is not a mapping"),
         ({"over": {"dataset": {"digit": {}}}}, "experiments.mine.dataset: unknown data set 'digit'"),
         ({"over": {"a": {"B": {}}}}, "params.yaml: experiments: 'mine-B' is not a valid name"),
         ({"protocol": "quick"}, "experiments.mine.seeds: is missing"),
