@@ -1,6 +1,6 @@
-# make repro: the embedded default's tables; make test: the fast tests. Both make .venv first.
-#   PYTHON=python3.12   the interpreter .venv is made from
-#   KEEP_TORCH=1        keep the torch that PYTHON already has (a GPU build, say) instead of the lock's
+# make repro makes the embedded default's tables; make test runs the fast tests. Both create .venv first.
+#   PYTHON=python3.12   the interpreter for .venv
+#   KEEP_TORCH=1        use the torch that PYTHON already has, e.g. a GPU build, instead of the locked one
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,10 +9,10 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export UV_PYTHON_DOWNLOADS := never
-# Every stage is a process of its own: compiling the same modules anew in each would take longer than some stages do.
+# Every stage is a process. Without cached bytecode each would compile the same modules, for longer than some stages run.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE
 
-# The report shows, and so needs, all of the embedded default; DVC reads its files anew for every target it is given.
+# The report depends on all of the embedded default. A single target is faster, since DVC reads its files per target.
 repro: $(VENV)/.ready
 	@echo "dvc repro --quiet report"
 	@dvc repro --quiet report || { echo "make: where nothing above says why, 'dvc repro report' does" >&2; exit 1; }
@@ -24,7 +24,7 @@ repro: $(VENV)/.ready
 test: $(VENV)/.ready
 	pytest -n 2
 
-# docs/certificates.md: every method against its authors' code or its equations, played anew.
+# Writes docs/certificates.md: a comparison of every method with its authors' code or its equations.
 certificates: $(VENV)/.ready
 	pytest tests/certificates --update-certificates
 
@@ -46,7 +46,7 @@ lock: $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 LOCKED := --quiet --no-deps --require-hashes -r $(VENV)/requirements.lock
 
-# uv installs several times faster than pip; where it cannot be had, pip does the same from the lock.
+# uv is several times faster than pip; if uv is not available, pip installs from the lock.
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@echo "making $(VENV) from requirements.lock"
 	@$(PYTHON) -m venv --clear $(VENV)
@@ -60,7 +60,7 @@ else
 endif
 	@{ $(PIP) $(UV) && uv pip install $(LOCKED) --python $(VENV)/bin/python; } || $(PIP) $(LOCKED)
 	@$(PIP) --no-deps --no-build-isolation --no-index -e .
-# In an exported tree, DVC refuses to work unless it is told that git is not missing by mistake.
+# In an exported tree without .git, DVC needs this setting to work.
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 

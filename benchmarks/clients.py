@@ -1,11 +1,11 @@
-"""What clients cost that do not take part: 10,000 of them against 100, five a round.
+"""The cost of clients that do not take part in a round: 10,000 clients against 100, five per round.
 
     python benchmarks/clients.py [--rounds 2] [--repeats 3]
 
-needs the prepared data/cifar100 (dvc repro download-cifar100) and writes its table beside itself. Clients hold five
-training samples each, cut from the indices sorted by label; all test images are shared among them, so that both
-sizes test the same 10,000. Every case is a process of its own, whole: set-up, rounds, record, resume points; the
-features that FGPT sorts samples by are there from the first one on.
+It needs data/cifar100 (dvc repro download-cifar100) and writes a table beside this file. Each client has five
+training samples, taken in order of labels. The 10,000 test images are divided among the clients, so both sizes test
+the same images. Every case is a separate process with set-up, rounds, record and resume points. The features by which
+FGPT assigns samples to groups are cached after the first case.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ CLIENTS = (100, 10_000)
 SAMPLES, PARTICIPANTS = 5, 5
 MODEL = "mini_vit.random"
 DESCRIPTION = Run.model_construct(parameters=Parameters(trainable=[], total=[]))
-"""Of a run that nobody will look at."""
+"""Of a run that only this benchmark reads."""
 
 
 def partition(dataset: Dataset, clients: int) -> Partition:
-    """Equal shares of the label-sorted indices; with few clients every so many of all shares there are."""
+    """Equal shares of the indices sorted by label; fewer clients get shares at regular intervals."""
 
     def cut(split: str, size: int, shares: int) -> list[np.ndarray]:
         order = np.argsort(dataset.labels((split,)), kind="stable")[: size * shares]
         return np.split(order, shares)
 
     training = cut("train", SAMPLES, max(CLIENTS))[:: max(CLIENTS) // clients]
-    tests = len(dataset.split("test")) // clients
+    tests = len(dataset.subset("test")) // clients
     return Partition(tuple(training), tuple(cut("test", tests, clients)))
 
 
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def run(method: str, clients: int, rounds: int, features: str) -> dict[str, float]:
-    """One case in a process of its own."""
+    """Run one case in a separate process."""
     command = [sys.executable, __file__, "--rounds", str(rounds), "--case", method, str(clients), features]
     found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return found

@@ -1,11 +1,11 @@
-"""What a round's time goes to: the largest costs by torch's profiler.
+"""How a round's time is spent: the most expensive operations by torch's profiler.
 
     python benchmarks/costs.py [--engine auto] [--top 3] [--quick] [--json FILE]
 
-writes costs-<device>.md beside itself. Every work plays rounds until caches are full and graphs recorded, then one is
-timed, and one more is looked at by the profiler. An operation's time is that of its own kernels, not of those it
-calls; on CUDA it is the device's. What is left of the profiled round is Python, torch's dispatch and, on CUDA, a
-device that waits; the profiler's own work counts there, too.
+It writes costs-<device>.md beside this file. Each workload runs rounds until caches are full and graphs are recorded;
+then one round is timed, and the next one is profiled. The time of an operation excludes the operations that it calls;
+on CUDA it is the device's time. The rest of the profiled round is Python, torch's dispatch, on CUDA idle time of the
+device, and the profiler itself.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hetfl.files import write_text
 from hetfl.training.engines import make_engine
 
 WARM = 3
-"""Rounds before those that are looked at, in which caches fill and steps are recorded."""
+"""Rounds before the measured ones, in which caches fill and steps are recorded."""
 SGD = {"lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 10}
 PROMPTED = {"communicate": False, "prompts": "deep", "prompt_length": 3, "local_epochs": 1, "batch_size": 16}
 
 
 def works(device: torch.device, quick: bool) -> dict[str, Work]:
-    """What is looked at: on a GPU the papers' work, else work that a processor does in seconds."""
+    """The workloads: the papers' on a GPU, otherwise small ones that take seconds on a CPU."""
     if device.type == "cuda" and not quick:
         return {case.title: case.work for case in cases().values()}
     clients, images = (200, 64) if quick else (1000, 256)
@@ -55,7 +55,7 @@ def works(device: torch.device, quick: bool) -> dict[str, Work]:
 
 
 def measure(work: Work, engine: str, device: torch.device) -> dict[str, Any]:
-    """Seconds of a round, of a profiled one, and of the operations in that by name, with how often they ran."""
+    """Seconds of a round and of a profiled round; seconds and number of calls of the latter's operations, by name."""
     method = work.create()
     made = make_engine(method, work.federation(method, device), engine)
     rounds = Rounds(made, Draws(0))

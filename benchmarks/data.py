@@ -1,9 +1,9 @@
-"""Device-resident batches against torchvision's data set, PIL transforms and DataLoader doing the same work.
+"""Batches from images on the device, against the same batches from torchvision, PIL transforms and a DataLoader.
 
     python benchmarks/data.py [--device cpu] [--repeats 5]
 
-needs the prepared data/cifar10 (dvc repro download-cifar10) and writes its table beside itself. Every case runs the
-ways in turn, so that a machine whose speed drifts slows all of them; the ratio is to the faster DataLoader.
+It needs data/cifar10 (dvc repro download-cifar10) and writes a table beside this file. Every case alternates between
+the implementations, so that changes of the machine's speed affect all of them. The ratio is to the faster DataLoader.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from hetfl.files import write_text
 ROOT = Path(__file__).parents[1]
 HALF = (0.5, 0.5, 0.5)
 WORKERS = (0, 2)
-# Images per timing; enough for a tenth of a second at least.
+# Images per timing, enough for at least 0.1 s.
 IMAGES = {(32, "resident"): 65_536, (224, "resident"): 4_096, (32, "loader"): 16_384, (224, "loader"): 2_048}
 
 
 class LocalCifar10(CIFAR10):
-    """torchvision's CIFAR-10 over files of its own layout, without the MD5 check that only slows its start."""
+    """torchvision's CIFAR-10 without its MD5 check, which would only slow its start."""
 
     def _check_integrity(self) -> bool:
         return True
@@ -46,7 +46,7 @@ class LocalCifar10(CIFAR10):
 
 def write_torchvision_layout(dataset: Dataset, root: Path) -> None:
     """The training images in the files that torchvision reads."""
-    split = dataset.split("train")
+    split = dataset.subset("train")
     folder = root / CIFAR10.base_folder
     folder.mkdir()
     rows = split.images.transpose(0, 3, 1, 2).reshape(len(split), -1)
@@ -57,7 +57,7 @@ def write_torchvision_layout(dataset: Dataset, root: Path) -> None:
 
 
 def rate(batches: Callable[[], Iterable], count: int, device: torch.device) -> float:
-    """Images per second of ``count`` batches, after one that is not counted."""
+    """Images per second over ``count`` batches, after one uncounted batch."""
     iterator = iter(batches())
     next(iterator)
     images = 0
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def loader(root: Path, size: int, interpolation: str, batch: int, workers: int) -> DataLoader:
-    """The usual way: one PIL image at a time."""
+    """The usual implementation: one PIL image at a time."""
     resize = [] if size == 32 else [Resize((size, size), InterpolationMode(interpolation))]
     transform = Compose([*resize, ToTensor(), Normalize(HALF, HALF)])
     return DataLoader(LocalCifar10(str(root), transform=transform), batch, shuffle=True, num_workers=workers)
@@ -125,7 +125,7 @@ def throughput(
     dataset: Dataset, root: Path, size: int, interpolation: str, batch: int, device: torch.device, repeats: int
 ) -> list[str | float]:
     """One row of the table."""
-    split = dataset.split("train")
+    split = dataset.subset("train")
     images = DeviceImages([split], InputSpec(size, interpolation, HALF, HALF), device)
     order = torch.randperm(len(split)).to(device)
     loaders = [loader(root, size, interpolation, batch, workers) for workers in WORKERS]
@@ -150,10 +150,10 @@ def throughput(
 
 
 def start_up(root: Path, device: torch.device) -> tuple[float, float]:
-    """Seconds until the first batch is there: resident, and with torchvision."""
+    """Seconds until the first batch: from the device, and with torchvision."""
     started = time.perf_counter()
     dataset = read_dataset(ROOT / "data" / "cifar10")
-    images = DeviceImages([dataset.split("train")], InputSpec(32, "bilinear", HALF, HALF), device)
+    images = DeviceImages([dataset.subset("train")], InputSpec(32, "bilinear", HALF, HALF), device)
     next(iter(images.batches(torch.randperm(len(images)).to(device), 16)))
     middle = time.perf_counter()
     next(iter(loader(root, 32, "bilinear", 16, 0)))[0].to(device)

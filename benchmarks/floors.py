@@ -1,4 +1,4 @@
-"""What a round of some work cannot do without, counted from shapes: no images, no weights, no device."""
+"""Lower bounds of a round: operations, memory traffic and kernel launches, counted from shapes without a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hetfl.training.sampling import participants
 
 
 class Operations(TorchDispatchMode):
-    """Counts what makes a tensor, and knows the attention scores, which fused attention keeps nowhere."""
+    """Counts operations that make a tensor, and the size of attention scores, which fused attention never stores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Operations(TorchDispatchMode):
 
 
 def place(tensor: Tensor) -> int:
-    """Tells memories apart, also where nothing lies in them."""
+    """Identifies a tensor's memory, also on the meta device."""
     return tensor.untyped_storage()._cdata
 
 
@@ -101,12 +101,12 @@ def step(method: Method, model: Model) -> Step:
 
 
 def used(samples: int, settings: Any) -> int:
-    """Of a client's samples those that an epoch trains on."""
+    """Number of a client's samples that an epoch trains on."""
     return samples - samples % settings.batch_size if settings.drop_last else samples
 
 
 def server_steps(settings: Any, owned: Sequence[int]) -> int:
-    """Steps of the server's own training when participants own so many classes each; 1 where it has none."""
+    """Steps of the server's own training, from the number of classes of each participant; 1 without such training."""
     if "server_epochs" not in type(settings).model_fields:
         return 1
     return int(settings.server_epochs * math.ceil(sum(owned) / (settings.server_batch or settings.batch_size)))

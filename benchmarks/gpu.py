@@ -1,14 +1,14 @@
-"""The papers' work on a GPU: rounds of the batched engine against an eager loop, and how far both are from the floor.
+"""The papers' experiments on a GPU: the batched engine against an eager loop, and both against lower bounds.
 
     python benchmarks/gpu.py [--quick] [--json FILE]
 
-takes less than nine minutes on an H200 and writes gpu-<device>.md beside itself. Weights are random and images are
-random bytes of the data sets' sizes: speed depends on neither. Every case is a process of its own with a limit of
-time, so that one that fails is a row with its error. An engine gets more and more of the samples until it has all of
-them or no time is left; seconds of a part are then scaled up and marked.
+It takes less than nine minutes on an H200 and writes gpu-<device>.md beside this file. Weights and images are random,
+with the data sets' shapes; speed does not depend on their values. Every case is a separate process with a time limit,
+and a case that fails is a row with its error. An engine runs with more and more of the samples until it has all of
+them or its time is over; times with a part of the samples are extrapolated and marked.
 
-With --quick, or where there is no GPU, much smaller work runs in place of the papers', which shows that the script
-works and nothing else. The floors are of the papers' work in any case, counted from shapes.
+With --quick, or without a GPU, the cases are much smaller, which only tests the script. The lower bounds are always
+those of the papers' experiments, counted from shapes.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from hetfl.training.memory import peak_memory, reset_peak_memory
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 510
-"""For everything; with what the last case may take longer it is less than nine minutes."""
+"""Seconds for all cases. Together with the last case's grace period it is less than nine minutes."""
 GRACE = 20
-"""Seconds that a case may take longer than it was told before it is ended."""
+"""Grace period in seconds before a case that exceeds its time is ended."""
 REFERENCE = 15
-"""Seconds for each way that others are compared with."""
+"""Seconds for each baseline."""
 SMALL = 4
-"""Seconds for any way of small work."""
+"""Seconds for each variant of a small case."""
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["hetfl.training.engines", "hetfl.experiments.plan", "timm"])
 H200 = {"bf16": 989e12, "float32": 494e12, "bytes": 4.8e12}
-"""NVIDIA's data sheet, dense: where no GPU is there to be measured. float32 runs as TF32 in convolutions."""
+"""From NVIDIA's data sheet (dense), for use without a GPU. Convolutions in float32 run as TF32."""
 
 EAGER, EAGER_BF16 = ("sequential", "float32"), ("sequential", "bfloat16")
 BATCHED, BATCHED_BF16 = ("batched", "float32"), ("batched", "bfloat16")
@@ -66,14 +66,14 @@ BATCHED, BATCHED_BF16 = ("batched", "float32"), ("batched", "bfloat16")
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure is to be on an H200: at least or at most so much."""
+    """A target on an H200: a minimum or maximum for a figure."""
 
     figure: str
     least: float | None = None
     most: float | None = None
 
     def judge(self, row: Mapping[str, Any]) -> str:
-        """Whether a row meets it, and by which factor."""
+        """Whether a row meets the target, and by which factor."""
         value = row.get(self.figure)
         if value is None:
             return f"{self.figure}: not measured"
@@ -107,7 +107,7 @@ class Case:
 
 
 def paper(experiment: str, row: str, split: str, scheme: type, classes: int) -> Work:
-    """The work of a cell in params.yaml; of its backbones the weights are random."""
+    """The workload of a cell in params.yaml, with random weights of its backbones."""
     params = load_params(ROOT / "params.yaml")
     cell = next(cell for cell in cells(params, experiment) if (cell.row, cell.split) == (row, split))
     models = [name.partition(".")[0] + (".random" if name.startswith("vit_") else "") for name in cell.models]
@@ -117,7 +117,7 @@ def paper(experiment: str, row: str, split: str, scheme: type, classes: int) -> 
 
 
 def cases() -> dict[str, Case]:
-    """All of them by name, in the order in which they run; the last one has what time is left."""
+    """All cases by name, in the order in which they run; the last one gets the remaining time."""
     few, plain = (200, 50), InputSettings()
     fedhpl, mixed = (
         paper(f"fedhpl-{kind}-cifar10", "fedhpl", "iid", Iid, 10) for kind in ("homogeneous", "heterogeneous")
@@ -192,7 +192,7 @@ def cases() -> dict[str, Case]:
 
 @dataclass(frozen=True)
 class Amounts:
-    """What a round of some clients is made of.
+    """The parts of a round.
 
     Attributes:
         train: samples trained on, over all epochs.
@@ -282,7 +282,7 @@ def measure(
 def figures(
     rounds: Rounds, first: float, played: Sequence[dict[str, float]], method: Method, federation: Federation
 ) -> dict[str, Any]:
-    """What a round takes with all samples of a federation, from rounds with a part of them."""
+    """Extrapolate the time of a round with all samples from rounds with a part of them."""
     engine, device = rounds.engine, rounds.device
     spent = {name: median(one[name] for one in played) for name in played[0]}
     sweeps = method.statistics_source(1) in ("own", "before", "stored")
@@ -310,7 +310,7 @@ def figures(
 
 
 def typical(function: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Seconds of one call among many: the median of five timings, after one that is not counted."""
+    """Seconds per call in a series of calls: the median of five timings after an uncounted one."""
     timings = []
     for _ in range(6):
         began = now(device)
@@ -321,7 +321,7 @@ def typical(function: Callable[[], Any], device: torch.device, repeats: int) -> 
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
-    """What the machine can do at most: matrix products, copies (read and written), seconds of a tiny launch."""
+    """Measure the machine's limits: matrix products, copies (bytes read and written), seconds of an empty launch."""
     cuda = device.type == "cuda"
     side, room = (8192, 2**30) if cuda else (512, 2**24)
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
@@ -367,7 +367,7 @@ def main() -> None:
 
 
 class Part:
-    """Some of the work in a process of its own.
+    """A part of the benchmark in a separate process.
 
     Args:
         name: of the case, or what else it is.
@@ -388,7 +388,7 @@ class Part:
             self._refused = one_line(error)
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it found, in the end what ended it too early."""
+        """Yield its findings, and at the end the reason if it ended early."""
         if self._refused:
             return [{"part": self.name, "error": self._refused}]
         self._process.join(max(self.deadline - time.time(), 0) + GRACE)
@@ -406,7 +406,7 @@ class Part:
 
 
 def write_lines(out: Path, function: Callable[..., Iterator[dict]], *given: Any) -> None:
-    """Write what a function finds as lines of JSON, each as soon as it is there."""
+    """Write a function's findings as lines of JSON, each as soon as it exists."""
     with out.open("w") as file:
         try:
             for line in function(*given):
@@ -416,7 +416,7 @@ def write_lines(out: Path, function: Callable[..., Iterator[dict]], *given: Any)
 
 
 def run_all(chosen: Mapping[str, Case], device: torch.device, small: bool) -> list[dict[str, Any]]:
-    """The findings of all parts; the floors, which need no device, are counted beside the others."""
+    """The findings of all parts. The lower bounds, which need no device, are counted in parallel."""
     end = time.time() + SECONDS
     floors = Part("floors", end, run_floors, chosen, small)
     lines = Part("machine", time.time() + 60, run_ceilings, device).lines()
@@ -427,17 +427,17 @@ def run_all(chosen: Mapping[str, Case], device: torch.device, small: bool) -> li
 
 
 def run_ceilings(device: torch.device) -> Iterator[dict[str, Any]]:
-    """What the machine can do."""
+    """The machine's limits."""
     yield {"machine": ceilings(device)}
 
 
 def run_floors(chosen: Mapping[str, Case], small: bool) -> Iterator[dict[str, Any]]:
-    """The floors of all cases, and of their small work if that is what runs."""
+    """The lower bounds of all cases, and of the small cases if these run."""
     torch.set_num_threads(1)
     for name, case in chosen.items():
         precision = case.ways[-1][1]
         try:
-            # The share of the peak is made from the operations of what is measured.
+            # The share of the peak needs the operations of the measured case.
             ran = {"ran": floor(case.small, precision)} if small else {}
             yield {"part": name, "floor": floor(case.work, precision), **ran}
         except Exception as error:  # the other floors stand
@@ -445,7 +445,7 @@ def run_floors(chosen: Mapping[str, Case], small: bool) -> Iterator[dict[str, An
 
 
 def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> Iterator[dict[str, Any]]:
-    """Measure the ways of a case, one after another."""
+    """Measure the variants of a case, one after another."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     for way in case.ways:
@@ -454,7 +454,7 @@ def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> 
         all_rounds = last and any(target.figure == "cell" for target in case.targets)
         label = {"engine": way[0], "precision": way[1]}
         try:
-            # The loop that is compared with launches every kernel, the server's as well.
+            # The eager baseline launches every kernel separately, also on the server.
             with patch("hetfl.captured.EAGER_CALLS", math.inf) if way[0] == "sequential" else nullcontext():
                 work, share = (case.small, 1.0) if small else (case.work, 0.01)
                 for row in measure(work, way, seconds, deadline, device, all_rounds, share):
@@ -464,12 +464,12 @@ def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> 
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, for a cell of a table."""
+    """An error's message, for a cell of a table."""
     return shorten(f"{type(error).__name__}: {error}".partition("\n")[0], 120)
 
 
 def gathered(lines: Sequence[dict[str, Any]], device: torch.device) -> dict[str, Any]:
-    """One dictionary of all findings: of every way its last figures, and what follows from several of them."""
+    """Combine all findings: the last figures of every variant, and ratios between them."""
     machine: dict[str, float] = {}
     floors: dict[str, Any] = {}
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -589,7 +589,7 @@ def report(found: dict[str, Any], chosen: Mapping[str, Case], small: bool, secon
 
 
 def shown(figures: Mapping[str, Any], columns: Mapping[str, tuple[str, float]]) -> list[str]:
-    """The cells of some columns, numbers with three digits; empty where there is nothing."""
+    """The cells of these columns, numbers with three digits; empty for missing values."""
 
     def text(value: Any, unit: float) -> str:
         if not isinstance(value, int | float):

@@ -2,12 +2,12 @@
 
     python benchmarks/overhead.py [--repeats 7] [--quick] [--json FILE]
 
-needs the prepared data/fashion-mnist, data/digits and data/cifar10 (dvc repro download) and writes its table beside
-itself. The plain loops train the same modules from the same weights with torch.optim.SGD, and end with the same
-parameters: one has its samples in memory, normalised and in the size that the model wants; the other reads them
-through the usual Dataset and DataLoader. hetfl holds uint8 images in stored size, and its time is that of the whole
-visit of a client: taking over the server's parameters, training, uplink. Cases are interleaved, so that a machine
-whose speed drifts slows all ways.
+It needs data/fashion-mnist, data/digits and data/cifar10 (dvc repro download-<name>) and writes a table beside this
+file. Two plain loops train the same modules from the same weights with torch.optim.SGD and end with the same
+parameters. One has its samples in memory, normalised and resized; the other reads them through the usual Dataset and
+DataLoader. hetfl stores uint8 images in their original size. Its time is that of a client's whole task: loading the
+server's parameters, training, and the uplink. Cases alternate between implementations, so that changes of the
+machine's speed affect all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose, InterpolationMode, Normalize, Resize, ToTensor
 
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Split, read_dataset
+from hetfl.data.store import Subset, read_dataset
 from hetfl.draws import Draws
 from hetfl.experiments.record import device_name
 from hetfl.files import write_text
@@ -55,7 +55,7 @@ Way = Callable[[], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: a method, a model, a data set, and how many steps are timed."""
+    """One row of the table: a method, a model, a data set, and the number of timed steps."""
 
     title: str
     method: str
@@ -75,9 +75,9 @@ CASES = (
 
 
 class Samples(Dataset):
-    """One PIL image at a time, the usual way."""
+    """The usual Dataset: one PIL image at a time."""
 
-    def __init__(self, split: Split, index: np.ndarray, transform: Callable, colour: bool) -> None:
+    def __init__(self, split: Subset, index: np.ndarray, transform: Callable, colour: bool) -> None:
         self.split, self.index, self.transform, self.colour = split, index, transform, colour
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Samples(Dataset):
 def plain(
     module: nn.Module, values: dict[str, Tensor], batches: Iterable[tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
-    """The loop that somebody writes who needs no framework; gives what became of ``values``."""
+    """A training loop without a framework; returns the trained ``values``."""
     parameters = dict(module.named_parameters())
     with torch.no_grad():
         for name, value in values.items():
@@ -107,9 +107,9 @@ def plain(
 
 
 def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]]:
-    """The ways to take some steps, by name, and the parameters they begin with."""
+    """The implementations by name, and their initial parameters."""
     dataset = read_dataset(ROOT / "data" / case.dataset)
-    split = dataset.split("train")
+    split = dataset.subset("train")
     index = np.sort(np.random.default_rng(0).choice(len(split), steps * case.batch, replace=False))
     usual = {"batch_size": case.batch, "lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY, "local_epochs": 1}
     method = create(case.method, {**usual, **case.settings}, dataset.num_classes)
@@ -149,7 +149,7 @@ def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]
 
 
 def compare(case: Case) -> None:
-    """See that hetfl and the plain loop compute the same."""
+    """Check that hetfl and the plain loop compute the same parameters."""
     ways, before = make_ways(case, CHECKED)
     ours, theirs = ways["hetfl"](), ways["plain"]()
     for name, value in before.items():
@@ -158,7 +158,7 @@ def compare(case: Case) -> None:
 
 
 def measure(case: Case, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of a step of each way, one of each repeat."""
+    """Seconds per step of each implementation, one value per repeat."""
     ways, _ = make_ways(case, steps)
     for way in ways.values():  # not counted
         way()

@@ -1,15 +1,15 @@
-"""hetfl's round loop against other frameworks' and a bare PyTorch loop: the same federated learning on one device.
+"""hetfl's round loop against those of other frameworks and a plain PyTorch loop, for the same task on one device.
 
     python benchmarks/peers.py [--rounds N] [--repeats 3] [--quick] [--only NAME ...] [--python PATH] [--json FILE]
 
-The yardstick is the CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurIPS 2024), IID: 1,000 clients with 50
-images each, 50 of them a round, one local epoch of SGD in batches of 10. Every contender gets the same initial
-weights, participants and batches. The peers live in an environment of their own, made from requirements-peers.txt,
-whose interpreter is --python; those that are not there are named in the table. data/cifar10 (dvc repro
-download-cifar10) is used where it is prepared, random pixels else. The table is written beside this file.
+The task is the IID CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurIPS 2024): 1,000 clients with 50 images
+each, 50 clients per round, one local epoch of SGD with batches of 10. All implementations get the same initial
+weights, participants and batches. The other frameworks are installed from requirements-peers.txt into a separate
+environment, whose interpreter is --python; the table names those that are missing. Images are those of data/cifar10 (dvc repro
+download-cifar10) if it is prepared, otherwise random. The table is written beside this file.
 
-Every contender is a process of its own. This file is run by the peers' interpreter, too, so it imports hetfl only
-where hetfl runs.
+Every implementation is a separate process. The other frameworks' interpreter also runs this file, so it imports hetfl
+only in hetfl's own process.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 CLIENTS, SAMPLES, COHORT, BATCH, RATE = 1000, 50, 50, 10, 0.1
 EVERY = 10
-"""Rounds from one central evaluation to the next; there is one after the last round, too."""
+"""Rounds between central evaluations; there is also one after the last round."""
 EVALUATION_BATCH = 512
 CLASSES = 10
 ROUNDS = {"cpu": 20, "cuda": 1500}
 QUICK_TESTS = 1000
-"""Images of the central evaluation where it has to be quick; all 10,000 take longer than a round."""
+"""Images of a quick central evaluation; all 10,000 take longer than a round."""
 NETWORKS = {"linear": "linear, 30,730 parameters", "pfl_cnn": "CNN, 1,626,442 parameters"}
 AGREE = 0.02
-"""Final accuracies may differ by so much: contenders add up in different orders, and training magnifies that."""
+"""Allowed difference of final accuracies: sums in different orders round differently, and training amplifies it."""
 
 
 def network(name: str) -> nn.Module:
-    """The yardstick's networks in plain PyTorch."""
+    """The task's networks in plain PyTorch."""
     if name == "linear":
         return nn.Sequential(nn.Flatten(), nn.Linear(3072, CLASSES))
     convolutions = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
@@ -57,7 +57,7 @@ def network(name: str) -> nn.Module:
 
 @dataclass
 class Task:
-    """What all contenders do.
+    """The task of all implementations.
 
     Attributes:
         images, labels: normalised training images [N, 3, 32, 32] and their classes.
@@ -80,7 +80,7 @@ class Task:
 
     @property
     def rounds(self) -> int:
-        """How many there are."""
+        """Number of clients."""
         return len(self.participants)
 
     def network(self) -> nn.Module:
@@ -97,7 +97,7 @@ class Task:
         return self.images[rows], self.labels[rows]
 
     def batches(self, round: int, place: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same in batches."""
+        """The same images and labels, in batches."""
         images, labels = self.epoch(round, place)
         return zip(images.split(BATCH), labels.split(BATCH), strict=True)
 
@@ -131,7 +131,7 @@ def read_task(folder: str, name: str) -> Task:
 
 @dataclass
 class Clock:
-    """Seconds of rounds and of central evaluations, which are no part of them."""
+    """Seconds of rounds, and separately of central evaluations."""
 
     started: float
     rounds: list[float] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Clock:
 
 
 def bare(folder: str, name: str, clock: Clock) -> None:
-    """The loop that somebody writes who needs no framework."""
+    """A training loop without a framework."""
     task = read_task(folder, name)
     module = task.network()
     parameters = list(module.parameters())
@@ -194,9 +194,9 @@ def bare(folder: str, name: str, clock: Clock) -> None:
 
 
 def hetfl(folder: str, name: str, clock: Clock) -> None:
-    """hetfl through its own round loop, with the engine that it chooses for the device."""
+    """hetfl's own round loop, with the default engine of the device."""
     from hetfl.data.partitions import Partition
-    from hetfl.data.store import Dataset, Split
+    from hetfl.data.store import Dataset, Subset
     from hetfl.draws import Draws
     from hetfl.methods import create
     from hetfl.training.engines import make_engine
@@ -206,12 +206,12 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
     plan = torch.load(Path(folder) / "plan.pt")
     rounds, data = len(plan["participants"]), Path(plan["data"])
     splits = {
-        split: Split(*(np.load(data / f"{split}-{kind}.npy", mmap_mode="c") for kind in ("images", "labels")))
+        split: Subset(*(np.load(data / f"{split}-{kind}.npy", mmap_mode="c") for kind in ("images", "labels")))
         for split in ("train", "test")
     }
     dataset = Dataset("yardstick", "yardstick", tuple(map(str, range(CLASSES))), splits, "")
     method = create("fedavg", SETTINGS | {"rounds": rounds}, CLASSES)
-    # Every client is tested on a thousandth of the test images, all of them together on all.
+    # Every client is tested on one thousandth of the test images, so that together they use all.
     tests = np.array_split(np.arange(len(splits["test"]))[: plan["tests"]], CLIENTS)
     partition = Partition(tuple(plan["clients"].numpy()), tuple(tests))
     federation = build_federation(method, [name], dataset, partition, Path(), torch.device(plan["device"]))
@@ -257,7 +257,7 @@ def pfl(folder: str, name: str, clock: Clock) -> None:
     places = ((round, place) for round in range(task.rounds) for place in range(COHORT))
     users = FederatedDataset(lambda user: Dataset(list(task.epoch(*user)), user_id=str(user)), lambda: next(places))
     clock.skip()
-    # pfl tests the participants on their own data in its first round; the frequency keeps it from doing so again.
+    # pfl tests participants on their own data in the first round; this frequency prevents it in later rounds.
     FederatedAveraging().run(
         NNAlgorithmParams(task.rounds, task.rounds + 1, COHORT, 0),
         SimulatedBackend(users, users),
@@ -302,7 +302,7 @@ def fedlab(folder: str, name: str, clock: Clock) -> None:
 
 def flower(folder: str, name: str, clock: Clock) -> None:
     """Flower's simulation in Ray with one actor."""
-    # Ray's actors find functions of a module by name, and then keep what the module has cached.
+    # Ray's actors import functions of a module by name, and then keep the module's caches.
     import peers
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -315,7 +315,7 @@ def flower(folder: str, name: str, clock: Clock) -> None:
 
     class Strategy(FedAvg):
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-            # The simulation's nodes come one by one, while the strategy has already begun.
+            # The simulation's nodes connect one by one, after the strategy has started.
             while len(nodes := list(grid.get_node_ids())[:COHORT]) < COHORT:
                 time.sleep(0.05)
             orders = [
@@ -345,14 +345,14 @@ def flower(folder: str, name: str, clock: Clock) -> None:
         strategy = Strategy(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
         strategy.start(grid, ArrayRecord(module.state_dict()), task.rounds, evaluate_fn=evaluate)
 
-    # Both the server's process and the actor see the one GPU.
+    # The server's process and the actor share the GPU.
     actor = {"num_cpus": 1, "num_gpus": int(task.images.is_cuda)}
     resources = {"client_resources": actor, "init_args": {"num_cpus": 1}}
     run_simulation(server, client, CLIENTS, backend_config=resources)
 
 
 def flower_client(message: Any, context: Any) -> Any:
-    """One participant of Flower's, in an actor."""
+    """A participant in Flower, in an actor."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     torch.set_num_threads(1)
@@ -377,7 +377,7 @@ CONTENDERS: dict[str, tuple[str, Callable[[str, str, Clock], None]]] = {
     "flower": ("Flower, 1 actor beside the server's process", flower),
 }
 PEERS = {"pfl": "pfl", "fedlab": "fedlab", "flower": "flwr"}
-"""The package of each peer."""
+"""The package of each framework."""
 SETTINGS = {
     "participation": COHORT / CLIENTS,
     "batch_size": BATCH,
@@ -389,7 +389,7 @@ SETTINGS = {
 
 
 def case(contender: str, name: str, folder: str, started: float) -> dict[str, Any]:
-    """Run one contender in this process."""
+    """Run one implementation in this process."""
     from importlib.metadata import version
 
     torch.set_num_threads(1)
@@ -408,7 +408,7 @@ def case(contender: str, name: str, folder: str, started: float) -> dict[str, An
 
 
 def run(contender: str, name: str, folder: str, python: str) -> dict[str, Any]:
-    """One contender in a process of its own; of a peer that fails, why."""
+    """Run one implementation in a separate process; returns the reason if a framework fails."""
     command = [python if contender in PEERS else sys.executable, __file__, "--case", contender, name, folder]
     quiet = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     found = subprocess.run(
@@ -493,7 +493,7 @@ def main() -> None:
         print(json.dumps(case(contender, name, folder, float(started))))
         return
     rounds, repeats = (3, 1) if arguments.quick else (arguments.rounds or ROUNDS[arguments.device], arguments.repeats)
-    # All others are compared with these two.
+    # The others are compared with these two.
     chosen = [key for key in CONTENDERS if key in ("bare", "hetfl", *arguments.only)]
     found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {key: [] for key in chosen} for name in NETWORKS}
     with tempfile.TemporaryDirectory() as folder:
@@ -508,14 +508,14 @@ def main() -> None:
 
 
 def later(result: dict[str, Any]) -> float:
-    """Seconds of a round, the first one apart."""
+    """Seconds of a round, the first round separately."""
     return median(result["rounds"][1:])
 
 
 def report(
     found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int, repeats: int, images: str, device: str
 ) -> None:
-    """Print the tables and the targets, and write them."""
+    """Print and write the tables and the targets."""
     from tabulate import tabulate
 
     from hetfl.experiments.record import device_name
@@ -573,7 +573,7 @@ def report(
 
 
 def targets(name: str, figures: dict[str, dict[str, float]], device: str) -> list[list[str]]:
-    """What was aimed at, what came out, and whether that is enough."""
+    """The targets, the results, and whether each target is met."""
     title = NETWORKS[name].partition(",")[0]
     own, others = figures["hetfl"], {key: figures[key] for key in PEERS if key in figures}
     rows = []

@@ -2,9 +2,9 @@
 
     python benchmarks/precision.py [--repeats 5] [--quick] [--json FILE]
 
-needs the prepared digits (dvc repro digits-homogeneous) and writes its table beside itself. Speed: a training step of
-prompts and head, and a forward pass, of ViTs with random weights; a step of a small CNN. Accuracy: FedHPL's cells of
-digits-homogeneous, trained anew in both precisions from the same draws. Ways are interleaved.
+It needs the embedded default's digits (dvc repro digits-homogeneous) and writes a table beside this file. Speed: a
+training step of prompts and head, and a forward pass, for ViTs with random weights; a training step of a small CNN.
+Accuracy: FedHPL's cells of digits-homogeneous, trained in both precisions with the same draws. Timings alternate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 PROMPTED = ModelOptions(prompts="deep", prompt_length=3)
 VITS = {"digits_vit_base.random": 16, "mini_vit.random": 16, "vit_tiny_patch16_224.random": 16}
-"""Backbones and samples a batch."""
+"""Backbones, with samples per batch."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def step(model: Model, images: Tensor, labels: Tensor) -> Callable[[], None]:
 
 
 def speeds(repeats: int) -> list[Speed]:
-    """Every piece of work in both ways."""
+    """Time every workload in both variants."""
     found = []
     for name, size in VITS.items():
         usual, lowered = build(name, 10, PROMPTED), build(name, 10, PROMPTED)

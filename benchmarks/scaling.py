@@ -1,9 +1,9 @@
-"""How seconds of a round and peak memory grow: with clients per round and in all, prompts, and size of the model.
+"""How a round's time and peak memory grow with participants, clients, prompts and size of the model.
 
     python benchmarks/scaling.py [--quick] [--engine sequential] [--json FILE]
 
-writes scaling-<device>.md and .svg beside itself. Every point is a process of its own. Images and weights are random;
-all clients are tested with what the server sends them, on 100 images.
+It writes scaling-<device>.md and .svg beside this file. Every point is a separate process. Images and weights are
+random. All clients are tested on 100 images with the parameters that the server sends them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MODELS = (
 
 
 def convnet(clients: int, total: int = 64, samples: int = 20, data: int = 1280) -> Work:
-    """FedAvg of the 4-layer CNN, with so many samples of each client; ``data`` is the size of the training split."""
+    """FedAvg of the 4-layer CNN, with so many samples of each client; ``data`` is the size of the training subset."""
     share = Iid(clients=total, quantity=samples * total / data)
     settings = TRAINING | {"participation": clients / total}
     return Work("fedavg", settings, ("cnn",), share, samples=(data, TESTS))
@@ -84,7 +84,7 @@ CURVES = {
     "prompted clients": Curve("Clients per round", VIT, (1, 4, 16, 64), prompted),
     "total": Curve("Clients in all", CNN, (100, 1_000, 10_000), lambda many: convnet(5, many, 5, 50_000)),
     "prompts": Curve("Prompts", VIT, (1, 5, 20, 50), lambda length: prompted(length=length)),
-    # All of them see 16 patches.
+    # All of them have 16 patches.
     "model": Curve(
         "Parameters (M)", VIT, MODELS, lambda name: prompted(model=name, pixels=32 if "digits" in name else 64)
     ),
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def place_of(point: dict[str, Any]) -> float:
-    """Where a point lies on its axis."""
+    """The position of a point on its axis."""
     return point["parameters"] if point["curve"] == "model" else point["value"]
 
 
@@ -189,13 +189,13 @@ def report(points: list[dict[str, Any]], rounds: int, device: torch.device, load
 
 
 def slope(points: list[dict[str, Any]]) -> float:
-    """By which power of what grows the seconds grow."""
+    """The exponent with which the time grows along the axis."""
     places, seconds = (np.log([place_of(point) for point in points]), np.log([point["seconds"] for point in points]))
     return float(np.polyfit(places, seconds, 1)[0])
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """A column per axis: seconds of a round above, memory below."""
+    """Plot one column per axis: seconds of a round at the top, memory below."""
     axes_of = list(dict.fromkeys(curve.axis for curve in CURVES.values()))
     looks = {label: (SERIES[n], MARKERS[n]) for n, label in enumerate((CNN, VIT))}
     with mpl.rc_context(STYLE):

@@ -2,10 +2,10 @@
 
     python benchmarks/start.py [--quick] [--json FILE]
 
-needs the digits of the embedded default (dvc repro partition@digits pretrain-digits); the table is also written
-beside this file. Every time is that of a process of its own, from before it is started to the event, with its files
-in the page cache and its modules compiled: a first round of processes, not counted, sees to both. First steps are
-those of the real command, ``hetfl train``, in a folder of its own, until its first optimiser step is over.
+It needs the embedded default's digits (dvc repro partition@digits pretrain-digits) and writes a table beside this
+file. Each time is that of a separate process, from before its start to the event. An uncounted first run of each
+process puts files into the page cache and compiles modules. First steps are those of ``hetfl train`` in a temporary
+folder, until the end of the first optimiser step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CELLS = {
     "first step, ResNet": "digits-homogeneous --row fedavg --split iid",
     "first step, prompted ViT": "digits-homogeneous --row fedhpl --split iid",
 }
-"""What ``hetfl train`` is asked for."""
+"""Arguments of ``hetfl train``."""
 
 IMPORTS = {
     "Python alone": "",
@@ -88,7 +88,7 @@ def case(name: str, byte_code: str) -> float:
 
 
 def rows(found: dict[str, list[float]]) -> list[list[object]]:
-    """A line a case: its median and range, its target, and the ratio to that."""
+    """One row per case: median and range, target, and the ratio to the target."""
     targets = {"hetfl --help": HELP, **dict.fromkeys(CELLS, TRAIN)}
     lines: list[list[object]] = []
     for name, times in found.items():

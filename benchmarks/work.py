@@ -1,4 +1,4 @@
-"""Work for the benchmarks: federations over random images, and rounds timed part by part."""
+"""Workloads of the benchmarks: federations over random images, with a timer for each part of a round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from hetfl.data.batches import DeviceImages
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Scheme, make_partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.methods import Method, create
 from hetfl.models import Model
@@ -35,7 +35,7 @@ class Work:
         models: dealt to the clients in turn.
         partition: the scheme.
         classes: of the data set.
-        samples: of its training and of its test split.
+        samples: of its training and of its test subset.
         input: what is done to images.
         shape: of an image.
     """
@@ -54,18 +54,18 @@ class Work:
         return create(self.method, self.settings, self.classes)
 
     def dataset(self) -> Dataset:
-        """Random bytes as images; all classes have as many of them."""
+        """Random images, the same number of each class."""
         drawn = Draws(0).numpy_generator("benchmark")
 
-        def split(samples: int) -> Split:
+        def subset(samples: int) -> Subset:
             images = drawn.integers(0, 256, (samples, *self.shape), dtype=np.uint8)
-            return Split(images, np.arange(samples) % self.classes)
+            return Subset(images, np.arange(samples) % self.classes)
 
-        splits = dict(zip(("train", "test"), map(split, self.samples), strict=True))
-        return Dataset("random", "random bytes", tuple(map(str, range(self.classes))), splits, "random")
+        subsets = dict(zip(("train", "test"), map(subset, self.samples), strict=True))
+        return Dataset("random", "random bytes", tuple(map(str, range(self.classes))), subsets, "random")
 
     def federation(self, method: Method, device: torch.device, precision: Precision = "float32") -> Federation:
-        """The clients. The features that some methods sort samples by, which no round computes, are random too."""
+        """The clients. Features by which some methods assign samples to groups are random; no round computes them."""
         dataset = self.dataset()
         parts = make_partition(self.partition, dataset, Draws(0))
         where = Path("weights")  # all weights are random or start from scratch
@@ -76,7 +76,7 @@ class Work:
 
 
 def random_queries(images: DeviceImages, encoder: Model, *_: Any) -> Tensor:
-    """In place of an encoder's features of all images."""
+    """Random features instead of an encoder's."""
     drawn = torch.randn(len(images), encoder.width, generator=Draws(0).generator("benchmark"))
     return drawn.to(images.device, images.dtype)
 
@@ -89,21 +89,21 @@ def thinned(federation: Federation, share: float, least: int) -> Federation:
     def part(index: Tensor) -> Tensor:
         return index[: max(int(share * len(index)), least)]
 
-    # Clients that share one tensor of test samples go on sharing it.
+    # Clients that share one tensor of test samples keep sharing it.
     parts = {id(index): part(index) for data in federation.data for index in (data.train, data.test)}
     data = [replace(data, train=parts[id(data.train)], test=parts[id(data.test)]) for data in federation.data]
     return replace(federation, data=tuple(data))
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done all that it was given."""
+    """The time in seconds, after waiting for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class Rounds:
-    """Plays an engine's rounds one by one and times them.
+    """Runs an engine's rounds one by one and times them.
 
     Attributes:
         opening: seconds of what comes before the first round.
@@ -121,7 +121,7 @@ class Rounds:
         engine.method.aggregate = self._timed_aggregate  # type: ignore[method-assign]
 
     def play(self) -> dict[str, float]:
-        """The next round: seconds of its ``clients``, its ``server``, of ``evaluate``, and of all (``round``)."""
+        """Run the next round: seconds of ``clients``, ``server``, ``evaluate``, and of the whole ``round``."""
         self.round += 1
         self._tasks: list[Task] = []
         self._spent = {"clients": 0.0, "server": 0.0}
@@ -131,7 +131,7 @@ class Rounds:
         return {**self._spent, "evaluate": seconds - sum(self._spent.values()), "round": seconds}
 
     def passes(self) -> float:
-        """Seconds of what the last round's participants do besides training."""
+        """Seconds that the last round's participants spend on anything but training."""
         states = self.engine.client_states()
         with patch.object(self.engine.method, "phases", return_value=[]):
             began = now(self.device)

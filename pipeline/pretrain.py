@@ -1,4 +1,4 @@
-"""Stage: pre-train backbones on one split of a data set."""
+"""Stage: pre-train backbones on one subset of a data set."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def main(name: str) -> None:
     device = pick_device(params.compute.device)
     for model in settings.models:
         accuracy = pretrain(model, settings, dataset, workspace.weights, device)
-        print(f"{model}: {100 * accuracy:.1f} % of {settings.split} right in the last epoch")
+        print(f"{model}: {100 * accuracy:.1f} % of {settings.subset} right in the last epoch")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.methods import create
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
@@ -104,19 +104,19 @@ def toy_data() -> Dataset:
     rng = Draws(0).numpy_generator("toy")
     patterns = rng.integers(0, 256, (CLASSES, 8, 8, 1))
 
-    def split(samples: int) -> Split:
+    def subset(samples: int) -> Subset:
         labels = np.arange(samples) % CLASSES
         noisy = 0.5 * patterns[labels] + 0.5 * rng.integers(0, 256, (samples, 8, 8, 1))
-        return Split(noisy.astype(np.uint8), labels.astype(np.int64))
+        return Subset(noisy.astype(np.uint8), labels.astype(np.int64))
 
-    return Dataset("toy", "Toy", ("a", "b", "c"), {"train": split(60), "test": split(30)}, "toy")
+    return Dataset("toy", "Toy", ("a", "b", "c"), {"train": subset(60), "test": subset(30)}, "toy")
 
 
 @pytest.fixture(scope="session")
-def toy_public() -> Split:
+def toy_public() -> Subset:
     """20 images of two other classes, for methods with a public data set."""
     images = Draws(1).numpy_generator("toy").integers(0, 256, (20, 8, 8, 1))
-    return Split(images.astype(np.uint8), np.arange(20) % 2)
+    return Subset(images.astype(np.uint8), np.arange(20) % 2)
 
 
 @pytest.fixture(scope="session")
@@ -132,18 +132,18 @@ Engine = Callable[..., LocalEngine]
 
 
 @pytest.fixture
-def toy_engine(weights: Path, toy_data: Dataset, toy_public: Split, toy_partition: Partition) -> Engine:
+def toy_engine(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partition: Partition) -> Engine:
     """Builds an engine for ``(method, group, **settings)`` on the toy federation."""
     return toy_engines(weights, toy_data, toy_public, toy_partition)
 
 
 @pytest.fixture
-def exact_engine(toy_data: Dataset, toy_public: Split, toy_partition: Partition, exact_weights: Path) -> Engine:
+def exact_engine(toy_data: Dataset, toy_public: Subset, toy_partition: Partition, exact_weights: Path) -> Engine:
     """As ``toy_engine``, everything drawn and computed in float64."""
     return partial(toy_engines(exact_weights, toy_data, toy_public, toy_partition), dtype=torch.float64)
 
 
-def toy_engines(weights: Path, toy_data: Dataset, toy_public: Split, toy_partition: Partition) -> Engine:
+def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partition: Partition) -> Engine:
     """A function that builds engines."""
 
     def build(

@@ -21,7 +21,7 @@ import torch
 
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid, make_partition, write_partition
-from hetfl.data.store import Split, read_dataset, write_dataset
+from hetfl.data.store import Subset, read_dataset, write_dataset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
@@ -54,9 +54,9 @@ def trained() -> Trained:
     workspace, scheme = Workspace(root), Iid(clients=CLIENTS)
     rng = Draws(0).numpy_generator("toy")
 
-    def split(samples: int) -> Split:
+    def subset(samples: int) -> Subset:
         images = rng.integers(0, 256, (samples, 8, 8, 1)).astype(np.uint8)
-        return Split(images, np.arange(samples, dtype=np.int64) % CLASSES)
+        return Subset(images, np.arange(samples, dtype=np.int64) % CLASSES)
 
     write_dataset(
         workspace.dataset("toy"),
@@ -67,7 +67,7 @@ def trained() -> Trained:
         source=[{"name": "toy", "from": "drawn"}],
         settings={},
         class_names=("a", "b", "c"),
-        splits={"train": split(60), "test": split(30)},
+        subsets={"train": subset(60), "test": subset(30)},
     )
     dataset = read_dataset(workspace.dataset("toy"))
     partition = make_partition(scheme, dataset, Draws(0))

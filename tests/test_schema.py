@@ -31,6 +31,15 @@ def test_the_writer_fills_every_field_and_readers_give_back_what_it_wrote():
     assert last is not None and last.accuracy == made.metrics.accuracy and last.pooled == made.metrics.pooled
 
 
+def test_the_public_subset_is_read_under_its_other_name(tmp_path):
+    folder = write_record(tmp_path, PATH, [])
+    for key in ("split", "subset"):
+        public = {"dataset": "digits", key: "public"}
+        write_json(folder / "run.json", read_json(folder / "run.json") | {"public": public})
+        run = read_run(folder)
+        assert run is not None and run.public == {"dataset": "digits", "subset": "public"}
+
+
 def problem(folder: Path) -> str:
     """What reading a record says, in one line that names its file."""
     with pytest.raises(HetflError) as caught:

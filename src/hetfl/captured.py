@@ -1,5 +1,7 @@
-"""Functions whose kernels are recorded once on CUDA and replayed, since launching many small ones takes longer than
-running them."""
+"""Functions that become CUDA graphs: their kernels are recorded once and then replayed.
+
+For small models, launching many small kernels takes longer than running them.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,18 @@ import torch
 from hetfl.message import Tensors
 
 EAGER_CALLS = 2
-"""Calls before the recording: libraries choose kernels and optimisers make their state in the first ones."""
+"""Ordinary calls before the recording. In these, libraries choose kernels and optimisers create their state."""
 
 
 class Captured:
-    """A function that changes tensors it holds, by tensors it is given; on other devices than CUDA it is just called.
+    """A function that updates tensors in place from its inputs, as a CUDA graph; on other devices an ordinary call.
 
-    Every call does the function's work once. What is given must have the same names, shapes and types every time, and
-    the function must read nothing back from the device, and no Python value that changes.
+    Every call runs the function once. Its inputs must have the same names, shapes and types in every call. The
+    function must not copy values from the device to the host, nor depend on Python values that change.
 
     Args:
-        function: takes what is given, returns nothing.
-        pool: memory that it shares with other functions of the same stream.
+        function: takes the inputs by name, returns nothing.
+        pool: memory pool that it shares with other graphs of the same stream; None: a pool of its own.
     """
 
     def __init__(self, function: Callable[[Tensors], None], pool: Any = None) -> None:
@@ -32,7 +34,7 @@ class Captured:
         self._given: Tensors = {}
 
     def __call__(self, given: Tensors) -> None:
-        """Do the function's work."""
+        """Run the function on these inputs."""
         if self._replay is None:
             self._calls += 1
             if self._calls <= EAGER_CALLS or not recordable(given):
@@ -46,12 +48,12 @@ class Captured:
 
 
 def recordable(given: Tensors) -> bool:
-    """Whether the device of some tensors can record."""
+    """Whether any of these tensors is on a device that can record graphs."""
     return any(tensor.is_cuda for tensor in given.values())
 
 
 def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """Record a function's kernels without running them; returns what runs them."""
+    """Record a function's kernels without running them; returns a function that runs them."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         function()

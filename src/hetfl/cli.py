@@ -1,4 +1,4 @@
-"""The command line: what a person does beside `dvc repro`."""
+"""The command line, for everything besides `dvc repro`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Experiment = Annotated[str, typer.Argument(help="An experiment of params.yaml.")
 
 
 def run(command: Callable[..., Any]) -> None:
-    """Run a typer command or app; each mistake in the input is one line; exit status 2."""
+    """Run a typer command or app. A :class:`HetflError` is printed in one line, with exit status 2."""
     try:
         typer.run(command) if not isinstance(command, typer.Typer) else command()
     except HetflError as error:
@@ -43,7 +43,7 @@ def main() -> None:
 
 @app.command("check")
 def check() -> None:
-    """Check params.yaml in full: settings, names, methods against models, DVC's stages."""
+    """Check all settings and names, whether methods support their models, and whether DVC's stages are up to date."""
     from hetfl.experiments.plan import cells, check_fit, check_models, load_params
     from hetfl.stages import check as check_stages
 
@@ -58,7 +58,7 @@ def check() -> None:
 
 @app.command("stages")
 def stages() -> None:
-    """Write every dvc.yaml anew: after adding or removing an experiment, a data set or a table."""
+    """Update every dvc.yaml, after adding or removing an experiment, a data set or a table."""
     from hetfl.experiments.plan import load_params
     from hetfl.stages import write
 
@@ -68,7 +68,7 @@ def stages() -> None:
 
 @app.command("tables")
 def tables() -> None:
-    """List the tables: cells that their stages train, cells that they print, and how many of these are done."""
+    """List the tables: how many cells their stages train, how many they print, and how many of these are done."""
     from tabulate import tabulate
 
     from hetfl.experiments.plan import Workspace, load_params
@@ -88,7 +88,7 @@ def tables() -> None:
 
 @app.command("methods")
 def methods() -> None:
-    """List the methods: what travels, and whether models may differ."""
+    """List the methods: whether clients' models may differ, and what clients and server send each other."""
     from tabulate import tabulate
 
     from hetfl.methods import METHODS
@@ -102,9 +102,11 @@ def methods() -> None:
 
 @app.command("data")
 def data(
-    verify: Annotated[bool, typer.Option("--verify", help="Check what is prepared against its checksums.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the prepared files against their checksums.")
+    ] = False,
 ) -> None:
-    """List the data sets: what is prepared, from which files, under which licence."""
+    """List the data sets: which are prepared, from which files, and their licences."""
     from tabulate import tabulate
 
     from hetfl.data.catalogue import CATALOGUE
@@ -119,7 +121,7 @@ def data(
             if verify:
                 verify_dataset(folder)
             card = read_card(folder)
-            sizes = ", ".join(f"{split} {size}" for split, size in card.split_sizes.items())
+            sizes = ", ".join(f"{subset} {size}" for subset, size in card.subset_sizes.items())
             origin = ", ".join(dict.fromkeys(file["from"] for file in card.source))
         rows.append((name, entry.title, len(entry.class_names), sizes, origin, entry.licence))
     print(tabulate(rows, headers=["name", "title", "classes", "prepared", "from", "licence"]))
@@ -128,9 +130,11 @@ def data(
 @app.command("cells")
 def list_cells(
     experiment: Experiment,
-    settings: Annotated[bool, typer.Option("--settings", help="Print each row's settings and their origin.")] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Print each row's settings and where they are set.")
+    ] = False,
 ) -> None:
-    """List an experiment's cells and whether they are done; of a record that no longer counts, why."""
+    """List an experiment's cells: whether they are done and, if a record is stale, why."""
     from tabulate import tabulate
 
     from hetfl.experiments.identity import differences, inputs
@@ -162,7 +166,7 @@ def list_cells(
 
 @app.command("versions")
 def versions() -> None:
-    """Write versions.yaml, by which DVC knows the numerics, and say what changed in it."""
+    """Update versions.yaml, which DVC's stages depend on, and print the changes."""
     from hetfl.experiments.versions import FILE, write_versions
 
     changed = write_versions(Path.cwd())
@@ -173,7 +177,7 @@ def versions() -> None:
 
 @app.command("superseded")
 def superseded() -> None:
-    """List finished records whose cell was trained anew; they come back where their settings do."""
+    """List finished records that a retrained cell has replaced; a cell uses them again when it has their settings."""
     from rich.filesize import decimal
     from tabulate import tabulate
 
@@ -189,9 +193,11 @@ def superseded() -> None:
 
 @app.command("prune")
 def prune(
-    everything: Annotated[bool, typer.Option("--all", help="Those of cells without a finished record, too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also remove records of cells without a finished record.")
+    ] = False,
 ) -> None:
-    """Remove superseded records, see `hetfl superseded`; kept are those whose cell has no finished record."""
+    """Remove superseded records (see `hetfl superseded`) of cells that have a finished record."""
     from rich.filesize import decimal
 
     from hetfl.experiments.plan import Workspace
@@ -209,12 +215,14 @@ def train(
     experiment: Experiment,
     method: Annotated[str | None, typer.Option(help="Only the rows of this method.")] = None,
     row: Annotated[str | None, typer.Option(help="Only this row.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split, i.e. partition.")] = None,
     seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, sequential or batched.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of frozen blocks: auto, float32 or bfloat16.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine: auto, sequential or batched.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")
+    ] = None,
 ) -> None:
-    """Train an experiment's cells, or those picked; finished cells are kept."""
+    """Train an experiment's cells, or the selected ones; finished cells are kept."""
     from hetfl.train import train_experiment
 
     picked = {"method": method, "row": row, "split": split, "seed": seed}
@@ -223,7 +231,7 @@ def train(
 
 @app.command("sync")
 def sync() -> None:
-    """Mirror every run record into MLflow again; what is there already is not doubled."""
+    """Copy run records to MLflow: create runs that are missing there and complete the others."""
     from hetfl.tracking.mlflow_mirror import records
     from hetfl.tracking.mlflow_mirror import sync as mirror
 
@@ -231,7 +239,7 @@ def sync() -> None:
 
 
 @app.command("show")
-def show(tables: Annotated[list[str], typer.Argument(help="Tables of tables/.")]) -> None:
+def show(tables: Annotated[list[str], typer.Argument(help="Names of tables, i.e. folders in tables/.")]) -> None:
     """Print finished tables."""
     from hetfl.files import read_json
     from hetfl.report.formats import render_text
@@ -242,21 +250,26 @@ def show(tables: Annotated[list[str], typer.Argument(help="Tables of tables/.")]
 
 @app.command("compare")
 def compare(
-    reference: Annotated[Path, typer.Argument(help="A folder of tables, like tables/.")],
-    fresh: Annotated[Path, typer.Argument(help="A folder with the same tables, made again.")],
+    reference: Annotated[Path, typer.Argument(help="A folder of tables, such as tables/.")],
+    fresh: Annotated[Path, typer.Argument(help="A folder with new versions of these tables.")],
     accuracy: Annotated[float, typer.Option(help="Allowed difference in percentage points.")] = 1.0,
-    size: Annotated[float, typer.Option(help="Allowed share for sizes that depend on training.")] = 0.0,
+    size: Annotated[
+        float, typer.Option(help="Allowed relative difference of message sizes that depend on training.")
+    ] = 0.0,
     elsewhere: Annotated[
-        float | None, typer.Option(help="Allowed difference of a mean between processors or versions of torch.")
+        float | None,
+        typer.Option(
+            help="Allowed difference of a mean, in percentage points, between processors or versions of torch."
+        ),
     ] = None,
 ) -> None:
-    """Compare tables cell by cell; an error if any cell differs by more than is allowed."""
+    """Compare tables cell by cell; fail if a cell differs by more than is allowed."""
     from hetfl.files import read_json
     from hetfl.report.comparison import compare_tables, render_comparison
 
     paths = sorted(reference.glob("*/*.json"))
     if not paths:
-        raise HetflError(f"{reference}: holds no tables (<name>/<name>.json)")
+        raise HetflError(f"{reference}: has no tables (<name>/<name>.json); name a folder of tables")
     good = True
     for path in paths:
         told, made = read_json(path), read_json(fresh / path.relative_to(reference))
@@ -269,11 +282,13 @@ def compare(
 
 @app.command("weights")
 def weights(
-    name: Annotated[str, typer.Argument(help="A timm model with its weights' tag, or a MoCo-v3 model.")],
-    folder: Annotated[Path, typer.Option(help="Where to store them.")] = Path("weights"),
-    source: Annotated[Path | None, typer.Option("--from", help="Convert this checkpoint, download nothing.")] = None,
+    name: Annotated[str, typer.Argument(help="A timm model with the tag of its weights, or a MoCo-v3 model.")],
+    folder: Annotated[Path, typer.Option(help="The folder to store them in.")] = Path("weights"),
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Convert this checkpoint instead of downloading.")
+    ] = None,
 ) -> None:
-    """Store a backbone's weights as safetensors: from a local file, the mirror's folder weights/, or the hub."""
+    """Store a backbone's weights as safetensors, from a checkpoint, from weights/ of the mirror, or from the hub."""
     from hetfl.experiments.plan import load_params
     from hetfl.files import sha256_file
     from hetfl.models.registry import convert_weights, fetch_weights, weights_path

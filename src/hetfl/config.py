@@ -1,4 +1,4 @@
-"""Settings: YAML in, validated and frozen objects out; every error is one line with key, value and remedy."""
+"""Read settings from YAML into validated, frozen objects. Every error is one line with key, value and remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetfl.errors import HetflError, unknown
 
 
 class Settings(BaseModel):
-    """Base of everything a person may set: unknown keys are errors, values never change."""
+    """Base class of all settings. Unknown keys are errors, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
@@ -30,15 +30,16 @@ def _different(values: list[T]) -> list[T]:
 
 
 Different = Annotated[list[T], Field(min_length=1), AfterValidator(_different)]
-"""One or more values, none of them twice."""
+"""A list of at least one value, without duplicates."""
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_BASE):
-    """A loader that refuses a key given twice, where YAML's own keeps the last; what ``<<`` merges may be overridden.
+    """A YAML loader that reports a key given twice as an error; PyYAML's own loaders silently keep the last value.
 
-    The C library's where PyYAML was built with it, which is ten times faster.
+    A key may still override one that ``<<`` merges. The base class is PyYAML's C loader where there is one, since it
+    is ten times faster.
     """
 
     def __init__(self, stream: str) -> None:
@@ -46,7 +47,7 @@ class _Loader(_BASE):
         self._checked: set[Any] = set()
 
     def flatten_mapping(self, node: Any) -> None:
-        # Called for every mapping, and for one that is merged elsewhere several times; its keys are as written once.
+        # PyYAML calls this again for each merge of a mapping. Only the first call sees the keys as they are written.
         if node not in self._checked:
             self._checked.add(node)
             self._check(node)
@@ -59,7 +60,7 @@ class _Loader(_BASE):
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                continue  # which the loader refuses itself
+                continue  # the base class reports it
             if key in lines:
                 problem = f"key {key!r} is given twice, first in line {lines[key]}; remove one"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
@@ -86,7 +87,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 Source = tuple[Path, *tuple[str, ...]]
-"""A YAML file, and the keys that lead to a place in it."""
+"""A YAML file, and the keys that lead to a location in it."""
 
 
 def validate(kind: type[S], raw: Any, where: str, source: Source | None = None) -> S:
@@ -95,11 +96,11 @@ def validate(kind: type[S], raw: Any, where: str, source: Source | None = None) 
     Args:
         kind: the settings class.
         raw: what the YAML file held.
-        where: the place to name in an error, e.g. ``"params.yaml: experiments.x"``.
-        source: where in a YAML file the values stand; an error then names the line, too.
+        where: the location to name in an error, e.g. ``"params.yaml: experiments.x"``.
+        source: the YAML file and the keys that lead to the values; if given, an error also names the line.
 
     Raises:
-        HetflError: a key is unknown, missing or out of range; the first one is named, the others counted.
+        HetflError: a key is unknown, missing or out of range; it names the first mistake and counts the others.
     """
     try:
         return kind.model_validate(raw)
@@ -110,7 +111,7 @@ def validate(kind: type[S], raw: Any, where: str, source: Source | None = None) 
 
 
 def _line(path: Path, location: tuple[str | int, ...]) -> int:
-    """The line of a place in a YAML file, or of what it stands in where it is missing or merged from elsewhere."""
+    """Line number of a location in a YAML file; its parent's if the location is missing or merged from elsewhere."""
     node: Any = yaml.compose(path.read_text(), Loader=_BASE)
     line: int = node.start_mark.line + 1
     for part in location:
@@ -135,7 +136,7 @@ def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others:
     if problem["type"] == "missing":
         return f"{_join(where, path)}: is missing{more}"
     if problem["type"] == "union_tag_not_found":
-        return f"{_join(where, path)}: needs {context['discriminator']}, the kind it is of{more}"
+        return f"{_join(where, path)}: needs {context['discriminator']}, which says what kind it is{more}"
     if problem["type"] == "union_tag_invalid":
         known = context["expected_tags"].replace("'", "").split(", ")
         name = context["discriminator"].strip("'")
@@ -153,7 +154,7 @@ def _join(where: str, path: list[str]) -> str:
 
 
 def _keys(raw: Any, location: tuple[str | int, ...]) -> list[str]:
-    # The tag of a tagged union is part of the location but no key of the file.
+    # The tag of a tagged union is part of pydantic's location, but it is not a key of the file.
     keys = []
     for position, part in enumerate(location):
         inside = part in (range(len(raw)) if isinstance(raw, list) else raw if isinstance(raw, dict) else ())
@@ -164,7 +165,7 @@ def _keys(raw: Any, location: tuple[str | int, ...]) -> list[str]:
 
 
 def _fields(kind: Any, location: tuple[str | int, ...]) -> list[str]:
-    # What may stand at a place of the file; dictionary keys and list positions stay at the same type.
+    # The settings allowed at a location of the file. Keys of dictionaries and positions in lists keep the type.
     for part in location:
         models = list(_models(kind))
         tagged = [model for model in models if any(f.default == part for f in model.model_fields.values())]

@@ -1,6 +1,6 @@
 """Keyed randomness: every draw has its own generator, seeded by what it is for.
 
-Nothing in hetfl uses a global generator, so engine, order and resume cannot change a number.
+Nothing in hetfl uses a global generator. So the engine, the order of clients and a resume cannot change a number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Draws:
 
 @contextmanager
 def seeded_library_code(seed: int) -> Iterator[None]:
-    """Run library code that draws from torch's global CPU generator, with that generator keyed.
+    """Run library code that draws from torch's global CPU generator, with that generator seeded.
 
     The global state is restored afterwards. Meant for weight initialisation inside timm and torch only.
     """

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 NAMED = 5
-"""Cells that are named where many fail for one reason."""
+"""How many cells an error names when many fail for the same reason."""
 
 
 class HetflError(Exception):
-    """A mistake in the input, told in one line: what (key or file), its value, what would be right."""
+    """A mistake in the input, in one line: the key or file, its value, and what would be right."""
 
 
 class FailedCellsError(HetflError):
-    """Some of many cells failed, the others are done: a line for each mistake, which names its cells.
+    """Some cells failed and the others are done. The message has one line per reason, which names the cells.
 
     Args:
-        failures: what went wrong in one line, by the folder of the cell's record.
+        failures: maps the folder of a cell's record to what went wrong, in one line.
     """
 
     def __init__(self, failures: Mapping[Path, str]) -> None:
@@ -37,7 +37,7 @@ def _name_cells(reason: str, names: list[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's first line; with its type where it is none that a user is meant to see."""
+    """The first line of an error; its type comes first unless the error is a :class:`HetflError`."""
     text = (str(error).splitlines() or [""])[0]
     return text if isinstance(error, HetflError) else f"{type(error).__name__}: {text[:200]}"
 

@@ -18,16 +18,20 @@ from hetfl.errors import HetflError
 
 @contextmanager
 def disk_errors(what: str, folder: Path) -> Iterator[None]:
-    """Tell in one line why the operating system does not let files of ``what`` be read, or written into ``folder``.
+    """Report an error of the operating system in one line.
+
+    Args:
+        what: what the block reads and writes, for the message.
+        folder: where it writes.
 
     Raises:
-        HetflError: the disk is full, or what else the system refuses.
+        HetflError: the disk is full, or a file cannot be read or written.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, None):  # numpy gives no number when it cannot write all of an array
-            raise HetflError(f"{what}: the disk of {folder} is full; make room and run it again") from error
+        if error.errno in (errno.ENOSPC, None):  # numpy sets no errno when it cannot write a whole array
+            raise HetflError(f"{what}: the disk of {folder} is full; free disk space and run it again") from error
         place = error.filename or folder
         raise HetflError(f"{what}: {place} cannot be read or written ({error.strerror}); check it") from error
 
@@ -65,7 +69,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a file atomically: a reader sees either the old content or the new one."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 

@@ -1,4 +1,4 @@
-"""The message: whatever crosses between client and server, and nothing else does."""
+"""The message: everything that a client and the server send to each other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Tensors = Mapping[str, Tensor]
 
 
 class Message(Mapping[str, Tensor]):
-    """A flat, ordered mapping from names to tensors.
+    """A flat, ordered mapping from names to tensors of any shape.
 
-    Communication cost is measured on it: ``elements`` is what the papers count, ``nbytes`` is the length of the
-    tensors' serialised content (names, shapes and framing are not counted, as in the papers).
+    Communication cost is measured by its :attr:`size`: the number of elements, which the papers count, and the bytes
+    of the tensors' contents. Names, shapes and framing are not counted, as in the papers.
     """
 
     def __init__(self, tensors: Tensors = {}) -> None:  # noqa: B006 - never mutated
@@ -34,7 +34,7 @@ class Message(Mapping[str, Tensor]):
 
     @property
     def size(self) -> Size:
-        """Elements and bytes of the content."""
+        """Elements and bytes of all tensors together."""
         tensors = self._tensors.values()
         return Size(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
 
@@ -45,7 +45,7 @@ class Message(Mapping[str, Tensor]):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
-        """The message that :meth:`to_bytes` wrote."""
+        """Read what :meth:`to_bytes` wrote; names, order, types and shapes are as they were."""
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return cls({name: tensors[name] for name in json.loads(header["__metadata__"]["order"])})
@@ -57,7 +57,7 @@ class Message(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Size:
-    """A size of communication: tensor elements and bytes."""
+    """How much is sent: tensor elements and bytes."""
 
     elements: int = 0
     bytes: int = 0

@@ -1,7 +1,7 @@
 """SGD and Adam as torch has them, in torch's functional form.
 
-The classes of torch.optim import torch's compiler in the first step of a process, which takes seconds, and their
-bookkeeping takes longer than a step of a small model.
+The classes of torch.optim import torch's compiler at a process's first step, which takes seconds. Their bookkeeping
+takes longer than the arithmetic of a small model's step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hetfl.torch_private import add_to_all
 
 
 class Optimiser:
-    """Moves tensors against their gradients.
+    """Updates tensors in place from their gradients.
 
     Args:
-        leaves: the tensors; those without a gradient stay where they are.
+        leaves: the tensors, of any shape; a step leaves those without a gradient unchanged.
 
     Attributes:
-        state: tensors that are kept from step to step, by leaf and name.
+        state: tensors kept between steps, by leaf and name.
     """
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
@@ -38,7 +38,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every leaf that has a gradient."""
+        """Update every leaf that has a gradient."""
         moved = [(leaf, _in_step(leaf.grad, leaf)) for leaf in self.leaves if leaf.grad is not None]
         if moved:
             leaves, gradients = zip(*moved, strict=True)
@@ -52,22 +52,22 @@ class Optimiser:
 
 
 def _in_step(gradient: Tensor, leaf: Tensor) -> Tensor:
-    """The gradient, laid out as its leaf is: fused steps walk through memory, whatever the strides."""
+    """The gradient in its leaf's memory layout: fused steps read memory in order and ignore strides."""
     return gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
 
 
 def clip_gradients(leaves: Sequence[Tensor], largest: float) -> None:
-    """Scale the gradients of some tensors down to a norm of ``largest`` over all of them, as torch does it."""
+    """Scale gradients so that their total L2 norm is at most ``largest``, like ``torch.nn.utils.clip_grad_norm_``."""
     gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    # Where nothing is to be done torch multiplies by one, which takes a pass over memory. Only a CPU knows without
-    # waiting that nothing is to be done.
+    # torch multiplies by one where the norm is small enough, which is a pass over memory. On a CPU it can be skipped;
+    # on a GPU the comparison would have to wait for the device.
     if norm.device.type != "cpu" or not norm + 1e-6 <= largest:
         torch.nn.utils.clip_grads_with_norm_(leaves, largest, norm)
 
 
 class SGD(Optimiser):
-    """Stochastic gradient descent; momentum starts from zeros, in the slot ``momentum_buffer``."""
+    """Stochastic gradient descent; the state ``momentum_buffer`` starts at zero."""
 
     def __init__(self, leaves: Iterable[Tensor], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(leaves)
@@ -94,10 +94,13 @@ class SGD(Optimiser):
 
 
 class Adam(Optimiser):
-    """Adam; slots ``step``, ``exp_avg`` and ``exp_avg_sq`` appear with a leaf's first step.
+    """Adam (Kingma and Ba, ICLR 2015). A leaf's first step creates its state: ``step``, ``exp_avg``, ``exp_avg_sq``.
 
     Args:
-        fused: one kernel for all leaves; else one after another, which rounds differently.
+        leaves: the tensors to update.
+        lr: learning rate.
+        weight_decay: L2 penalty, added to the gradient.
+        fused: whether one kernel updates all leaves; otherwise one leaf after another, which rounds differently.
     """
 
     def __init__(self, leaves: Iterable[Tensor], lr: float, weight_decay: float = 0.0, fused: bool = True) -> None:

@@ -1,23 +1,22 @@
-"""What a run leaves on disk: the types of ``run.json``, ``rounds.jsonl`` and ``metrics.json``, and who reads them.
+"""The types of ``run.json``, ``rounds.jsonl`` and ``metrics.json``, and the functions that read these files.
 
-Whoever writes or reads a record goes through these types, so that each field is named once. A field that a run does
-not have, such as the accuracy of a round without a test, is not in the file and None (or empty) in the object.
+All code that writes or reads a record uses these types, so that each field is named once. If a run has no value for a
+field, such as the accuracy of a round without a test, the field is missing in the file and None or empty here.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hetfl.errors import HetflError, unknown
 
 FORMAT = 2
-"""Of the records that are written; raised when a field changes its name or meaning or a needed one is added. A record
-without one is of format 0: from before threads, source and versions of the numerics were recorded, and read without
-them."""
+"""Format of the records that this version writes. It increases when a field changes its name or meaning or a required
+field is added. A record without a format has format 0; it may lack ``threads``, ``source`` and ``numerics``."""
 
 RUN, ROUNDS, MODEL = "run.json", "rounds.jsonl", "model.safetensors"
 """The files of a run record."""
@@ -26,20 +25,20 @@ METRICS, PER_CLASS = "metrics.json", "per_class.csv"
 """The files of every evaluation."""
 
 Share = float | None
-"""An accuracy as a fraction; None of a client without test samples."""
+"""An accuracy as a fraction; None for a client without test samples."""
 
 Number = int | float | None
 Figure = Number | list[Number | list[Number]]
-"""What a method observes: one number, one of each client, or several of each; None where there is none."""
+"""A diagnostic of a method: one number, one per client, or several per client; None for a missing value."""
 
 
 class Part(BaseModel):
-    """Base of all that is recorded: unknown fields and other types are errors, values never change."""
+    """Base class of the record's types. Unknown fields and wrong types are errors, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     def as_json(self) -> dict[str, Any]:
-        """What stands in the file: the fields that were given, in order."""
+        """The content of the file: the fields that were given, in order."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -48,8 +47,11 @@ def _renamed(name: str, former: str, default: Any) -> Any:
     return Field(default=default, validation_alias=AliasChoices(name, former))
 
 
+P = TypeVar("P", bound=Part)
+
+
 class Traffic(Part):
-    """The size of messages."""
+    """The size of messages: tensor elements and bytes."""
 
     elements: int
     bytes: int
@@ -60,8 +62,8 @@ class Accuracies(Part):
 
     Attributes:
         accuracy: of each client.
-        pooled: of all test samples together.
-        unscored: the clients with scores that are not finite; in the round's ``diverged`` instead of on disk.
+        pooled: over all clients' test samples together.
+        unscored: clients whose logits are not finite. Not written to disk; see ``diverged`` of :class:`Round`.
     """
 
     accuracy: list[Share]
@@ -73,19 +75,19 @@ class Round(Part):
     """A line of ``rounds.jsonl``.
 
     Attributes:
-        round: 0 of the registration, from 1 on of training, one more than the method's rounds of fine-tuning.
-        fine_tuning: whether this is what clients do after the last round; ``closing`` up to format 1.
-        participants: the clients that took part; ``loss`` and ``clients`` are in their order.
+        round: 0 before training, then 1, 2, ...; the final fine-tuning comes one after the last round.
+        fine_tuning: whether this is the clients' fine-tuning after the last round; ``closing`` up to format 1.
+        participants: the clients that took part; ``loss`` and ``clients`` are in this order.
         accuracy, pooled: as in :class:`Accuracies`; None after a round without a test.
-        extra: tests by other inference rules, by name; ``also`` up to format 1.
-        train_accuracy: of each client on its training samples, where a run asks for it.
-        loss: mean training loss; None where it is not finite.
-        up, down: all messages of the round together.
+        extra: accuracies by further inference rules, by name; ``also`` up to format 1.
+        train_accuracy: of each client on its training samples, if the run's settings ask for it.
+        loss: mean training loss of each participant; None if it is not finite.
+        up, down: size of all messages of the round together.
         seconds: by phase.
-        peak_memory: bytes; None where it is unknown.
-        diagnostics: figures of the server, by name.
-        clients: figures of each participant, by name.
-        diverged: clients whose loss or scores are not finite.
+        peak_memory: in bytes; None if unknown.
+        diagnostics: of the server, by name.
+        clients: diagnostics of each participant, by name.
+        diverged: clients whose loss or logits are not finite.
     """
 
     round: int
@@ -105,7 +107,7 @@ class Round(Part):
     diverged: list[int] = []
 
     def test(self, reading: str = "") -> Accuracies | None:
-        """The test after this round by an inference rule, ``""`` for the method's own; None without one."""
+        """The accuracies after this round by an inference rule, ``""`` for the method's own; None without a test."""
         if reading:
             return self.extra.get(reading)
         if self.accuracy is None or self.pooled is None:
@@ -114,7 +116,7 @@ class Round(Part):
 
 
 class Inputs(Part):
-    """Checksums of what a run reads: data set, partition, weights by model, public data set if there is one."""
+    """Checksums of a run's inputs: data set, partition, weights by model, and public data set if there is one."""
 
     dataset: str
     partition: str
@@ -130,7 +132,7 @@ class ClassCounts(Part):
 
 
 class Parameters(Part):
-    """Elements: of each client's network the trainable ones and all, and those that the server learns."""
+    """Numbers of parameters: trainable and total ones of each client's network, and those that the server learns."""
 
     trainable: list[int]
     total: list[int]
@@ -138,18 +140,19 @@ class Parameters(Part):
 
 
 class Run(Part):
-    """``run.json``: what ran, on what, with what, and when.
+    """``run.json``: the settings of a run, its inputs, and when and where it ran.
 
     Attributes:
         format: of the record, see :data:`FORMAT`.
-        fingerprint: the checksum of the run's identity.
-        rounds: those that the settings ask for; a run that stops early plays fewer.
-        clients: how many.
-        models: of each client.
-        numerics: the versions that the numbers rest on, see :mod:`hetfl.experiments.versions`.
+        fingerprint: the checksum of the run's identity, see :mod:`hetfl.experiments.identity`.
+        rounds: number of rounds in the settings; a run that stops early has fewer.
+        clients: number of clients.
+        models: the name of each client's model.
+        public: the public data set and its subset, if the method has one.
+        numerics: the versions that decide the run's numbers, see :mod:`hetfl.experiments.versions`.
         threads, source: None in records of format 0.
-        finished: None until the run is complete.
-        diverged: the first round in which a client's loss or scores were not finite.
+        finished: when the run was completed; None before.
+        diverged: the first round in which a client's loss or logits were not finite.
     """
 
     format: int = 0
@@ -187,6 +190,14 @@ class Run(Part):
     finished: str | None = None
     diverged: int | None = None
 
+    @field_validator("public", mode="before")
+    @classmethod
+    def _names_the_subset(cls, public: Any) -> Any:
+        # Records of format 1 have the public subset as ``subset`` or, the older ones, as ``split``.
+        if isinstance(public, dict) and "split" in public:
+            return {"subset" if key == "split" else key: value for key, value in public.items()}
+        return public
+
     @property
     def complete(self) -> bool:
         """Whether the run has finished."""
@@ -194,7 +205,7 @@ class Run(Part):
 
 
 class Windowed(Part):
-    """Accuracies over the last rounds, see :func:`hetfl.metrics.accuracy.window`; None where none are reported."""
+    """Accuracies over the last rounds, see :func:`hetfl.metrics.accuracy.window`; None without a window."""
 
     window_pooled: float | None = None
     window_variance: float | None = None
@@ -205,15 +216,16 @@ class Windowed(Part):
 
 
 class Metrics(Windowed):
-    """``metrics.json``: what an evaluation measures, as fractions; None where it did not.
+    """``metrics.json``: the results of an evaluation, as fractions; None for what it did not measure.
 
     Attributes:
         fingerprint: of the run.
         accuracy, average, lowest, highest, std, pooled, balanced_accuracy, macro_f1: of the final state, see
             :func:`hetfl.metrics.accuracy.summary`.
         best_pooled, best_round, best_average, rounds: see :func:`hetfl.metrics.accuracy.best_round`.
-        extra: of other inference rules, by name; ``also`` beside records up to format 1.
-        group_entropy, congruence: of methods that sort samples, see :func:`hetfl.experiments.evaluation.of_groups`.
+        extra: accuracies by further inference rules, by name; ``also`` up to format 1.
+        group_entropy, congruence: for methods that sort samples into groups, see
+            :func:`hetfl.experiments.evaluation.of_groups`.
     """
 
     fingerprint: str
@@ -234,14 +246,14 @@ class Metrics(Windowed):
     congruence: float | None = None
 
     def figure(self, name: str, reading: str = "") -> float | None:
-        """A figure by its name in the file, of an inference rule; None where the evaluation has none."""
+        """A metric by its field's name, for an inference rule (``""``: the method's own); None if not measured."""
         found = self.extra.get(reading) if reading else self
         value: float | None = getattr(found, name, None)
         return value
 
 
 def read_run(folder: Path) -> Run | None:
-    """A cell's ``run.json``; None where there is none.
+    """Read a cell's ``run.json``; None if the file does not exist.
 
     Raises:
         HetflError: the file is damaged, or of a format that cannot be read.
@@ -250,20 +262,20 @@ def read_run(folder: Path) -> Run | None:
     content = _content(path)
     if content is None:
         return None
-    try:
-        run = Run.model_validate_json(content)
-    except ValidationError as error:
-        _check_format(path, content, error)
-        raise HetflError(f"{path}: {_problem(Run, error)}; delete it and run dvc repro again") from error
-    _check_format(path, content)
-    return run
+    format = _format(content)
+    if format > FORMAT:
+        raise HetflError(f"{path}: is of format {format}, and this hetfl reads up to {FORMAT}; use a newer hetfl")
+    if format < FORMAT:
+        older = f"{path}: is of format {format}, older than {FORMAT}, and"
+        return _parse(Run, content, older, f"delete {folder} and train the cell again")
+    return _parse(Run, content, f"{path}:", "delete it and run dvc repro again")
 
 
 def needed_run(folder: Path) -> Run:
-    """:func:`read_run` where there must be one.
+    """Read a cell's ``run.json``, which must exist.
 
     Raises:
-        HetflError: there is none, or it cannot be read.
+        HetflError: the file does not exist or cannot be read.
     """
     run = read_run(folder)
     if run is None:
@@ -272,12 +284,12 @@ def needed_run(folder: Path) -> Run:
 
 
 def read_rounds(folder: Path, finished: bool = False) -> list[Round]:
-    """The lines of a cell's ``rounds.jsonl``.
+    """Read the lines of a cell's ``rounds.jsonl``.
 
     Args:
-        folder: the cell's.
-        finished: whether the run is: then the file must be there, and its last line whole. Otherwise a last line that
-            a process did not end is passed over.
+        folder: the cell's folder.
+        finished: whether the run is finished. If so, the file must exist and its last line must be complete. If not,
+            an incomplete last line, which a process may be writing, is ignored.
 
     Raises:
         HetflError: a line is damaged; the error names it.
@@ -295,37 +307,29 @@ def read_rounds(folder: Path, finished: bool = False) -> list[Round]:
 
 
 def read_round(line: bytes, path: Path, number: int | None = None) -> Round:
-    """One line of ``rounds.jsonl``.
+    """Read one line of ``rounds.jsonl``.
 
     Args:
-        line: without its end.
-        path: of the file.
-        number: of the line, from 1; None where nobody counts.
+        line: the line without its end.
+        path: the file, for an error.
+        number: the line's number from 1, for an error; None if unknown.
 
     Raises:
-        HetflError: it is damaged.
+        HetflError: the line is damaged.
     """
-    try:
-        return Round.model_validate_json(line)
-    except ValidationError as error:
-        which = "a line" if number is None else f"line {number}"
-        raise HetflError(f"{path}: {which} {_problem(Round, error)}; train the cell again") from error
+    which = "a line" if number is None else f"line {number}"
+    return _parse(Round, line, f"{path}: {which}", "train the cell again")
 
 
 def read_metrics(folder: Path) -> Metrics | None:
-    """The ``metrics.json`` of a cell's evaluation; None where there is none.
+    """Read the ``metrics.json`` of a cell's evaluation; None if the file does not exist.
 
     Raises:
         HetflError: the file is damaged.
     """
     path = folder / METRICS
     content = _content(path)
-    if content is None:
-        return None
-    try:
-        return Metrics.model_validate_json(content)
-    except ValidationError as error:
-        raise HetflError(f"{path}: {_problem(Metrics, error)}; evaluate the cell again") from error
+    return None if content is None else _parse(Metrics, content, f"{path}:", "evaluate the cell again")
 
 
 def _content(path: Path) -> bytes | None:
@@ -335,27 +339,25 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _check_format(path: Path, content: bytes, error: ValidationError | None = None) -> None:
-    """Say of which format a record is, if that is why it cannot be read.
+def _parse(kind: type[P], content: bytes, where: str, remedy: str) -> P:
+    """Parse JSON; an error is one line: ``where``, what is wrong, and the remedy."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise HetflError(f"{where} {_problem(kind, error)}; {remedy}") from error
 
-    Raises:
-        HetflError: it is newer than this hetfl, or older and ``error`` says what it lacks.
-    """
+
+def _format(content: bytes) -> int:
+    """The format of a record; that of this version if the file is damaged."""
     try:
         found = json.loads(content).get("format", 0)
     except (ValueError, AttributeError):
-        return
-    if isinstance(found, int) and found > FORMAT:
-        raise HetflError(f"{path}: is of format {found}, and this hetfl reads up to {FORMAT}; use a newer hetfl")
-    if isinstance(found, int) and found < FORMAT and error is not None:
-        raise HetflError(
-            f"{path}: is of format {found}, older than {FORMAT}, and {_problem(Run, error)}; "
-            f"delete {path.parent} and train the cell again"
-        ) from error
+        return FORMAT
+    return found if isinstance(found, int) else FORMAT
 
 
 def _problem(kind: type[Part], error: ValidationError) -> str:
-    """The first thing that is wrong with a file, in words that follow its name."""
+    """The first mistake of a file, in words that follow the file's name."""
     problem = error.errors(include_url=False)[0]
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "json_invalid":

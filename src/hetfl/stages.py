@@ -1,10 +1,10 @@
-"""DVC's stages, from params.yaml and the papers' tables: ``hetfl stages`` writes every dvc.yaml.
+"""DVC's stages, generated from params.yaml and the papers' tables: ``hetfl stages`` writes every dvc.yaml.
 
-DVC can repeat a stage over a mapping, but not with lists of dependencies that differ in length. What an experiment, a
-table or a data set reads does, so those stages are written out, each with exactly what it reads.
+DVC can repeat a stage over a mapping (``foreach``), but its lists of dependencies must then have the same length.
+Those of experiments, tables and data sets differ in length, so each of these stages is written out.
 
-An experiment of params.yaml has one training stage. One of a paper takes days, so each of its methods has a stage, so
-that a table waits for no more than it prints.
+An experiment of params.yaml has one training stage. A paper's experiment takes days, so each of its methods has a
+stage; a table then depends only on the methods that it prints.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
 
 ROOT = "dvc.yaml"
 PAPERS = ("fedhpl", "fedtgp", "fgpt")
-"""Folders of pipeline/ whose experiments are a paper's: they have its tables, and none of their own."""
+"""Folders of pipeline/ with a paper's experiments, which have the paper's tables and none of their own."""
 EMBEDDED = "digits-"
-"""How the names of the embedded default's experiments begin."""
+"""Prefix of the names of the embedded default's experiments."""
 _HEAD = "# Written by `hetfl stages` from params.yaml, pipeline/*/params.yaml and src/hetfl/papers/: do not edit.\n"
 _SOURCE = Path(hetfl.__file__).parent
 COUNTED_ON = [f"src/hetfl/{part}" for part in ("data", "draws.py", "message.py", "methods", "metrics", "models")]
-"""What a table that is computed builds and sends."""
+"""Source that computed tables depend on, since they build models and messages."""
 _FINDING = ("data/entry.py", "data/fetch.py")
-"""How a data set's files are named and found, which cannot change what is in it."""
+"""Source that names and finds a data set's files, which cannot change its content."""
 
 WIDTH = 100
-"""Of a list or mapping on one line."""
+"""Maximum length of a list or mapping on one line."""
 PLAIN = re.compile(r"[A-Za-z./][A-Za-z0-9 ./_+@=-]*")
-"""Strings that need no quotes anywhere in YAML."""
+"""Strings that never need quotes in YAML."""
 
 Stage = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one training stage trains: an experiment, or one method of it.
+    """The cells of one training stage: an experiment, or one method of it.
 
     Attributes:
-        file: the dvc.yaml that has the stage.
-        method: None: all of them.
+        file: the dvc.yaml with the stage.
+        method: None: all methods.
     """
 
     experiment: str
@@ -65,12 +65,12 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """The end of its stages' names."""
+        """The suffix of its stages' names."""
         return self.experiment if self.method is None else f"{self.experiment}-{self.method}"
 
     @property
     def folder(self) -> str:
-        """Where its runs lie below ``runs/`` and its evaluations below ``evaluations/``."""
+        """The folder of its runs below ``runs/`` and of its evaluations below ``evaluations/``."""
         return self.experiment if self.method is None else f"{self.experiment}/{self.method}"
 
 
@@ -89,25 +89,25 @@ def units(params: Params) -> list[Unit]:
 
 
 def trained_for(entries: Iterable[Entry], every: Iterable[Unit]) -> list[Unit]:
-    """The training stages that a table or figure with these cells waits for."""
+    """The training stages that a table or figure with these cells depends on."""
     wanted = {entry.path(0).parts[:2] for entry in entries}
     return [unit for unit in every if any((cell.experiment, cell.method) in wanted for cell in unit.cells)]
 
 
 def table_entries(name: str, params: Params) -> list[Entry]:
-    """All cells of a table; none of one that is computed."""
+    """All cells of a table; a computed table has none."""
     if name in ARITHMETIC_TABLES:
         return []
     return [entry for row in table_spec(name, params).entries.values() for entry in row.values()]
 
 
 def printed_by(name: str, params: Params) -> set[Path]:
-    """Cells that a table prints, as paths below ``runs/``; none of a table that is computed."""
+    """Cells that a table prints, as paths below ``runs/``; a computed table has none."""
     return {entry.path(seed) for entry in table_entries(name, params) for seed in entry.seeds}
 
 
 def trained_by(params: Params) -> dict[str, set[Path]]:
-    """Of every table, the cells that DVC trains for it: those of all stages whose runs its stage depends on."""
+    """For every table, the cells that DVC trains for it: those of all stages that the table's stage depends on."""
     every = units(params)
     found = {}
     for name in table_names(params):
@@ -120,7 +120,7 @@ def trained_by(params: Params) -> dict[str, set[Path]]:
 
 
 def table_names(params: Params) -> list[str]:
-    """Every table that has a stage: those of the papers, and of each experiment that is no paper's."""
+    """All tables that have a stage: the papers', and one for each other experiment."""
     folders = {name: Path(experiment.file).parent.name for name, experiment in params.experiments.items()}
     own = [name for name, folder in folders.items() if folder not in PAPERS]
     shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]
@@ -129,7 +129,7 @@ def table_names(params: Params) -> list[str]:
 
 
 def figure_names(params: Params) -> list[str]:
-    """Every figure that has a stage."""
+    """All figures that have a stage."""
     drawn = []
     for name in TITLES:
         if name in PARTITION_FIGURES:
@@ -147,7 +147,7 @@ def figure_names(params: Params) -> list[str]:
 
 
 def _complete(make: Callable[[Params], Any], params: Params) -> bool:
-    """Whether the experiments that a table or figure shows are there: a project may be without some papers."""
+    """Whether the experiments of a table or figure exist; a project may leave out a paper's."""
     try:
         make(params)
     except (KeyError, HetflError):
@@ -156,25 +156,25 @@ def _complete(make: Callable[[Params], Any], params: Params) -> bool:
 
 
 def check(params: Params, root: Path) -> None:
-    """Check that DVC's stages are those of params.yaml and the tables.
+    """Check that every dvc.yaml is up to date.
 
     Raises:
-        HetflError: a file is not.
+        HetflError: a file is out of date.
     """
     for file in stale(params, root):
-        raise HetflError(f"{root / file}: is not what params.yaml and the papers' tables ask for; run hetfl stages")
+        raise HetflError(f"{root / file}: is out of date with params.yaml or the papers' tables; run hetfl stages")
 
 
 def files(params: Params) -> dict[str, str]:
-    """Content of every dvc.yaml, by its path.
+    """The content of every dvc.yaml, by its path.
 
     Raises:
-        HetflError: a name has a dot in it, which DVC reads as a step into a mapping.
+        HetflError: a name contains a dot, which DVC interprets as a path into a mapping.
     """
     for key, names in (("experiments", {e.written for e in params.experiments.values()}), ("models", params.models)):
         for name in names:
             if "." in name:
-                raise HetflError(f"{key}.{name}: DVC reads a dot as a step into a mapping; use a dash")
+                raise HetflError(f"{key}.{name}: DVC interprets a dot as a path into a mapping; use a dash")
     every = units(params)
     stages: dict[str, dict[str, Stage]] = {ROOT: {}}
     stages[ROOT] |= {f"download-{name}": _download(name, params) for name in params.data.sets}
@@ -197,7 +197,7 @@ def files(params: Params) -> dict[str, str]:
 
 
 def stale(params: Params, root: Path) -> dict[str, str | None]:
-    """The dvc.yaml files below ``root`` that are not what :func:`files` says: their right content, None: no file."""
+    """The dvc.yaml files below ``root`` that are out of date, with their new content; None: the file must go."""
     wanted: dict[str, str | None] = dict(files(params))
     there = [path.relative_to(root).as_posix() for path in (root / "pipeline").glob("*/dvc.yaml")]
     wanted |= {file: None for file in there if file not in wanted}
@@ -206,7 +206,7 @@ def stale(params: Params, root: Path) -> dict[str, str | None]:
 
 
 def write(params: Params, root: Path) -> list[str]:
-    """Bring every dvc.yaml up to date; the paths of those that were not."""
+    """Update every dvc.yaml; returns the paths of those that were out of date."""
     changed = stale(params, root)
     for file, text in changed.items():
         if text is None:
@@ -217,7 +217,7 @@ def write(params: Params, root: Path) -> list[str]:
 
 
 def sources(module: Path) -> list[str]:
-    """Files of the package that a data set's module reads its content with: the imports, and theirs."""
+    """The source files that decide a data set's content: its module, and what that imports from ``data/``."""
     waiting, seen = [module], set()
     while waiting:
         path = waiting.pop()
@@ -253,7 +253,7 @@ def _pretrain(name: str, params: Params) -> Stage:
     numerics = versions.keys_of_pretraining(settings.models)
     numerics += ["augmentation"] if settings.input.transform() else []
     return {
-        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.split}",
+        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.subset}",
         "cmd": f"python pipeline/pretrain.py {name}",
         "deps": [f"data/{settings.dataset}"],
         "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],
@@ -284,7 +284,7 @@ def _train(unit: Unit, params: Params) -> Stage:
 
 
 def _evaluate(unit: Unit, params: Params) -> Stage:
-    # What else its experiment says has changed the runs.
+    # Other settings of the experiment change the runs, which are dependencies.
     features = any(cell.features for cell in unit.cells)
     block = [_key(params.experiments[unit.experiment])] if features else []
     return _at(unit.file) | {
@@ -296,7 +296,7 @@ def _evaluate(unit: Unit, params: Params) -> Stage:
 
 
 def reads(unit: Unit, params: Params) -> list[str]:
-    """Files and folders that a unit's runs read."""
+    """The files and folders that a unit's runs read."""
     made = {model for settings in params.pretrain.values() for model in settings.models}
     data = {cell.dataset for cell in unit.cells}
     public = {cell.public.dataset for cell in unit.cells if cell.public}
@@ -304,13 +304,13 @@ def reads(unit: Unit, params: Params) -> list[str]:
     return [
         *(f"data/{name}" for name in sorted(data | public)),
         *(f"partitions/{name}" for name in sorted(data)),
-        # Others come from elsewhere: a run says what is missing.
+        # Other weights are not made by a stage; if one is missing, the run says so.
         *(_weights(name) for name in sorted(weights & made)),
     ]
 
 
 def watched(unit: Unit, params: Params) -> list[Any]:
-    """Keys of params.yaml, and of the file of versions, that decide about a unit's runs."""
+    """The keys of params.yaml and of versions.yaml that decide a unit's runs."""
     experiment = params.experiments[unit.experiment]
     rows = [experiment.rows[name] for name in dict.fromkeys(cell.row for cell in unit.cells)]
     groups = sorted({row.models or experiment.models for row in rows})
@@ -336,7 +336,7 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
         "cmd": f"python pipeline/table.py {name}",
         "deps": [*deps, "pipeline/table.py", "src/hetfl/papers", "src/hetfl/report"],
         **_shown(used),
-        # A table that differs in its commit alone stays as it is, so DVC must not remove it first.
+        # If only the commit differs, the stage leaves the table unchanged, so DVC must not remove it first.
         "outs": [{f"tables/{name}": {"cache": False, "persist": True}}],
     }
 
@@ -396,7 +396,7 @@ def _report(params: Params) -> Stage:
 
 
 def _folders(wanted: Sequence[Unit], every: Sequence[Unit]) -> list[str]:
-    """Folders that hold what some units make: an experiment's where all of its methods are wanted."""
+    """The folders of these units' results: the experiment's folder if all of its methods are among them."""
     names = {unit.name for unit in wanted}
     whole = {unit.experiment for unit in wanted}
     whole -= {unit.experiment for unit in every if unit.name not in names}
@@ -408,7 +408,7 @@ def _results(folders: Iterable[str]) -> list[str]:
 
 
 def _shown(used: Iterable[Experiment], groups: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """The ``params`` of a stage that shows experiments: they, their protocols and some groups of models."""
+    """The ``params`` of a stage that shows experiments: their keys, and those of protocols and model groups."""
     used = [*used]
     protocols = sorted({experiment.protocol for experiment in used if experiment.protocol})
     keys = [_key(experiment) for experiment in used]
@@ -418,12 +418,12 @@ def _shown(used: Iterable[Experiment], groups: Iterable[str] = ()) -> dict[str, 
 
 
 def _key(experiment: Experiment) -> tuple[str, str]:
-    """Where an experiment is written: file and key."""
+    """The file and key of an experiment."""
     return experiment.file, f"experiments.{experiment.written}"
 
 
 def _by_file(keys: Iterable[tuple[str, str]]) -> list[Any]:
-    """Keys as a stage lists them: those of params.yaml by themselves, others below their file."""
+    """Keys in the form of a stage's ``params``: those of params.yaml as they are, others below their file."""
     own: list[str] = []
     others: dict[str, list[str]] = {}
     for file, key in dict.fromkeys(keys):
@@ -435,7 +435,7 @@ def _by_file(keys: Iterable[tuple[str, str]]) -> list[Any]:
 
 
 def _at(file: str) -> Stage:
-    """Every path in a stage is one from the checkout's root."""
+    """The stage's working directory, so that all its paths start at the checkout's root."""
     return {} if file == ROOT else {"wdir": "/".join([".."] * (len(Path(file).parts) - 1))}
 
 
@@ -452,7 +452,7 @@ def _drawing(name: str) -> str:
 
 
 def _dump(content: Mapping[str, Any]) -> str:
-    """YAML of nested mappings and lists; what fits stands on one line."""
+    """Nested mappings and lists as YAML, on one line where they fit."""
     return "".join(f"{line}\n" for line in _lines(content))
 
 
@@ -480,5 +480,5 @@ def _flow(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {_flow(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
-    # JSON's strings are YAML's, too.
+    # A JSON string is also a YAML string.
     return value if isinstance(value, str) and PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)

@@ -14,12 +14,12 @@ from hetfl.files import write_bytes
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as safetensors, atomically, moved to the CPU."""
+    """Write named tensors (any shape and device) and metadata to a safetensors file, atomically."""
     contiguous: dict[str, torch.Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
         value = tensor.detach().cpu().contiguous()
-        # The format has no shared memory: a tensor under two names is written twice.
+        # safetensors refuses tensors that share memory, so the second one is a copy.
         place = value.untyped_storage().data_ptr()
         contiguous[name] = value.clone() if place in written else value
         written.add(place)
@@ -28,6 +28,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read named tensors and their metadata from a safetensors file.
+
+    Args:
+        path: the file.
+        device: where the tensors are loaded.
 
     Raises:
         HetflError: the file is missing or is not valid safetensors.

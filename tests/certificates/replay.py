@@ -24,7 +24,7 @@ from vector import FOLDER, Vector, parameter
 
 from hetfl.data.batches import Batch, InputSpec
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods import Method, create
@@ -128,15 +128,15 @@ def _transformer(shape: Mapping[str, int]) -> nn.Module:
 def federation_of(vector: Vector, method: Method, networks: Networks) -> Federation:
     """The vector's clients, models and data, put together by hetfl's own function."""
 
-    def split(images: str, labels: str) -> tuple[Split, tuple[np.ndarray, ...]]:
+    def subset(images: str, labels: str) -> tuple[Subset, tuple[np.ndarray, ...]]:
         parts = [(given[images], given[labels]) for given in map(vector.given, range(vector.clients))]
         ends = np.cumsum([0] + [len(labels) for _, labels in parts])
         index = tuple(np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False))
         pixels, classes = (np.concatenate([one[side].numpy() for one in parts]) for side in (0, 1))
-        return Split(pixels, classes), index
+        return Subset(pixels, classes), index
 
     test = ("test_images", "test_labels") if "clients" in vector.entry else ("images", "labels")
-    (trained, train), (tested, test_index) = split("images", "labels"), split(*test)
+    (trained, train), (tested, test_index) = subset("images", "labels"), subset(*test)
     names = tuple(str(number) for number in range(vector.entry["classes"]))
     dataset = Dataset(vector.name, vector.name, names, {"train": trained, "test": tested}, vector.name)
     partition = Partition(train, test_index)

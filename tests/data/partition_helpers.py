@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from hetfl.data.partitions import Partition, Scheme, make_partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 
 NO_IMAGES: Any = None
@@ -32,7 +32,7 @@ def dataset_of(*labels: np.ndarray, coarse: np.ndarray | None = None, domains: i
     """Splits ``train``, ``test`` and ``val`` with these labels; the training labels name the classes.
 
     Args:
-        labels: of each split, the training labels again where there are no test labels.
+        labels: of each subset, the training labels again where there are no test labels.
         coarse: the coarse label of each class.
         domains: number of domains, dealt to the samples in turn.
     """
@@ -40,14 +40,14 @@ def dataset_of(*labels: np.ndarray, coarse: np.ndarray | None = None, domains: i
     names = {} if coarse is None else {"coarse": tuple(map(str, range(coarse.max() + 1)))}
     names |= {"domain": tuple(map(str, range(domains)))} if domains else {}
 
-    def split(of: np.ndarray) -> Split:
+    def subset(of: np.ndarray) -> Subset:
         values = {} if coarse is None else {"coarse": coarse[of]}
         values |= {"domain": np.arange(len(of)) % domains} if domains else {}
-        return Split(NO_IMAGES, of, values)
+        return Subset(NO_IMAGES, of, values)
 
     named = dict(zip(("train", "test", "val"), labels if len(labels) > 1 else labels * 2, strict=False))
-    splits = {name: split(of) for name, of in named.items()}
-    return Dataset("toy", "Toy", tuple(f"c{c}" for c in range(num_classes)), splits, "c0ffee", names)
+    subsets = {name: subset(of) for name, of in named.items()}
+    return Dataset("toy", "Toy", tuple(f"c{c}" for c in range(num_classes)), subsets, "c0ffee", names)
 
 
 def cut(scheme: Scheme, labels: np.ndarray, seed: int = 0, test_labels: np.ndarray | None = None) -> Partition:

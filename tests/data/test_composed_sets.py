@@ -17,7 +17,7 @@ from hetfl.data.corruptions import CORRUPTIONS, corrupt
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.sets import cifar100c, five
 from hetfl.data.sets.cifar100c import Cifar100CSettings
-from hetfl.data.store import Split, read_card, read_dataset
+from hetfl.data.store import Subset, read_card, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.files import sha256_file
@@ -33,12 +33,12 @@ def sources(tmp_path: Path) -> Sources:
 
 
 @pytest.fixture
-def photographs(monkeypatch: pytest.MonkeyPatch) -> Split:
+def photographs(monkeypatch: pytest.MonkeyPatch) -> Subset:
     """500 test images of 100 classes: image i is of class i % 100 and tells i by its first pixel."""
     number = np.arange(PHOTOGRAPHS)
     images = np.full((PHOTOGRAPHS, 32, 32, 3), 128, np.uint8)
     images[:, 0, 0, 0], images[:, 0, 0, 1] = number // 256, number % 256
-    test = Split(images, number % 100)
+    test = Subset(images, number % 100)
     fake = replace(cifar100c.CIFAR100, prepare=lambda settings, sources: {"train": test, "test": test})
     monkeypatch.setattr(cifar100c, "CIFAR100", fake)
     monkeypatch.setattr(cifar100c, "PHOTOGRAPHS", PHOTOGRAPHS)
@@ -55,54 +55,56 @@ def told(
     return image
 
 
-def photograph(split: Split) -> np.ndarray:
-    return split.images[:, 0, 0, 0].astype(int) * 256 + split.images[:, 0, 0, 1]
+def photograph(subset: Subset) -> np.ndarray:
+    return subset.images[:, 0, 0, 0].astype(int) * 256 + subset.images[:, 0, 0, 1]
 
 
-def prepare(sources: Sources, **settings: object) -> Mapping[str, Split]:
+def prepare(sources: Sources, **settings: object) -> Mapping[str, Subset]:
     return cifar100c.prepare(validate(Cifar100CSettings, settings, "data.cifar100c"), sources)
 
 
-def test_each_photograph_once_and_every_class_cut_alike(photographs: Split, sources: Sources) -> None:
-    splits = prepare(sources, per_domain=50, frost="synthetic")
-    assert {name: len(split) for name, split in splits.items()} == {"train": 400, "test": 100}
-    assert splits["train"].class_counts(100).tolist() == [4] * 100
-    everything = np.concatenate([photograph(split) for split in splits.values()])
+def test_each_photograph_once_and_every_class_cut_alike(photographs: Subset, sources: Sources) -> None:
+    subsets = prepare(sources, per_domain=50, frost="synthetic")
+    assert {name: len(subset) for name, subset in subsets.items()} == {"train": 400, "test": 100}
+    assert subsets["train"].class_counts(100).tolist() == [4] * 100
+    everything = np.concatenate([photograph(subset) for subset in subsets.values()])
     assert sorted(everything) == list(range(PHOTOGRAPHS))
-    domains = np.concatenate([split.attributes["domain"] for split in splits.values()])
+    domains = np.concatenate([subset.attributes["domain"] for subset in subsets.values()])
     assert np.bincount(domains, minlength=19).tolist() == [50] * 10 + [0] * 9
 
 
 @pytest.mark.parametrize("leak_free", [True, False])
-def test_images_labels_and_attributes_belong_together(leak_free: bool, photographs: Split, sources: Sources) -> None:
-    splits = prepare(
+def test_images_labels_and_attributes_belong_together(leak_free: bool, photographs: Subset, sources: Sources) -> None:
+    subsets = prepare(
         sources, per_domain=50, leak_free=leak_free, frost="synthetic", domains=["fog", "snow", "contrast"]
     )
-    for split in splits.values():
-        assert (split.labels == photograph(split) % 100).all()
-        assert (split.images[:, 0, 1, 0] == split.attributes["domain"]).all()
-        assert (split.images[:, 0, 1, 1] == split.attributes["severity"] + 1).all()
-    assert set(splits["train"].attributes["domain"]) == {
+    for subset in subsets.values():
+        assert (subset.labels == photograph(subset) % 100).all()
+        assert (subset.images[:, 0, 1, 0] == subset.attributes["domain"]).all()
+        assert (subset.images[:, 0, 1, 1] == subset.attributes["severity"] + 1).all()
+    assert set(subsets["train"].attributes["domain"]) == {
         list(CORRUPTIONS).index(n) for n in ("fog", "snow", "contrast")
     }
 
 
-def test_severities_are_uniform_over_the_chosen(photographs: Split, sources: Sources) -> None:
+def test_severities_are_uniform_over_the_chosen(photographs: Subset, sources: Sources) -> None:
     for leak_free in (True, False):
-        [split] = prepare(sources, per_domain=250, leak_free=leak_free, domains=["fog", "snow"], test=1).values()
-        assert (np.abs(np.bincount(split.attributes["severity"]) - 100) < 35).all()
+        [subset] = prepare(sources, per_domain=250, leak_free=leak_free, domains=["fog", "snow"], test=1).values()
+        assert (np.abs(np.bincount(subset.attributes["severity"]) - 100) < 35).all()
         chosen = prepare(sources, per_domain=9, leak_free=leak_free, domains=["fog"], severities=[2, 4], test=1)
         assert set(chosen["test"].attributes["severity"]) == {1, 3}
 
 
-def test_independent_domains_can_share_photographs_but_repeat_no_image(photographs: Split, sources: Sources) -> None:
-    [split] = prepare(sources, per_domain=400, leak_free=False, domains=["fog", "snow"], test=1).values()
-    where = np.stack([split.attributes["domain"], split.attributes["severity"], photograph(split)])
+def test_independent_domains_can_share_photographs_but_repeat_no_image(photographs: Subset, sources: Sources) -> None:
+    [subset] = prepare(sources, per_domain=400, leak_free=False, domains=["fog", "snow"], test=1).values()
+    where = np.stack([subset.attributes["domain"], subset.attributes["severity"], photograph(subset)])
     assert len(np.unique(where, axis=1).T) == 800
-    assert len(np.unique(photograph(split))) < 450
+    assert len(np.unique(photograph(subset))) < 450
 
 
-def test_the_complete_set_is_in_its_authors_order_and_holds_the_smaller(photographs: Split, sources: Sources) -> None:
+def test_the_complete_set_is_in_its_authors_order_and_holds_the_smaller(
+    photographs: Subset, sources: Sources
+) -> None:
     whole = prepare(sources, per_domain=5 * PHOTOGRAPHS, leak_free=False, domains=["fog", "snow"], test=1)
     assert list(whole) == ["test"]
     every = whole["test"]
@@ -116,7 +118,7 @@ def test_the_complete_set_is_in_its_authors_order_and_holds_the_smaller(photogra
     np.testing.assert_array_equal(every.images[rows], part.images)
 
 
-def test_the_seed_decides(photographs: Split, sources: Sources) -> None:
+def test_the_seed_decides(photographs: Subset, sources: Sources) -> None:
     first, same, other = (
         prepare(sources, per_domain=50, frost="synthetic", seed=seed)["train"] for seed in (0, 0, 1)
     )
@@ -125,21 +127,21 @@ def test_the_seed_decides(photographs: Split, sources: Sources) -> None:
 
 
 def test_a_corrupted_image_has_a_draw_of_its_own(
-    photographs: Split, sources: Sources, monkeypatch: pytest.MonkeyPatch
+    photographs: Subset, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cifar100c, "corrupt", corrupt)
-    [split] = prepare(sources, per_domain=3, domains=["shot_noise"], severities=[2], test=1, seed=4).values()
-    for image, number in zip(split.images, [_nearest(photographs, split, i) for i in range(3)], strict=True):
+    [subset] = prepare(sources, per_domain=3, domains=["shot_noise"], severities=[2], test=1, seed=4).values()
+    for image, number in zip(subset.images, [_nearest(photographs, subset, i) for i in range(3)], strict=True):
         rng = Draws(4).numpy_generator("data:cifar100c:shot_noise", PHOTOGRAPHS + number)
         np.testing.assert_array_equal(image, corrupt(photographs.images[number], "shot_noise", 2, rng))
 
 
-def _nearest(photographs: Split, split: Split, index: int) -> int:
+def _nearest(photographs: Subset, subset: Subset, index: int) -> int:
     # The label leaves five photographs; noise hides which of them it is, the draw that fits tells.
-    candidates = np.flatnonzero(photographs.labels == split.labels[index])
+    candidates = np.flatnonzero(photographs.labels == subset.labels[index])
     for number in candidates:
         rng = Draws(4).numpy_generator("data:cifar100c:shot_noise", PHOTOGRAPHS + int(number))
-        if (corrupt(photographs.images[number], "shot_noise", 2, rng) == split.images[index]).all():
+        if (corrupt(photographs.images[number], "shot_noise", 2, rng) == subset.images[index]).all():
             return int(number)
     raise AssertionError("no photograph with its draw gives this image")
 
@@ -154,22 +156,22 @@ def frost_files(monkeypatch: pytest.MonkeyPatch, mirror: Path) -> None:
 
 
 def test_frost_uses_the_photographs(
-    photographs: Split, sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    photographs: Subset, sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cifar100c, "corrupt", corrupt)
     frost_files(monkeypatch, tmp_path / "mirror")
-    [split] = prepare(sources, per_domain=5, domains=["frost"], severities=[1], test=1).values()
-    assert (split.images[:, 1:] == 128 + 60 // 5).all()
+    [subset] = prepare(sources, per_domain=5, domains=["frost"], severities=[1], test=1).values()
+    assert (subset.images[:, 1:] == 128 + 60 // 5).all()
     assert [used["name"] for used in sources.used] == ["frost1.png", "frost2.png"]
 
 
-def test_photographs_are_asked_for_only_if_frost_is_wanted(photographs: Split, sources: Sources) -> None:
+def test_photographs_are_asked_for_only_if_frost_is_wanted(photographs: Subset, sources: Sources) -> None:
     prepare(sources, per_domain=5, domains=["fog"])
     prepare(sources, per_domain=5, frost="synthetic")
     assert sources.used == []
 
 
-def test_synthetic_frost_has_textures_of_the_seed(photographs: Split, sources: Sources) -> None:
+def test_synthetic_frost_has_textures_of_the_seed(photographs: Subset, sources: Sources) -> None:
     first, same, other = (cifar100c._textures("synthetic", sources, Draws(seed)) for seed in (0, 0, 1))
     assert len(first) == 5
     np.testing.assert_array_equal(first, same)
@@ -210,7 +212,7 @@ Archive = Callable[..., None]
 
 
 @pytest.fixture
-def archive(photographs: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+def archive(photographs: Subset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
     """Writes an archive such as the official one: image i at severity v of domain d holds [d, v, i % 251]."""
 
     def write(*domains: str, **others: bytes) -> None:
@@ -237,11 +239,11 @@ def test_official_images_are_those_of_the_same_rows(archive: Archive, sources: S
     archive("snow", "frost", "fog", glass_blur=b"not wanted, not read")
     wanted = {"domains": ["snow", "frost", "fog"], "per_domain": 100}
     official, made = prepare(sources, source="official", **wanted), prepare(sources, frost="synthetic", **wanted)
-    for name, split in official.items():
-        np.testing.assert_array_equal(split.labels, made[name].labels)
-        assert (split.images[:, 5, 5, 0] == split.attributes["domain"]).all()
-        assert (split.images[:, 5, 5, 1] == split.attributes["severity"]).all()
-        assert (split.images[:, 5, 5, 2] == photograph(made[name]) % 251).all()
+    for name, subset in official.items():
+        np.testing.assert_array_equal(subset.labels, made[name].labels)
+        assert (subset.images[:, 5, 5, 0] == subset.attributes["domain"]).all()
+        assert (subset.images[:, 5, 5, 1] == subset.attributes["severity"]).all()
+        assert (subset.images[:, 5, 5, 2] == photograph(made[name]) % 251).all()
     assert [used["name"] for used in sources.used] == ["CIFAR-100-C.tar"]
 
 
@@ -265,7 +267,7 @@ def test_damaged_official_archives_are_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_card_tells_how_frost_was_made(photographs: Split, sources: Sources, tmp_path: Path) -> None:
+def test_the_card_tells_how_frost_was_made(photographs: Subset, sources: Sources, tmp_path: Path) -> None:
     settings = validate(Cifar100CSettings, {"per_domain": 50, "frost": "synthetic"}, "data")
     prepare_dataset("cifar100c", settings, tmp_path / "cifar100c", sources)
     card, dataset = read_card(tmp_path / "cifar100c"), read_dataset(tmp_path / "cifar100c")
@@ -279,37 +281,37 @@ def test_the_card_tells_how_frost_was_made(photographs: Split, sources: Sources,
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five sets of 300 images; set s has images of value 50 * s + class, the first two sets in colour."""
 
-    def fake(number: int) -> Callable[..., Mapping[str, Split]]:
+    def fake(number: int) -> Callable[..., Mapping[str, Subset]]:
         labels = np.random.default_rng(number).permutation(np.arange(300) % 10)
         side, channels = (32, 3) if number < 2 else (28, 1)
         images = np.broadcast_to((50 * number + labels)[:, None, None, None], (300, side, side, channels))
-        wrong = Split(np.full((10, side, side, channels), 255, np.uint8), np.arange(10))
-        return lambda settings, sources: {"train": Split(images.astype(np.uint8), labels), "test": wrong}
+        wrong = Subset(np.full((10, side, side, channels), 255, np.uint8), np.arange(10))
+        return lambda settings, sources: {"train": Subset(images.astype(np.uint8), labels), "test": wrong}
 
     monkeypatch.setattr(five, "SETS", tuple(replace(each, prepare=fake(i)) for i, each in enumerate(five.SETS)))
 
 
-def prepare_five(name: str, sources: Sources, **settings: object) -> Mapping[str, Split]:
+def prepare_five(name: str, sources: Sources, **settings: object) -> Mapping[str, Subset]:
     known = entry(name)
     return known.prepare(validate(known.settings, settings, "data.five"), sources)
 
 
 def test_five_is_balanced_and_offset(parts: None, sources: Sources) -> None:
-    splits = prepare_five("five", sources, per_dataset=100, size=40)
+    subsets = prepare_five("five", sources, per_dataset=100, size=40)
     for name, per_class in (("train", 8), ("test", 2)):
-        split = splits[name]
-        assert split.images.shape == (50 * per_class, 40, 40, 3)
-        assert split.class_counts(50).tolist() == [per_class] * 50
-        assert (split.labels // 10 == split.attributes["domain"]).all()
-        value = 50 * split.attributes["domain"] + split.labels % 10
-        assert (split.images == value[:, None, None, None]).all()
+        subset = subsets[name]
+        assert subset.images.shape == (50 * per_class, 40, 40, 3)
+        assert subset.class_counts(50).tolist() == [per_class] * 50
+        assert (subset.labels // 10 == subset.attributes["domain"]).all()
+        value = 50 * subset.attributes["domain"] + subset.labels % 10
+        assert (subset.images == value[:, None, None, None]).all()
 
 
 def test_merged_five_has_ten_classes(parts: None, sources: Sources) -> None:
     apart, merged = (prepare_five(name, sources, per_dataset=50, size=8) for name in ("five", "five-merged"))
-    for name, split in merged.items():
-        np.testing.assert_array_equal(split.labels, apart[name].labels % 10)
-        np.testing.assert_array_equal(split.images, apart[name].images)
+    for name, subset in merged.items():
+        np.testing.assert_array_equal(subset.labels, apart[name].labels % 10)
+        np.testing.assert_array_equal(subset.images, apart[name].images)
     assert len(entry("five-merged").class_names) == 10
 
 
@@ -333,9 +335,9 @@ def test_five_takes_other_images_with_another_seed(
     assert len(np.unique(first[:80], axis=0)) == 80  # no image twice
 
 
-def _numbered(settings: object, sources: Sources) -> Mapping[str, Split]:
+def _numbered(settings: object, sources: Sources) -> Mapping[str, Subset]:
     images = np.broadcast_to(np.arange(200)[:, None, None, None], (200, 28, 28, 1)).astype(np.uint8)
-    return {"train": Split(images, np.arange(200) % 10)}
+    return {"train": Subset(images, np.arange(200) % 10)}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -376,10 +378,10 @@ def test_corrupted_real_photographs_are_still_recognised(tmp_path: Path, monkeyp
     real = cifar100c.CIFAR100.prepare(cifar100c.CIFAR100.settings(), Sources(mirror, tmp_path))
     monkeypatch.setattr(cifar100c, "CIFAR100", replace(cifar100c.CIFAR100, prepare=lambda *_: real))
     raw = {"per_domain": 100, "frost": "synthetic", "test": 1}
-    [split] = cifar100c.prepare(validate(Cifar100CSettings, raw, "data"), Sources(mirror, tmp_path)).values()
-    nearest = (_direction(split.images) @ _direction(real["test"].images).T).argmax(axis=1)
-    right = real["test"].labels[nearest] == split.labels
-    shares = {TEN[domain]: right[split.attributes["domain"] == domain].mean() for domain in range(10)}
+    [subset] = cifar100c.prepare(validate(Cifar100CSettings, raw, "data"), Sources(mirror, tmp_path)).values()
+    nearest = (_direction(subset.images) @ _direction(real["test"].images).T).argmax(axis=1)
+    right = real["test"].labels[nearest] == subset.labels
+    shares = {TEN[domain]: right[subset.attributes["domain"] == domain].mean() for domain in range(10)}
     assert min(shares.values()) > 0.5 and np.mean(list(shares.values())) > 0.9, shares
 
 

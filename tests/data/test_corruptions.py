@@ -388,7 +388,7 @@ def test_motion_blur_runs_sideways_and_snow_down() -> None:
     ("image", "name", "severity", "message"),
     [
         (flat(0), "fogg", 1, "unknown corruption 'fogg'; did you mean 'fog'?"),
-        (flat(0), "fog", 0, "fog: severity 0 does not exist, they run from 1 to 5"),
+        (flat(0), "fog", 0, "fog: severity 0 does not exist; severities are 1 to 5"),
         (flat(0), "fog", 6, "severity 6 does not exist"),
         (flat(0)[..., :1], "fog", 1, r"image is uint8 \[32, 32, 1\], uint8 \[H, W, 3\] is needed"),
         (flat(0) / 255, "fog", 1, "image is float64"),
@@ -401,7 +401,7 @@ def test_wrong_input_is_named(image: np.ndarray, name: str, severity: int, messa
 
 
 def test_textures_must_be_larger_than_the_image() -> None:
-    with pytest.raises(HetflError, match="textures are 64x32, larger ones than the image's 32x32 are needed"):
+    with pytest.raises(HetflError, match="textures are 64x32; they must be larger than the image.s 32x32"):
         corrupt(flat(0), "frost", 1, rng(), [flat(0, 64)[:, :32]])
 
 

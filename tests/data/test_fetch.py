@@ -284,7 +284,10 @@ def test_full_disk_is_told_before_anything_is_fetched(
     part = tmp_path / "toy" / "set.bin.part"
     part.write_bytes(CONTENT[:100_000])
     message = failure(Sources(None, tmp_path), published(server))
-    assert message == f"toy: set.bin needs 100.0 kB, {tmp_path / 'toy'} has 50.0 kB free; make room and run it again"
+    assert (
+        message
+        == f"toy: set.bin needs 100.0 kB, {tmp_path / 'toy'} has 50.0 kB free; free disk space and run it again"
+    )
     assert server.requests == []
     part.write_bytes(CONTENT[:150_000])
     is_had(server, tmp_path)
@@ -318,7 +321,7 @@ def test_download_on_a_disk_that_fills_goes_on_when_there_is_room(
     with monkeypatch.context() as patch:
         fill_disk_for(patch, ".part")
         message = failure(Sources(None, tmp_path), published(server))
-    assert message == f"toy: set.bin: the disk of {tmp_path / 'toy'} is full; make room and run it again"
+    assert message == f"toy: set.bin: the disk of {tmp_path / 'toy'} is full; free disk space and run it again"
     assert len(server.requests) == 1
     assert left(tmp_path) == {"set.bin.part": 70_000}
     is_had(server, tmp_path)
@@ -353,7 +356,7 @@ def test_disk_that_fills_while_a_data_set_is_written_keeps_the_old_one(
         patch.setattr(np, "save", save)
         with pytest.raises(HetflError) as caught:
             prepare(1)
-    assert str(caught.value) == f"data set digits: the disk of {tmp_path} is full; make room and run it again"
+    assert str(caught.value) == f"data set digits: the disk of {tmp_path} is full; free disk space and run it again"
     assert [path.name for path in tmp_path.iterdir()] == ["digits"]
     verify_dataset(tmp_path / "digits")
     assert read_card(tmp_path / "digits") == before

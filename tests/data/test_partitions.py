@@ -153,8 +153,11 @@ def test_too_many_clients_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        (Practical(pool=("train", "vall")), r"^p.yaml: x.pool: unknown split 'vall'; did you mean 'val'\?$"),
-        (Blocks(pool=("tset",), classes_per_client=1), r"^p.yaml: x.pool: unknown split 'tset'; did you mean 'test'"),
+        (Practical(pool=("train", "vall")), r"^p.yaml: x.pool: unknown subset 'vall'; did you mean 'val'\?$"),
+        (
+            Blocks(pool=("tset",), classes_per_client=1),
+            r"^p.yaml: x.pool: unknown subset 'tset'; did you mean 'test'",
+        ),
         (
             Pachinko(beta=1.0, attribute="corse"),
             r"^p.yaml: x.attribute: unknown attribute 'corse'; did you mean 'coa",
@@ -191,7 +194,7 @@ def test_settings_are_told_apart_by_their_scheme() -> None:
         "clients": {"scheme": "iid", "clients": 0},
         "quantity": {"scheme": "iid", "quantity": 0},
         "seed": {"scheme": "iid", "seed": -1},
-        r"pool: \['train', 'train'\] names a split twice": {"scheme": "practical", "pool": ["train", "train"]},
+        r"pool: \['train', 'train'\] names a subset twice": {"scheme": "practical", "pool": ["train", "train"]},
         r"classes: \[1, 2\] must have one number per client, clients is 5": {
             "scheme": "class-subsets",
             "classes": [1, 2],
@@ -209,10 +212,18 @@ def indices(*values: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("scheme", "train", "message"),
     [
-        (Iid(clients=2), (indices(0, 1, 2), indices(2, 3)), "train sample 2 of train must have one client"),
-        (Iid(clients=2), (indices(0, 1), indices(3)), "sample 2 of train must have a client"),
-        (Iid(clients=2), (indices(0, 1), indices(2, 2, 3)), "client 1 must be int64, none twice"),
-        (Iid(clients=2), (indices(0, 1), np.array([2, 3], dtype=np.int32)), "client 1 must be int64, none twice"),
+        (
+            Iid(clients=2),
+            (indices(0, 1, 2), indices(2, 3)),
+            "train sample 2 of train has several clients; one is allowed",
+        ),
+        (Iid(clients=2), (indices(0, 1), indices(3)), "sample 2 of train has no client; one is needed"),
+        (Iid(clients=2), (indices(0, 1), indices(2, 2, 3)), "client 1 must be int64 without duplicates"),
+        (
+            Iid(clients=2),
+            (indices(0, 1), np.array([2, 3], dtype=np.int32)),
+            "client 1 must be int64 without duplicates",
+        ),
         (Iid(clients=2), (indices(0, 1), indices(2, 3, 4)), r"client 1 must lie in 0\.\.3"),
         (Iid(clients=2), (indices(0, 1), indices(2, -1)), r"client 1 must lie in 0\.\.3"),
         (Iid(clients=2), (indices(0, 1, 2, 3), indices()), "leaves client 1 without a training sample"),
@@ -222,7 +233,11 @@ def indices(*values: int) -> np.ndarray:
             (indices(0, 1), indices(2, 3)),
             "minimum: client 0 holds fewer than 1",
         ),
-        (Pathological(clients=2, classes_per_client=1), (indices(0, 1), indices(2, 3)), "must be own"),
+        (
+            Pathological(clients=2, classes_per_client=1),
+            (indices(0, 1), indices(2, 3)),
+            "test samples must be own, they are not",
+        ),
     ],
 )
 def test_broken_promise_is_found(scheme: Scheme, train: tuple[np.ndarray, ...], message: str) -> None:
@@ -235,14 +250,18 @@ def test_broken_promise_is_found(scheme: Scheme, train: tuple[np.ndarray, ...], 
     ("scheme", "test", "message"),
     [
         (Practical(clients=2), (indices(2), indices(3)), None),
-        (Practical(clients=2), (indices(2), indices()), "sample 3 of train must have a client"),
-        (Practical(clients=2), (indices(2, 3), indices(3)), "test sample 3 of train must have one client"),
-        (Practical(clients=2), (indices(1, 2), indices(3)), "sample 1 of train is both trained and tested on"),
+        (Practical(clients=2), (indices(2), indices()), "sample 3 of train has no client; one is needed"),
+        (
+            Practical(clients=2),
+            (indices(2, 3), indices(3)),
+            "test sample 3 of train has several clients; one is allowed",
+        ),
+        (Practical(clients=2), (indices(1, 2), indices(3)), "sample 1 of train is both a training and a test sample"),
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2, 3), indices(3)), None),
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2), indices(0)), "sample 0 of train is both"),
     ],
 )
-def test_broken_promise_is_found_where_splits_are_pooled(
+def test_broken_promise_is_found_where_subsets_are_pooled(
     scheme: Scheme, test: tuple[np.ndarray, ...], message: str | None
 ) -> None:
     dataset = dataset_of(indices(0, 0, 1, 1))

@@ -208,14 +208,20 @@ def test_flowers_classes_without_an_owner_are_not_used() -> None:
         (Practical(clients=5), r"x.minimum: 40 for each of 5 clients is more than the 80 samples; use at most 16"),
         (
             Practical(clients=5, minimum=16, beta=0.01),
-            r"x.minimum: 16 samples were not left to every client in 200 draws with beta 0.01; use a lower minimum",
+            r"x.minimum: no draw out of 200 gives every client 16 samples with beta 0.01; use a lower minimum",
         ),
-        (Practical(clients=2, minimum=39, beta=1e-9), r"x.minimum: 39 .* a larger beta or fewer clients"),
+        (
+            Practical(clients=2, minimum=39, beta=1e-9),
+            r"x.minimum: no draw .* 39 samples .* a larger beta or fewer clients",
+        ),
         (Blocks(classes_per_client=5), r"x.classes_per_client: 5 is more than the 4 classes"),
-        (Blocks(clients=3, classes_per_client=3), r"x.minimum: leaves 3 owners of class 0 at least 10 of its 20"),
+        (
+            Blocks(clients=3, classes_per_client=3),
+            r"x.minimum: gives each of the 3 owners of class 0 at least 10 of its 20",
+        ),
         (
             Blocks(clients=4, classes_per_client=3, minimum=4),
-            r"x.classes_per_client: 3 of 4 classes for each of 4 clients .* the 3 owners of a class must divide",
+            r"x.classes_per_client: 3 of 4 classes for each of 4 clients .* must be a multiple of a class.s 3 owners",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from partition_helpers import NO_IMAGES, assert_covers, cut, dataset_of, labels_of, lengths, own, quick, seeds
 
 from hetfl.data.partitions import Domains, Pachinko, Partition, Pathological, Scheme, make_partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
@@ -73,7 +73,7 @@ def test_pathological_sizes_of_cifar100c() -> None:
 
 def fine_and_coarse(partition: Partition, dataset: Dataset, groups: np.ndarray) -> tuple[list[int], list[int]]:
     """Number of classes and of coarse labels of each client."""
-    train, test = dataset.split("train").labels, dataset.split("test").labels
+    train, test = dataset.subset("train").labels, dataset.subset("test").labels
     held = [np.unique(np.concatenate((train[a], test[b]))) for a, b in own(partition)]
     return lengths(held), lengths([np.unique(groups[labels]) for labels in held])
 
@@ -116,13 +116,13 @@ def test_pachinko_follows_its_weights_until_a_class_runs_out() -> None:
     groups = np.array([0, 0, 1, 1])
     dataset = dataset_of(labels_of([4000] * 4), labels_of([1000] * 4), coarse=groups)
     even = make_partition(Pachinko(clients=20, beta=1e4, beta_fine=1e4), dataset, Draws(0))
-    counts = even.class_counts(dataset.split("train").labels, 4)
+    counts = even.class_counts(dataset.subset("train").labels, 4)
     # A fourth of 1,000 each, four fifths of them training samples; the last client takes what is left.
     assert np.sort(np.abs(counts - 200).max(axis=1))[:-1].max() < 60
 
     dataset = dataset_of(labels_of([100, 7900, 4000, 4000]), labels_of([0, 2000, 1000, 1000]), coarse=groups)
     skewed = make_partition(Pachinko(clients=20, beta=1e4, beta_fine=1e4), dataset, Draws(0))
-    counts = skewed.class_counts(dataset.split("train").labels, 4)
+    counts = skewed.class_counts(dataset.subset("train").labels, 4)
     np.testing.assert_allclose((counts[:, 0] + counts[:, 1]) / counts.sum(1), 0.5, atol=0.1)
 
 
@@ -158,12 +158,12 @@ def by_domain(train: list[int], test: list[int], classes: int = 10) -> Dataset:
     """Domains of these sizes."""
     names = tuple(f"d{d}" for d in range(len(train)))
 
-    def split(sizes: list[int]) -> Split:
+    def subset(sizes: list[int]) -> Subset:
         domain = labels_of(sizes)
-        return Split(NO_IMAGES, np.arange(len(domain)) % classes, {"domain": domain})
+        return Subset(NO_IMAGES, np.arange(len(domain)) % classes, {"domain": domain})
 
-    splits = {"train": split(train), "test": split(test)}
-    return Dataset("toy", "Toy", tuple(f"c{c}" for c in range(classes)), splits, "c0ffee", {"domain": names})
+    subsets = {"train": subset(train), "test": subset(test)}
+    return Dataset("toy", "Toy", tuple(f"c{c}" for c in range(classes)), subsets, "c0ffee", {"domain": names})
 
 
 def test_domains_of_five_dataset() -> None:
@@ -181,7 +181,7 @@ def test_domains_are_cut_into_equal_parts(sizes: list[int], each: int, seed: int
     dataset = by_domain(sizes, [max(1, size // 4) for size in sizes])
     partition = make_partition(Domains(clients=each * len(sizes), clients_per_domain=each), dataset, Draws(seed))
     assert_covers(partition.train, sum(sizes))
-    assert_covers(partition.test or (), len(dataset.split("test")))
+    assert_covers(partition.test or (), len(dataset.subset("test")))
     for first in range(0, partition.clients, each):
         of_domain = lengths(partition.train[first : first + each])
         assert max(of_domain) - min(of_domain) <= 1

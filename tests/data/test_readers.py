@@ -16,7 +16,7 @@ from scipy.io import savemat
 
 from hetfl.data.archive import decode
 from hetfl.data.readers import arrays, held_out, idx, jpeg_streams, matlab, pictures, take
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
@@ -191,8 +191,8 @@ def test_pictures_are_sorted_and_stretched(tmp_path: Path) -> None:
 
 
 def test_taking_keeps_everything_together() -> None:
-    split = Split(np.arange(8, dtype=np.uint8).reshape(4, 2, 1, 1), np.arange(4), {"domain": np.arange(4) + 10})
-    part = take(split, np.array([3, 1]))
+    subset = Subset(np.arange(8, dtype=np.uint8).reshape(4, 2, 1, 1), np.arange(4), {"domain": np.arange(4) + 10})
+    part = take(subset, np.array([3, 1]))
     assert part.images[:, 0, 0, 0].tolist() == [6, 2]
     assert part.labels.tolist() == [3, 1]
     assert part.attributes["domain"].tolist() == [13, 11]

@@ -12,7 +12,7 @@ import pytest
 from hetfl.data.catalogue import entry, prepare_dataset
 from hetfl.data.fetch import Sources
 from hetfl.data.partitions import make_partition
-from hetfl.data.store import Split, read_card, read_dataset
+from hetfl.data.store import Subset, read_card, read_dataset
 from hetfl.draws import Draws
 from hetfl.experiments.plan import load_params
 
@@ -56,10 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return get
 
 
-def statistics(split: Split) -> tuple[list[float], list[float]]:
+def statistics(subset: Subset) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel of values in [0, 1]."""
-    channels = split.images.shape[-1]
-    counts = [np.bincount(split.images[..., c].ravel(), minlength=256) for c in range(channels)]
+    channels = subset.images.shape[-1]
+    counts = [np.bincount(subset.images[..., c].ravel(), minlength=256) for c in range(channels)]
     values = np.arange(256) / 255
     means = [float(np.average(values, weights=of)) for of in counts]
     variances = [np.average((values - mean) ** 2, weights=of) for mean, of in zip(means, counts, strict=True)]
@@ -79,17 +79,17 @@ def test_card_names_the_mirrors_files(name: str, folder: Folder) -> None:
 def test_balanced_sets(name: str, classes: int, folder: Folder) -> None:
     dataset = read_dataset(folder(name))
     shape = (28, 28, 1) if name == "fashion-mnist" else (32, 32, 3)
-    for split, size in {"train": 60_000 if name == "fashion-mnist" else 50_000, "test": 10_000}.items():
-        assert dataset.split(split).images.shape == (size, *shape)
-        assert dataset.split(split).class_counts(classes).tolist() == [size // classes] * classes
+    for subset, size in {"train": 60_000 if name == "fashion-mnist" else 50_000, "test": 10_000}.items():
+        assert dataset.subset(subset).images.shape == (size, *shape)
+        assert dataset.subset(subset).class_counts(classes).tolist() == [size // classes] * classes
 
 
 def test_mnist(folder: Folder) -> None:
     dataset = read_dataset(folder("mnist"))
     for name, counts in MNIST_COUNTS.items():
-        assert dataset.split(name).class_counts(10).tolist() == counts
-        assert dataset.split(name).images.shape == (sum(counts), 28, 28, 1)
-    assert dataset.split("train").labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+        assert dataset.subset(name).class_counts(10).tolist() == counts
+        assert dataset.subset(name).images.shape == (sum(counts), 28, 28, 1)
+    assert dataset.subset("train").labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_mnist(folder: Folder) -> None:
 )
 def test_channel_statistics(name: str, mean: list[float], std: list[float], folder: Folder) -> None:
     """The mirror's README for the decoded CIFARs, the constants in common use for the other two."""
-    means, stds = statistics(read_dataset(folder(name)).split("train"))
+    means, stds = statistics(read_dataset(folder(name)).subset("train"))
     np.testing.assert_allclose(means, mean, atol=1e-4)
     np.testing.assert_allclose(stds, std, atol=1e-4)
 
 
 def test_cifar10_is_in_its_official_order(folder: Folder) -> None:
     dataset = read_dataset(folder("cifar10"))
-    assert dataset.split("train").labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]  # the first of data_batch_1
+    assert dataset.subset("train").labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]  # the first of data_batch_1
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -134,13 +134,13 @@ def test_every_coarse_class_of_cifar100_has_five_classes(folder: Folder) -> None
 
 def test_office_caltech10(folder: Folder) -> None:
     dataset = read_dataset(folder("office-caltech10"))
-    assert dataset.split("train").images.shape[1:] == (224, 224, 3)
+    assert dataset.subset("train").images.shape[1:] == (224, 224, 3)
     domains = dataset.attribute("domain", ["train", "test"])
     assert dataset.attributes["domain"] == ("amazon", "caltech", "dslr", "webcam")
     assert np.bincount(domains).tolist() == [958, 1123, 157, 295]
     cells = {
-        name: np.bincount(10 * split.attributes["domain"] + split.labels, minlength=40)
-        for name, split in dataset.splits.items()
+        name: np.bincount(10 * subset.attributes["domain"] + subset.labels, minlength=40)
+        for name, subset in dataset.subsets.items()
     }
     assert (cells["train"] > 0).all()
     sizes = cells["train"] + cells["test"]

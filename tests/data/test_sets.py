@@ -24,7 +24,7 @@ from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.sets import CATALOGUE, domainnet, office_caltech10, tiny_imagenet
 from hetfl.data.sets.notmnist import UNREADABLE
-from hetfl.data.store import Dataset, Split, read_card, read_dataset
+from hetfl.data.store import Dataset, Subset, read_card, read_dataset
 from hetfl.errors import HetflError
 
 Files = dict[str, Any]
@@ -108,9 +108,9 @@ def noise(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
-def greys(split: Split) -> list[int]:
+def greys(subset: Subset) -> list[int]:
     """The value of each image, all of whose pixels have it."""
-    values = split.images.reshape(len(split), -1)
+    values = subset.images.reshape(len(subset), -1)
     assert (values == values[:, :1]).all()
     return values[:, 0].tolist()
 
@@ -230,9 +230,9 @@ def domain_net() -> Files:
             for c, row in enumerate(names.values())
             for i, name in enumerate(row)
         }
-        for split, part in (("train", slice(2)), ("test", slice(2, 3))):
+        for subset, part in (("train", slice(2)), ("test", slice(2, 3))):
             lines = [f"{name} {number}\n" for number, row in enumerate(names.values()) for name in row[part]]
-            files[f"{domain}_{split}.txt"] = "".join(lines).encode()
+            files[f"{domain}_{subset}.txt"] = "".join(lines).encode()
     return files
 
 
@@ -254,8 +254,8 @@ def test_cifar10(mirror: Path, prepare: Prepare) -> None:
     put(mirror / "cifar10", cifar10())
     dataset = prepare("cifar10")
     images, number = noise(30, 32, 32, 3), np.arange(30)
-    np.testing.assert_array_equal(dataset.split("train").images, images[:20])
-    np.testing.assert_array_equal(dataset.split("test").images, images[20:])
+    np.testing.assert_array_equal(dataset.subset("train").images, images[:20])
+    np.testing.assert_array_equal(dataset.subset("test").images, images[20:])
     np.testing.assert_array_equal(dataset.labels(["train"]), number[:20] % 10)
     np.testing.assert_array_equal(dataset.labels(["test"]), 9 - number[20:] % 10)
     assert dataset.class_names[::3] == ("airplane", "cat", "frog", "truck")
@@ -266,8 +266,8 @@ def test_cifar100_has_its_coarse_labels_first(mirror: Path, prepare: Prepare) ->
     put(mirror / "cifar100", cifar100())
     dataset = prepare("cifar100")
     images = noise(110, 32, 32, 3)
-    np.testing.assert_array_equal(dataset.split("train").images, images[:100])
-    np.testing.assert_array_equal(dataset.split("test").images, images[100:])
+    np.testing.assert_array_equal(dataset.subset("train").images, images[:100])
+    np.testing.assert_array_equal(dataset.subset("test").images, images[100:])
     assert dataset.labels(["train", "test"]).tolist() == [*range(100), *range(10)]
     assert dataset.attribute("coarse", ["train", "test"]).tolist() == [i % 100 // 5 for i in range(110)]
     assert dataset.num_classes == 100
@@ -281,8 +281,8 @@ def test_mnist(name: str, mirror: Path, prepare: Prepare) -> None:
     put(mirror / name, mnist())
     dataset = prepare(name)
     images = noise(30, 28, 28)[..., None]
-    np.testing.assert_array_equal(dataset.split("train").images, images[:20])
-    np.testing.assert_array_equal(dataset.split("test").images, images[20:])
+    np.testing.assert_array_equal(dataset.subset("train").images, images[:20])
+    np.testing.assert_array_equal(dataset.subset("test").images, images[20:])
     assert dataset.labels(["train", "test"]).tolist() == list(range(10)) * 3
 
 
@@ -290,8 +290,8 @@ def test_svhn_calls_label_10_the_digit_0(mirror: Path, prepare: Prepare) -> None
     put(mirror / "svhn", svhn())
     dataset = prepare("svhn")
     images = noise(30, 32, 32, 3)
-    np.testing.assert_array_equal(dataset.split("train").images, images[:20])
-    np.testing.assert_array_equal(dataset.split("test").images, images[20:])
+    np.testing.assert_array_equal(dataset.subset("train").images, images[:20])
+    np.testing.assert_array_equal(dataset.subset("test").images, images[20:])
     assert dataset.labels(["train", "test"]).tolist() == list(range(10)) * 3
     assert dataset.class_names[0] == "0"
 
@@ -299,30 +299,30 @@ def test_svhn_calls_label_10_the_digit_0(mirror: Path, prepare: Prepare) -> None
 def test_notmnist_holds_out_of_every_letter(mirror: Path, prepare: Prepare) -> None:
     put(mirror / "notmnist", notmnist())
     dataset = prepare("notmnist", test=0.3)
-    train, test = dataset.split("train"), dataset.split("test")
+    train, test = dataset.subset("train"), dataset.subset("test")
     assert train.images.shape == (70, 28, 28, 1)
     assert (train.class_counts(10).tolist(), test.class_counts(10).tolist()) == ([7] * 10, [3] * 10)
     assert dataset.class_names == tuple("ABCDEFGHIJ")
-    for split in (train, test):
-        values = np.array(greys(split))
-        assert (values // 10 == split.labels).all()
+    for subset in (train, test):
+        values = np.array(greys(subset))
+        assert (values // 10 == subset.labels).all()
         # By name: a2 a5 a8, b0 b3 b6 b9, c1 c4 c7.
         order = [(value // 10, "bca"[value % 10 % 3], value) for value in values]
         assert order == sorted(order)
     assert sorted(greys(train) + greys(test)) == list(range(100))
-    assert greys(prepare("notmnist", test=0.3).split("test")) == greys(test)
-    assert greys(prepare("notmnist", test=0.3, seed=1).split("test")) != greys(test)
+    assert greys(prepare("notmnist", test=0.3).subset("test")) == greys(test)
+    assert greys(prepare("notmnist", test=0.3, seed=1).subset("test")) != greys(test)
 
 
 def test_flowers_are_in_the_order_of_their_lists(mirror: Path, prepare: Prepare) -> None:
     put(mirror / "flowers102", flowers102())
     dataset = prepare("flowers102", size=16)
-    assert {name: split.images.shape for name, split in dataset.splits.items()} == {
+    assert {name: subset.images.shape for name, subset in dataset.subsets.items()} == {
         "train": (3, 16, 16, 3),
         "val": (2, 16, 16, 3),
         "test": (5, 16, 16, 3),
     }
-    assert [greys(dataset.split(name)) for name in ("train", "val", "test")] == [
+    assert [greys(dataset.subset(name)) for name in ("train", "val", "test")] == [
         [90, 10, 40],
         [20, 100],
         [80, 70, 60, 50, 30],
@@ -334,12 +334,12 @@ def test_flowers_are_in_the_order_of_their_lists(mirror: Path, prepare: Prepare)
 def test_tiny_imagenet_is_in_the_order_of_its_ids(mirror: Path, prepare: Prepare) -> None:
     put(mirror / "tiny-imagenet", tiny())
     dataset = prepare("tiny-imagenet")
-    assert set(dataset.splits) == {"train", "val"}
-    assert dataset.split("train").images.shape == (400, 64, 64, 3)
+    assert set(dataset.subsets) == {"train", "val"}
+    assert dataset.subset("train").images.shape == (400, 64, 64, 3)
     assert (
-        greys(dataset.split("train")) == dataset.labels(["train"]).tolist() == [c for c in range(200) for _ in "01"]
+        greys(dataset.subset("train")) == dataset.labels(["train"]).tolist() == [c for c in range(200) for _ in "01"]
     )
-    assert greys(dataset.split("val")) == dataset.labels(["val"]).tolist() == list(range(200))
+    assert greys(dataset.subset("val")) == dataset.labels(["val"]).tolist() == list(range(200))
     assert dataset.class_names == tuple(sorted(dataset.class_names))
 
 
@@ -348,17 +348,17 @@ def test_office_holds_out_of_every_class_of_every_domain(files: Files, mirror: P
     put(mirror / "office-caltech10", files)
     dataset = prepare("office-caltech10", size=12, test=0.4)
     cells = {}
-    for name, split in dataset.splits.items():
-        cells[name] = 10 * split.attributes["domain"] + split.labels
-        assert (np.array(greys(split)) // 5 == cells[name]).all()
-        assert greys(split) == sorted(greys(split))
+    for name, subset in dataset.subsets.items():
+        cells[name] = 10 * subset.attributes["domain"] + subset.labels
+        assert (np.array(greys(subset)) // 5 == cells[name]).all()
+        assert greys(subset) == sorted(greys(subset))
     assert np.bincount(cells["train"]).tolist() == [3] * 40
     assert np.bincount(cells["test"]).tolist() == [2] * 40
-    assert not set(greys(dataset.split("train"))) & set(greys(dataset.split("test")))
-    assert dataset.split("test").images.shape == (80, 12, 12, 3)
+    assert not set(greys(dataset.subset("train"))) & set(greys(dataset.subset("test")))
+    assert dataset.subset("test").images.shape == (80, 12, 12, 3)
     assert dataset.attributes["domain"] == ("amazon", "caltech", "dslr", "webcam")
     other = prepare("office-caltech10", size=12, test=0.4, seed=1)
-    assert greys(other.split("test")) != greys(dataset.split("test"))
+    assert greys(other.subset("test")) != greys(dataset.subset("test"))
 
 
 def test_images_are_stretched_with_antialiasing(mirror: Path, prepare: Prepare) -> None:
@@ -368,7 +368,7 @@ def test_images_are_stretched_with_antialiasing(mirror: Path, prepare: Prepare) 
     members["office_caltech_10/amazon/backpack/frame_0000.jpg"] = encoded(striped)
     put(mirror / "office-caltech10", {"office_caltech_10.zip": members})
     dataset = prepare("office-caltech10", size=4)
-    [found] = [image for split in dataset.splits.values() for image in split.images if image.std() > 20]
+    [found] = [image for subset in dataset.subsets.values() for image in subset.images if image.std() > 20]
     np.testing.assert_allclose(found[..., 0].astype(int), 127, atol=10)
     np.testing.assert_allclose(found[..., 2].astype(int), [[0, 40, 214, 254]] * 4, atol=40)
 
@@ -376,16 +376,16 @@ def test_images_are_stretched_with_antialiasing(mirror: Path, prepare: Prepare) 
 def test_office_knows_office31s_spelling(mirror: Path, prepare: Prepare) -> None:
     members = {name.replace("backpack", "back_pack"): content for name, content in office_members().items()}
     put(mirror / "office-caltech10", {"office_caltech_10.zip": members})
-    assert prepare("office-caltech10", size=4).split("test").class_counts(10).tolist() == [4] * 10
+    assert prepare("office-caltech10", size=4).subset("test").class_counts(10).tolist() == [4] * 10
 
 
 def test_domainnet_takes_ten_classes_as_they_are_listed(mirror: Path, prepare: Prepare) -> None:
     put(mirror / "domainnet", domain_net())
     dataset = prepare("domainnet", size=16)
-    assert dataset.split("train").images.shape == (120, 16, 16, 3)
+    assert dataset.subset("train").images.shape == (120, 16, 16, 3)
     for name, images in (("train", (0, 1)), ("test", (2,))):
         rows = [(d, c, i) for d in range(6) for c in range(10) for i in images]
-        assert greys(dataset.split(name)) == [40 * d + 3 * (c + 1) + i for d, c, i in rows]
+        assert greys(dataset.subset(name)) == [40 * d + 3 * (c + 1) + i for d, c, i in rows]
         assert dataset.labels([name]).tolist() == [c for _, c, _ in rows]
         assert dataset.attribute("domain", [name]).tolist() == [d for d, _, _ in rows]
     assert dataset.attributes["domain"] == ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -396,8 +396,8 @@ def test_an_image_in_both_lists_of_domainnet_is_for_testing(mirror: Path, prepar
     files["real_train.txt"] += files["real_test.txt"]
     put(mirror / "domainnet", files)
     dataset = prepare("domainnet", size=8)
-    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 120, "test": 60}
-    assert not set(greys(dataset.split("train"))) & set(greys(dataset.split("test")))
+    assert {name: len(subset) for name, subset in dataset.subsets.items()} == {"train": 120, "test": 60}
+    assert not set(greys(dataset.subset("train"))) & set(greys(dataset.subset("test")))
 
 
 def test_domainnets_lists_are_had_before_its_archives(mirror: Path, tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def npz(**arrays: np.ndarray) -> bytes:
 
 
 def copies(name: str) -> Files:
-    """A mirror's compact copies: image i of a split has the grey 2 * i, its label is (i + 1) % 10."""
+    """A mirror's compact copies: image i of a subset has the grey 2 * i, its label is (i + 1) % 10."""
 
     def split(size: int) -> bytes:
         number = np.arange(size)
@@ -446,12 +446,12 @@ def origins(tmp_path: Path, name: str) -> list[tuple[str, str]]:
 def test_compact_copies(name: str, mirror: Path, tmp_path: Path, prepare: Prepare) -> None:
     put(mirror / name, copies(name))
     dataset = prepare(name)
-    for split, size in (("train", 12), ("test", 7)):
-        assert greys(dataset.split(split)) == list(range(0, 2 * size, 2))
-        assert dataset.labels([split]).tolist() == [(i + 1) % 10 for i in range(size)]
+    for subset, size in (("train", 12), ("test", 7)):
+        assert greys(dataset.subset(subset)) == list(range(0, 2 * size, 2))
+        assert dataset.labels([subset]).tolist() == [(i + 1) % 10 for i in range(size)]
     if name == "cifar100":
         assert dataset.attribute("coarse", ["test"]).tolist() == [4, 5, 6, 7, 8, 9, 10]
-    assert origins(tmp_path, name) == [(f"{name}/{split}.npz", "mirror copy") for split in ("train", "test")]
+    assert origins(tmp_path, name) == [(f"{name}/{subset}.npz", "mirror copy") for subset in ("train", "test")]
 
 
 @pytest.mark.parametrize("name", [*WITH_COPIES, "office-caltech10"])
@@ -466,13 +466,15 @@ def test_the_official_archive_wins_over_a_copy(name: str, mirror: Path, tmp_path
 def test_part_of_the_official_files_does_not_hide_a_copy(mirror: Path, tmp_path: Path, prepare: Prepare) -> None:
     put(mirror / "mnist", copies("mnist"))
     put(mirror / "mnist", {"t10k-labels-idx1-ubyte.gz": mnist()["t10k-labels-idx1-ubyte.gz"]})
-    assert len(prepare("mnist").split("train")) == 12
+    assert len(prepare("mnist").subset("train")) == 12
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_a_copy_of_one_split_is_an_error(name: str, mirror: Path, prepare: Prepare) -> None:
+def test_a_copy_of_one_subset_is_an_error(name: str, mirror: Path, prepare: Prepare) -> None:
     put(mirror / name, {"train.npz": copies(name)["train.npz"]})
-    with pytest.raises(HetflError, match=f"{name}/train.npz: stands alone, train.npz and test.npz .*; copy both$"):
+    with pytest.raises(
+        HetflError, match=f"{name}/train.npz: the other one of train.npz and test.npz is missing; copy both$"
+    ):
         prepare(name)
 
 
@@ -663,7 +665,7 @@ DAMAGES = [
     (
         "flowers102",
         replaced("setid.mat", saved(trnid=ZERO, valid=ZERO + 1, tstid=ZERO + 1)),
-        "setid.mat: .*names an image 0",
+        "setid.mat: .*names image 0",
     ),
     ("tiny-imagenet", cut(TINY), f"{TINY}: is not a whole archive"),
     ("tiny-imagenet", member(TINY, TRAIN_IMAGE, b"\xff\xd8"), f"{TINY}: {TRAIN_IMAGE}: is not a readable image"),
@@ -688,7 +690,7 @@ DAMAGES = [
     ),
     ("domainnet", cut("real.zip"), "real.zip: is not a whole archive"),
     ("domainnet", member("real.zip", BIRD, b""), f"real.zip: {BIRD}: is not a readable image"),
-    ("domainnet", member("real.zip", BIRD, None), f"real.zip: lacks {BIRD}, which is listed"),
+    ("domainnet", member("real.zip", BIRD, None), f"real.zip: lacks {BIRD}, which a list names"),
     ("domainnet", deeper, "real_train.txt: is not in its published format"),
     ("domainnet", replaced("sketch_test.txt", b"\xff\xfe"), "sketch_test.txt: is not in its published format"),
     ("domainnet", lambda files: files.pop("painting_test.txt"), "painting_test.txt is not downloaded"),

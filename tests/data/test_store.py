@@ -12,7 +12,7 @@ from hetfl.config import validate
 from hetfl.data.catalogue import entry, prepare_dataset
 from hetfl.data.fetch import Sources
 from hetfl.data.sets.digits import DigitsSettings
-from hetfl.data.store import Dataset, Split, read_card, read_dataset, verify_dataset, write_dataset
+from hetfl.data.store import Dataset, Subset, read_card, read_dataset, verify_dataset, write_dataset
 from hetfl.errors import HetflError
 
 DOMAINS = {"domain": ("amazon", "webcam")}
@@ -24,14 +24,14 @@ def nowhere() -> Sources:
     return Sources(mirror=None, downloads=Path("/nonexistent"))
 
 
-def some_split(size: int = 6, classes: int = 3, **attributes: Any) -> Split:
+def some_subset(size: int = 6, classes: int = 3, **attributes: Any) -> Subset:
     rng = np.random.default_rng(size)
     images = rng.integers(0, 256, (size, 4, 5, 3), dtype=np.uint8)
     values = {name: np.asarray(of) for name, of in attributes.items()}
-    return Split(images, np.arange(size, dtype=np.int64) % classes, values)
+    return Subset(images, np.arange(size, dtype=np.int64) % classes, values)
 
 
-def write(folder: Path, attributes: dict[str, tuple[str, ...]] | None = None, **splits: Split) -> None:
+def write(folder: Path, attributes: dict[str, tuple[str, ...]] | None = None, **subsets: Subset) -> None:
     write_dataset(
         folder,
         name="tiny",
@@ -41,7 +41,7 @@ def write(folder: Path, attributes: dict[str, tuple[str, ...]] | None = None, **
         source=SOURCE,
         settings={"seed": 3},
         class_names=("a", "b", "c"),
-        splits=splits or {"train": some_split(6), "test": some_split(4)},
+        subsets=subsets or {"train": some_subset(6), "test": some_subset(4)},
         attributes=attributes,
     )
 
@@ -63,30 +63,33 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ("a", "b", "c"),
         3,
     )
-    assert set(dataset.splits) == {"train", "test"}
+    assert set(dataset.subsets) == {"train", "test"}
     for name, size in (("train", 6), ("test", 4)):
-        split, original = dataset.split(name), some_split(size)
-        assert len(split) == size
-        assert isinstance(split.images, np.memmap)
-        np.testing.assert_array_equal(split.images, original.images)
-        np.testing.assert_array_equal(split.labels, original.labels)
-    assert dataset.split("test").class_counts(4).tolist() == [2, 1, 1, 0]
+        subset, original = dataset.subset(name), some_subset(size)
+        assert len(subset) == size
+        assert isinstance(subset.images, np.memmap)
+        np.testing.assert_array_equal(subset.images, original.images)
+        np.testing.assert_array_equal(subset.labels, original.labels)
+    assert dataset.subset("test").class_counts(4).tolist() == [2, 1, 1, 0]
     card = read_card(tmp_path / "tiny")
     assert card.image_shape == (4, 5, 3)
-    assert card.split_sizes == {"train": 6, "test": 4}
+    assert card.subset_sizes == {"train": 6, "test": 4}
     assert card.settings == {"seed": 3}
     assert card.source == SOURCE
     assert card.attributes == dataset.attributes == {}
 
 
 def test_attributes_are_written_and_read(tmp_path: Path) -> None:
-    train, test = some_split(6, domain=[0, 1] * 3, coarse=[0] * 6), some_split(4, coarse=[0] * 4, domain=[1, 1, 0, 1])
+    train, test = (
+        some_subset(6, domain=[0, 1] * 3, coarse=[0] * 6),
+        some_subset(4, coarse=[0] * 4, domain=[1, 1, 0, 1]),
+    )
     names = DOMAINS | {"coarse": ("everything",)}
     write(tmp_path / "tiny", names, train=train, test=test)
     dataset = read_dataset(tmp_path / "tiny")
     assert dataset.attributes == names
-    assert isinstance(dataset.split("train").attributes["domain"], np.memmap)
-    assert dataset.split("train").attributes["domain"].tolist() == [0, 1] * 3
+    assert isinstance(dataset.subset("train").attributes["domain"], np.memmap)
+    assert dataset.subset("train").attributes["domain"].tolist() == [0, 1] * 3
     assert dataset.attribute("domain", ["test", "train"]).tolist() == [1, 1, 0, 1, *[0, 1] * 3]
     assert dataset.attribute("coarse", ["test"]).tolist() == [0] * 4
     assert read_card(tmp_path / "tiny").attributes == names
@@ -96,45 +99,45 @@ def test_attributes_are_written_and_read(tmp_path: Path) -> None:
     verify_dataset(tmp_path / "tiny")
 
 
-def test_labels_of_splits_stand_one_after_another(tmp_path: Path) -> None:
+def test_labels_of_subsets_stand_one_after_another(tmp_path: Path) -> None:
     write(tmp_path / "tiny")
     dataset = read_dataset(tmp_path / "tiny")
     assert dataset.labels(["test", "train"]).tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1, 2]
     assert dataset.labels(["test"]).dtype == np.int64
-    with pytest.raises(HetflError, match="data set tiny: unknown split 'val'"):
+    with pytest.raises(HetflError, match="data set tiny: unknown subset 'val'"):
         dataset.labels(["train", "val"])
 
 
 def test_missing_attribute_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "tiny", DOMAINS, train=some_split(2, domain=[0, 1]))
+    write(tmp_path / "tiny", DOMAINS, train=some_subset(2, domain=[0, 1]))
     dataset = read_dataset(tmp_path / "tiny")
     with pytest.raises(HetflError, match="data set tiny: unknown attribute 'domains'; did you mean 'domain'"):
         dataset.attribute("domains", ["train"])
-    with pytest.raises(HetflError, match="data set tiny: unknown split 'tset'; known: train"):
+    with pytest.raises(HetflError, match="data set tiny: unknown subset 'tset'; known: train"):
         dataset.attribute("domain", ["tset"])
 
 
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        (some_split(2), "test: has labels; labels, domain are needed"),
-        (some_split(2, domain=[0, 1], coarse=[0, 0]), "test: has labels, domain, coarse; labels, domain are needed"),
-        (some_split(2, coarse=[0, 1]), "test: has labels, coarse; labels, domain are needed"),
-        (some_split(2, domain=[0.0, 1.0]), r"test domain: float64 \[2\], int64 \[2\] is needed"),
-        (some_split(2, domain=[0]), r"test domain: int64 \[1\], int64 \[2\] is needed"),
-        (some_split(2, domain=[[0], [1]]), r"test domain: int64 \[2, 1\], int64 \[2\] is needed"),
-        (some_split(2, domain=[0, 2]), "test domain: 2 is not a domain, they run from 0 to 1"),
-        (some_split(2, domain=[-1, 2]), "test domain: -1 is not a domain, they run from 0 to 1"),
+        (some_subset(2), "test: has labels; labels, domain are needed"),
+        (some_subset(2, domain=[0, 1], coarse=[0, 0]), "test: has labels, domain, coarse; labels, domain are needed"),
+        (some_subset(2, coarse=[0, 1]), "test: has labels, coarse; labels, domain are needed"),
+        (some_subset(2, domain=[0.0, 1.0]), r"test domain: float64 \[2\], int64 \[2\] is needed"),
+        (some_subset(2, domain=[0]), r"test domain: int64 \[1\], int64 \[2\] is needed"),
+        (some_subset(2, domain=[[0], [1]]), r"test domain: int64 \[2, 1\], int64 \[2\] is needed"),
+        (some_subset(2, domain=[0, 2]), "test domain: 2 is not a domain, they run from 0 to 1"),
+        (some_subset(2, domain=[-1, 2]), "test domain: -1 is not a domain, they run from 0 to 1"),
     ],
 )
-def test_malformed_attributes_are_not_written(tmp_path: Path, test: Split, message: str) -> None:
+def test_malformed_attributes_are_not_written(tmp_path: Path, test: Subset, message: str) -> None:
     with pytest.raises(HetflError, match=f"^data set tiny: {message}$"):
-        write(tmp_path / "tiny", DOMAINS, train=some_split(2, domain=[0, 1]), test=test)
+        write(tmp_path / "tiny", DOMAINS, train=some_subset(2, domain=[0, 1]), test=test)
     assert not (tmp_path / "tiny").exists()
 
 
-def test_no_split_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(HetflError, match="data set tiny: has no split"):
+def test_no_subset_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(HetflError, match="data set tiny: has no subset"):
         write_dataset(
             tmp_path / "tiny",
             name="tiny",
@@ -144,22 +147,22 @@ def test_no_split_is_not_written(tmp_path: Path) -> None:
             source=[],
             settings={},
             class_names=("a",),
-            splits={},
+            subsets={},
         )
 
 
 def test_checksum_depends_on_content_only(tmp_path: Path) -> None:
     write(tmp_path / "one")
     write(tmp_path / "two")
-    write(tmp_path / "swapped", train=some_split(4), test=some_split(6))
+    write(tmp_path / "swapped", train=some_subset(4), test=some_subset(6))
     one, two, swapped = (read_dataset(tmp_path / name).checksum for name in ("one", "two", "swapped"))
     assert one == two != swapped
 
 
 def test_writing_again_replaces_the_folder(tmp_path: Path) -> None:
     write(tmp_path / "tiny")
-    write(tmp_path / "tiny", public=some_split(5))
-    assert set(read_dataset(tmp_path / "tiny").splits) == {"public"}
+    write(tmp_path / "tiny", public=some_subset(5))
+    assert set(read_dataset(tmp_path / "tiny").subsets) == {"public"}
     assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == [
         "card.json",
         "public-images.npy",
@@ -167,10 +170,10 @@ def test_writing_again_replaces_the_folder(tmp_path: Path) -> None:
     ]
 
 
-def test_missing_split_is_named(tmp_path: Path) -> None:
+def test_missing_subset_is_named(tmp_path: Path) -> None:
     write(tmp_path / "tiny")
-    with pytest.raises(HetflError, match="unknown split 'tset'; did you mean 'test'"):
-        read_dataset(tmp_path / "tiny").split("tset")
+    with pytest.raises(HetflError, match="unknown subset 'tset'; did you mean 'test'"):
+        read_dataset(tmp_path / "tiny").subset("tset")
 
 
 def test_missing_folder_says_what_to_run(tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ def test_missing_file_says_what_to_run(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_attribute_is_found_on_reading(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    write(tmp_path / "tiny", DOMAINS, train=some_split(2, domain=[0, 1]), test=some_split(2, domain=[1, 0]))
+    write(tmp_path / "tiny", DOMAINS, train=some_subset(2, domain=[0, 1]), test=some_subset(2, domain=[1, 0]))
     damage(tmp_path / "tiny" / "test-domain.npy")
     with pytest.raises(HetflError, match=message):
         read_dataset(tmp_path / "tiny")
@@ -244,22 +247,22 @@ def test_labels_outside_the_classes_are_found_on_reading(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("split", "message"),
+    ("subset", "message"),
     [
         (
-            Split(some_split().images.astype(np.float32), some_split().labels),
+            Subset(some_subset().images.astype(np.float32), some_subset().labels),
             r"float32 \[6, 4, 5, 3\], uint8",
         ),
-        (Split(some_split().images[..., 0], some_split().labels), r"uint8 \[6, 4, 5\]"),
-        (Split(some_split().images[:5], some_split().labels), r"uint8 \[5, 4, 5, 3\], uint8 \[6, "),
-        (Split(some_split().images, some_split().labels.astype(np.int32)), r"int32 \[6\], int64 \[6\]"),
-        (Split(some_split().images, some_split().labels - 1), "-1 is not a class"),
-        (Split(some_split().images[:0], some_split().labels[:0]), "0 samples"),
+        (Subset(some_subset().images[..., 0], some_subset().labels), r"uint8 \[6, 4, 5\]"),
+        (Subset(some_subset().images[:5], some_subset().labels), r"uint8 \[5, 4, 5, 3\], uint8 \[6, "),
+        (Subset(some_subset().images, some_subset().labels.astype(np.int32)), r"int32 \[6\], int64 \[6\]"),
+        (Subset(some_subset().images, some_subset().labels - 1), "-1 is not a class"),
+        (Subset(some_subset().images[:0], some_subset().labels[:0]), "0 samples"),
     ],
 )
-def test_malformed_split_is_not_written(tmp_path: Path, split: Split, message: str) -> None:
+def test_malformed_subset_is_not_written(tmp_path: Path, subset: Subset, message: str) -> None:
     with pytest.raises(HetflError, match=message):
-        write(tmp_path / "tiny", train=split)
+        write(tmp_path / "tiny", train=subset)
     assert not (tmp_path / "tiny").exists()
 
 
@@ -269,18 +272,20 @@ def test_digits_are_scikit_learns(digits: Dataset) -> None:
         (label, np.rint(image * 255 / 16).astype(np.uint8).tobytes())
         for image, label in zip(bunch.images, bunch.target, strict=True)
     )
-    splits = digits.splits.values()
+    subsets = digits.subsets.values()
     found = sorted(
-        (label, image.tobytes()) for split in splits for image, label in zip(split.images, split.labels, strict=True)
+        (label, image.tobytes())
+        for subset in subsets
+        for image, label in zip(subset.images, subset.labels, strict=True)
     )
     assert found == expected
-    assert {name: split.images.shape for name, split in digits.splits.items()} == {
+    assert {name: subset.images.shape for name, subset in digits.subsets.items()} == {
         "public": (600, 8, 8, 1),
         "train": (800, 8, 8, 1),
         "test": (397, 8, 8, 1),
     }
     assert digits.num_classes == 10
-    assert max(int(split.images.max()) for split in splits) == 255
+    assert max(int(subset.images.max()) for subset in subsets) == 255
 
 
 def test_digits_are_bundled(tmp_path: Path) -> None:

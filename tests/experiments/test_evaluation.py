@@ -86,7 +86,7 @@ def test_stored_samples_are_those_of_each_client_and_the_same_for_every_method(t
     assert set(clients) == {0, 2}
     state = played(engines["fedproto"], 1)
     rows = {k: features(engines["fedproto"], state, k, torch.from_numpy(own.test[k]), False) for k in (0, 2)}
-    labels = toy_data.split("test").labels
+    labels = toy_data.subset("test").labels
     seen = set()
     for row, label, k in zip(*(stored["fedproto"][name] for name in ("features", "labels", "client")), strict=True):
         place = int((rows[int(k)] - row).abs().sum(dim=1).argmin())

@@ -100,7 +100,7 @@ def test_files_that_are_no_checkpoint(backbone: nn.Module, tmp_path: Path):
     wider = good["state_dict"] | {"module.cls_token": torch.zeros(1, 1, 25)}
     deeper = good["state_dict"] | {"module.blocks.2.norm1.weight": torch.zeros(24)}
     files: dict[str, tuple[Any, str]] = {
-        "list.pth": ([1, 2], "holds no state dict but a list"),
+        "list.pth": ([1, 2], "holds a list instead of a state dict"),
         "empty.pth": ({}, "lacks blocks.0.attn.proj.bias"),
         "lacking.pth": ({"state_dict": lacking}, r"lacks pos_embed; give a checkpoint of this architecture"),
         "wider.pth": ({"state_dict": wider}, r"cls_token is \[1, 1, 25\] instead of \[1, 1, 24\]"),
@@ -156,7 +156,7 @@ def test_the_command_converts_or_says_what_to_fetch(backbone: nn.Module, tmp_pat
 def test_models_without_published_weights(name: str, tmp_path: Path):
     with pytest.raises(HetflError, match=name):
         fetch_weights(name, tmp_path)
-    with pytest.raises(HetflError, match="takes no weights from elsewhere"):
+    with pytest.raises(HetflError, match="has no published weights"):
         convert_weights(name, tmp_path / "x.pth", tmp_path)
 
 

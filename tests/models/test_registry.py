@@ -54,10 +54,14 @@ def test_unknown_names_suggest_known_ones(name: str, message: str):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet18.tv_in1k", {"prompts": "deep"}, "x: resnet18.tv_in1k takes no deep prompts, it has no tokens"),
+        (
+            "resnet18.tv_in1k",
+            {"prompts": "deep"},
+            "x: resnet18.tv_in1k takes no deep prompts, since it has no",
+        ),
         ("digits_resnet_small", {"prompts": "shallow"}, "takes no shallow prompts"),
         ("mocov3_vit_base", {"prompts": "frame"}, "takes no frame"),
-        ("resnet18.tv_in1k", {"stem": "cifar"}, "a cifar stem needs scratch"),
+        ("resnet18.tv_in1k", {"stem": "cifar"}, "a cifar stem needs weights: scratch"),
     ],
 )
 def test_options_that_a_family_does_not_take(name: str, options: dict, message: str):
@@ -75,7 +79,7 @@ def test_options_that_fit():
 
 def test_vits_of_another_size(weights: Path):
     small = InputSettings(size=16)
-    with pytest.raises(HetflError, match="pre-trained weights want 32 pixels, input.size is 16"):
+    with pytest.raises(HetflError, match="pre-trained weights need 32 pixels, input.size is 16"):
         build("digits_vit_small", 3, ModelOptions(), weights, small)
     for name in ("digits_vit_small", "vit_tiny_patch16_224"):
         inputs = InputSettings(size=32) if name.startswith("vit") else small
@@ -101,7 +105,7 @@ def test_other_models_need_their_file(tmp_path: Path):
         ("digits_resnet_base", "dvc repro pretrain"),
         ("resnet18.tv_in1k", "hetfl weights resnet18.tv_in1k"),
         ("mocov3_vit_base", "dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/vit-b-300ep.pth.tar"),
-        ("pfedpt_vit", "starts from scratch"),
+        ("pfedpt_vit", "trains from scratch"),
     ):
         path = weights_path(name, tmp_path)
         assert weights_file(name, tmp_path) == path

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from settings_files import copy_params
 
-from hetfl.data.store import Split, write_dataset
+from hetfl.data.store import Subset, write_dataset
 from hetfl.experiments.plan import Cell, cells, load_params
 from hetfl.models.registry import creator
 from hetfl.papers.fgpt import METHODS
@@ -151,7 +151,9 @@ def test_images_are_drawn_from_the_data_set_that_is_there(tmp_path: Path) -> Non
     draws = np.random.default_rng(0)
     names = tuple(DATA_FIGURES["sgpt-figure-8"].rows)
     domain = np.repeat(np.arange(len(names)), 4)
-    split = Split(draws.integers(0, 256, (20, 8, 8, 3), np.uint8), 2 * domain + np.arange(20) % 2, {"domain": domain})
+    subset = Subset(
+        draws.integers(0, 256, (20, 8, 8, 3), np.uint8), 2 * domain + np.arange(20) % 2, {"domain": domain}
+    )
     write_dataset(
         tmp_path / "data" / "five",
         name="five",
@@ -161,7 +163,7 @@ def test_images_are_drawn_from_the_data_set_that_is_there(tmp_path: Path) -> Non
         source=[],
         settings={},
         class_names=tuple(map(str, range(10))),
-        splits={"train": split, "test": split},
+        subsets={"train": subset, "test": subset},
         attributes={"domain": names},
     )
     said, text = stage(tmp_path, "sgpt-figure-8")

@@ -222,7 +222,7 @@ def test_an_experiment_of_ones_own_has_its_stages(tmp_path: Path) -> None:
     assert found["train-mine"]["deps"] == ["data/digits", "partitions/digits"]
     assert found["mine"]["outs"] == [{"tables/mine": {"cache": False, "persist": True}}]
     assert not [name for name in found if "-table-" in name]
-    with pytest.raises(HetflError, match=r"dvc.yaml: is not what .* ask for; run hetfl stages"):
+    with pytest.raises(HetflError, match=r"dvc.yaml: is out of date with .*; run hetfl stages"):
         stages.check(own(tmp_path), tmp_path)
     assert stages.write(own(tmp_path), tmp_path) == ["dvc.yaml"]
     stages.check(own(tmp_path), tmp_path)
@@ -241,7 +241,7 @@ def test_a_name_that_dvc_would_misread_is_refused(tmp_path: Path) -> None:
     raw = read("params.yaml")
     raw["experiments"] = {"mine.2": raw["experiments"]["digits-fgpt"]}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
-    with pytest.raises(HetflError, match=r"experiments.mine.2: DVC reads a dot as a step into a mapping; use a dash"):
+    with pytest.raises(HetflError, match=r"experiments.mine.2: DVC interprets a dot as a path .*; use a dash"):
         stages.files(load_params(tmp_path / "params.yaml"))
 
 

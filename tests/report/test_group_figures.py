@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hetfl.data.inputs import InputSettings
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.errors import HetflError
 from hetfl.metrics.groups import entropy
 from hetfl.models import Model, ModelOptions, build
@@ -43,7 +43,7 @@ def dataset(samples: int = 40) -> Dataset:
     labels = 2 * coarse + np.arange(samples) // 2 % 2
     images = np.zeros((samples, 32, 32, 3), np.uint8)
     images[np.arange(samples), :, :, coarse] = (120 + 100 * (labels % 2))[:, None, None]
-    split = Split(images, labels, {"coarse": coarse})
+    split = Subset(images, labels, {"coarse": coarse})
     names = tuple("abcd")
     return Dataset("some", "Some", names, {"train": split, "test": split}, "0", {"coarse": ("cat", "dog")})
 

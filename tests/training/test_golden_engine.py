@@ -85,7 +85,7 @@ def test_golden_engine(toy_data: Dataset, in_float64, request):
     for kind, cases in OPTIMISERS.items():
         found |= {f"{kind.__name__} {json.dumps(case)}": steps(kind, **case) for case in cases}
     for name, spec in SPECS.items():
-        images = DeviceImages([toy_data.split("train")], spec, CPU, torch.float64)
+        images = DeviceImages([toy_data.subset("train")], spec, CPU, torch.float64)
         batches = images.batches(torch.arange(50), 16)
         found[f"images {name}"] = figures(batch.images for batch in batches)
     defaults = InputSettings().model_dump(mode="json", exclude={"augment"})
@@ -101,7 +101,7 @@ def test_every_optimiser_has_its_vector():
 def test_golden_augmentation(toy_data: Dataset, in_float64, request):
     defaults = Augmentation().model_dump(mode="json")
     assert CHANGED.keys() == defaults.keys(), "give every augmentation a vector here"
-    images = torch.from_numpy(toy_data.split("train").images[:20]).permute(0, 3, 1, 2) / 255
+    images = torch.from_numpy(toy_data.subset("train").images[:20]).permute(0, 3, 1, 2) / 255
     found: dict[str, Any] = {f"settings.{name}": value for name, value in defaults.items()}
     for several in (*((name,) for name in CHANGED), tuple(CHANGED)):
         augment = Augmentation(**{name: CHANGED[name] for name in several})
@@ -145,7 +145,7 @@ def test_golden_pretraining(toy_data: Dataset, in_float64, tmp_path, monkeypatch
     images = partial(DeviceImages, dtype=torch.float64)
     monkeypatch.setattr("hetfl.training.pretrain.DeviceImages", images)
     settings = PretrainSettings(
-        dataset="toy", split="train", models=["digits_vit_small"], epochs=2, batch_size=16, lr=0.01, weight_decay=0.1
+        dataset="toy", subset="train", models=["digits_vit_small"], epochs=2, batch_size=16, lr=0.01, weight_decay=0.1
     )
     found: dict[str, Any] = {}
     for model in ("digits_vit_small", "digits_resnet_small"):

@@ -17,30 +17,30 @@ from PIL import Image
 from hetfl.errors import HetflError
 
 LARGEST = 512 * 2**20
-"""Bytes of the largest member that is read."""
+"""Size limit of one member, in bytes."""
 
 DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, ValueError, RuntimeError),
 )
-"""What the standard library raises on a damaged archive (an encoding error is a ValueError, an unknown compression
-method a RuntimeError)."""
+"""What the standard library raises for a damaged archive. An encoding error is a ValueError, an unknown compression
+method a RuntimeError."""
 
 
 def members(
     path: Path, wanted: Callable[[str], object] = lambda name: True, largest: int = LARGEST
 ) -> Iterator[tuple[str, bytes]]:
-    """The files in a tar (compressed or not) or zip archive, in the archive's order.
+    """Read the files in a tar (compressed or not) or zip archive, in the archive's order, without extracting them.
 
-    A zip's list is checked as a whole first, a tar's members as they are met.
+    All names of a zip are checked before anything is read; those of a tar one by one, as it is read.
 
     Args:
         path: the archive.
-        wanted: which names are read; folders are never given.
-        largest: bytes of the largest member that is read.
+        wanted: says by its name whether a file is read; folders are skipped.
+        largest: size limit of one member, in bytes.
 
     Yields:
-        Name and content.
+        Name and content of each file.
 
     Raises:
         HetflError: the archive is truncated or damaged, or a member is a link or a device, has an absolute name or
@@ -83,14 +83,14 @@ def decode(
     mode: str = "RGB",
     resample: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> np.ndarray:
-    """One image from its file's content.
+    """Decode one image.
 
     Args:
-        data: a JPEG or PNG file.
-        what: what to call it in an error.
-        size: height and width in pixels to resize it to, without regard to its ratio; None: as it is.
+        data: content of a JPEG or PNG file.
+        what: its name in an error message.
+        size: height and width in pixels to stretch it to; None: its own size.
         mode: ``RGB`` or ``L``.
-        resample: how it is resized, with antialiasing.
+        resample: the filter for resizing, applied with antialiasing.
 
     Returns:
         uint8 [H, W, C], C being 3 or 1.

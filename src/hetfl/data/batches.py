@@ -1,4 +1,4 @@
-"""Images that live on the device, and the batches made of them."""
+"""Images stored on the device, and batches of them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
 NORMALISED_CACHE_BYTES = 256 * 2**20
-"""Images that fit into this many bytes once they are normalised are normalised once instead of per batch."""
+"""If all normalised images together fit into this many bytes, they are normalised once instead of batch by batch."""
 
 CPU_CHUNK = 32
-"""Images that are worked on at once on a CPU, so that what lies between uint8 and the result stays in its cache."""
+"""Images that a CPU normalises and resizes at once, so that intermediate results fit into its cache."""
 
 READ_AHEAD_BYTES = 2**20
-"""Small batches are read several at once, as many as are this large together."""
+"""Bytes of normalised images that are read at once: several batches if they are small."""
 
 LARGE_BATCH = 512
-"""Samples of a batch where nothing is trained, which a GPU likes large."""
+"""Samples of a batch on a GPU where nothing is trained, which is faster with large batches."""
 
 CPU_BATCH_BYTES, CPU_BATCH = 8 * 2**20, 16
-"""On a CPU the largest feature map of such a batch has at most so many bytes, unless it has so few samples: feature
-maps that outgrow the caches cost more time than large batches save."""
+"""On a CPU such a batch has as many samples as keep its largest feature map within ``CPU_BATCH_BYTES``, but at least
+``CPU_BATCH``. Feature maps larger than the caches cost more time than large batches save."""
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes images [B, C, h, w] in [0, 1], as they are stored, before they are resized; draws from a CPU generator."""
+"""Augments images [B, C, h, w] in [0, 1], in their stored size, with a CPU generator; see :class:`Augmentation`."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a backbone wants to see: square size in pixels, interpolation, statistics of each channel in [0, 1]."""
+    """The input that a backbone expects.
+
+    Attributes:
+        size: height and width in pixels.
+        interpolation: for resizing, ``bilinear`` or ``bicubic``.
+        mean, std: of each channel, for pixels in [0, 1].
+    """
 
     size: int
     interpolation: str
@@ -58,11 +64,11 @@ class Batch:
     Attributes:
         images: [B, channels, H, W], normalised.
         labels: [B], int64.
-        weight: [B], 1 for a sample and 0 for padding; None when nothing is padded.
-        rows: [B], int64, the samples' places in a round's alignment set; None for other data.
-        seed: for what is drawn anew with this batch; see :meth:`Method.drawn`.
-        drawn: what the method drew for this batch.
-        queries: [B, d], features of the images by which a method sorts them; None where it does not.
+        weight: [B], 1 for a sample and 0 for padding; None without padding.
+        rows: [B], int64, positions of the samples in the round's public alignment set; None for other data.
+        seed: of this batch's random draws; see :meth:`Method.drawn`.
+        drawn: the tensors that the method drew for this batch.
+        queries: [B, d], features by which the method assigns samples to groups; None if it does not.
     """
 
     images: Tensor
@@ -74,24 +80,24 @@ class Batch:
     drawn: Mapping[str, Tensor] = field(default_factory=dict)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one value per sample [B] over the real samples."""
+        """The mean of ``values`` [B] over all samples but padding."""
         if self.weight is None:
             return values.mean()
         return (values * self.weight).sum() / self.weight.sum()
 
     def of_step(self, seed: int, drawn: Mapping[str, Tensor], rows: Tensor | None) -> Batch:
-        """The same samples with what belongs to one step."""
+        """The same samples, with the seed, draws and alignment rows of one optimiser step."""
         return Batch(self.images, self.labels, self.weight, rows, seed, self.queries, drawn)
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Images, labels and queries in batches of ``size``; the last one may be smaller."""
+        """Divide images, labels and queries into batches of ``size`` samples; the last one may be smaller."""
         queries = repeat(None) if self.queries is None else self.queries.split(size)
         for images, labels, part in zip(self.images.split(size), self.labels.split(size), queries, strict=False):
             yield Batch(images, labels, queries=part)
 
 
 def class_sums(values: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None) -> Tensor:
-    """Sum values per class, in float64 so that thousands of samples lose no digits.
+    """Sum values per class, in float64, so that sums over thousands of samples stay exact enough.
 
     Args:
         values: [B, D].
@@ -114,32 +120,33 @@ def class_counts(labels: Tensor, num_classes: int, weight: Tensor | None = None)
 
 
 class DeviceImages:
-    """Splits of a data set, resident on the device as uint8, read as normalised images.
+    """Subsets of a data set, stored on the device as uint8 and read as normalised images.
 
-    On a CPU a single split is not copied: processes that read the same data set share its pages. There, too, images
-    in stored size have their channels last in memory, as they are stored and as convolutions want them.
+    On a CPU a single subset is not copied, so processes that read the same data set share its memory. Images that
+    keep their stored size are channels-last in memory there: they are stored that way, and convolutions prefer it.
 
     Args:
-        splits: images uint8 [N, h, w, 1 or 3] and labels [N]; several count through one after another. Grey images
-            are repeated for a backbone that wants colour.
-        spec: what the backbone wants.
-        device: where everything lives.
-        dtype: of the normalised images; arithmetic is in float32 at least.
+        subsets: images uint8 [N, h, w, 1 or 3] and labels [N]. Indices run through several subsets as if they were
+            concatenated. A backbone for colour images gets grey images with their channel repeated.
+        spec: the input that the backbone expects.
+        device: where images and labels are stored.
+        dtype: of the normalised images; arithmetic is in float32 or more.
 
     Attributes:
-        queries: [N, d] features of all images that go along with their batches, or None.
+        labels: [N], int64.
+        queries: [N, d], features of all images that their batches include, or None.
 
     Raises:
-        HetflError: the backbone wants grey images, and these have colours.
+        HetflError: the backbone expects grey images, and these are in colour.
     """
 
     def __init__(
-        self, splits: Sequence[Split], spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
+        self, subsets: Sequence[Subset], spec: InputSpec, device: torch.device, dtype: torch.dtype = torch.float32
     ):
         self.spec, self.device, self.dtype = spec, device, dtype
-        self._splits = splits
-        self.labels = _join([split.labels for split in splits]).to(device)
-        self._raw = _join([split.images for split in splits]).to(device)
+        self._subsets = subsets
+        self.labels = _join([subset.labels for subset in subsets]).to(device)
+        self._raw = _join([subset.images for subset in subsets]).to(device)
         height, width, stored = self._raw.shape[1:]
         if spec.channels < stored:
             raise HetflError(
@@ -172,10 +179,10 @@ class DeviceImages:
         return self.spec.channels * self.spec.size**2 * self.dtype.itemsize
 
     def large_batch(self, largest_map: int = 0) -> int:
-        """Samples of a batch where nothing is trained.
+        """How many samples a batch should have where nothing is trained.
 
         Args:
-            largest_map: elements of the largest feature map that a model makes of one image.
+            largest_map: elements of the model's largest feature map for one image.
         """
         if self.device.type != "cpu":
             return LARGE_BATCH
@@ -183,20 +190,20 @@ class DeviceImages:
         return min(LARGE_BATCH, max(CPU_BATCH, CPU_BATCH_BYTES // largest))
 
     def tensors(self) -> list[Tensor]:
-        """What lies on the device for these images."""
+        """All tensors that are stored on the device for these images."""
         own = (self._raw, self.labels, self._normalised, self.queries)
         return [tensor for tensor in own if tensor is not None]
 
     def stored(self) -> DeviceImages:
-        """The same images, normalised in the size in which they are stored."""
+        """The same images, normalised but not resized."""
         size = self._raw.shape[1]
         spec = replace(self.spec, size=size)
-        return self if size == self.spec.size else DeviceImages(self._splits, spec, self.device, self.dtype)
+        return self if size == self.spec.size else DeviceImages(self._subsets, spec, self.device, self.dtype)
 
     def batch(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Batch:
-        """The samples at ``index`` [B] (int64, on the device), changed by ``transform`` if there is one."""
+        """The samples at ``index`` [B] (int64, on the device), augmented by ``transform`` if there is one."""
         if self._normalised is not None and transform is None:
             images = self._normalised.index_select(0, index)
         else:
@@ -229,7 +236,7 @@ class DeviceImages:
     def _small(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Normalised images [B, h, w, channels] in stored size: a weighted mean commutes with scale and shift."""
+        """Normalised images [B, h, w, channels] in stored size, since resizing commutes with scale and shift."""
         stored = self._raw.index_select(0, index).to(self._exact)
         if transform is not None and generator is not None:
             stored = 255 * transform(stored.permute(0, 3, 1, 2) / 255, generator).permute(0, 2, 3, 1)
@@ -260,14 +267,14 @@ class DeviceImages:
 
 @dataclass(frozen=True)
 class Batches:
-    """Some samples in order, in normalised batches; the last one may be smaller. Can be iterated again.
+    """Normalised batches of some samples, in order; the last one may be smaller. It can be iterated repeatedly.
 
     Attributes:
-        images: where they are read from.
+        images: the images that samples are read from.
         index: [N], int64, on the device of the images.
         batch_size: samples of a batch.
-        transform: changes the images before they are resized, or None.
-        seed: of the generator that the transform draws from, the same in every iteration.
+        transform: augments the images before they are resized, or None.
+        seed: of the transform's generator; every iteration starts from it.
     """
 
     images: DeviceImages
@@ -301,24 +308,24 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 class _Memory:
-    """Memory of batches on a CPU, used again once no tensor lies in it.
+    """Memory for batches on a CPU, which is reused when no tensor uses it any more.
 
-    Touching fresh memory costs more than computing what goes there. Two pieces are kept, since a loop holds one batch
-    while the next one is made; whoever keeps more batches gets fresh memory for them.
+    The first access to fresh memory costs more than computing a batch. Two buffers are kept, since a loop holds one
+    batch while the next one is made. A caller that keeps more batches gets fresh memory for them.
     """
 
     def __init__(self) -> None:
         self._kept: list[tuple[np.ndarray, ReferenceType]] = []
 
     def take(self, size: int) -> np.ndarray:
-        """An array uint8 [size] of anything; a tensor made from it keeps its memory from being given out again."""
+        """An uninitialised array, uint8 [size]; its memory is not reused while it or a tensor made from it exists."""
         free = [place for place, (_, user) in enumerate(self._kept) if user() is None]
         place = next((place for place in free if self._kept[place][0].size >= size), None)
-        # numpy asks for huge pages, torch does not.
+        # numpy requests huge pages, torch does not.
         piece = np.empty(size, np.uint8) if place is None else self._kept[place][0]
         if place is None and len(self._kept) == 2:
             place = free[0] if free else None
-        # The slice is what a tensor holds on to, so it tells how long there is one.
+        # A tensor holds a reference to this slice, so the slice lives as long as the tensor.
         given = piece[:size]
         entry = (piece, ref(given))
         if place is not None:
@@ -328,7 +335,7 @@ class _Memory:
         return given
 
     def forget(self) -> None:
-        """Leave what was given out to those who hold it: it stays with them."""
+        """Forget all buffers: their users keep them for good."""
         self._kept.clear()
 
 
@@ -336,6 +343,6 @@ _memory = _Memory()
 
 
 def _resampler(length: int, spec: InputSpec) -> Tensor:
-    """Weights [size, length] of torch's antialiased interpolation along one axis, which is linear in the image."""
+    """Matrix [size, length] of torch's antialiased interpolation along one axis, a linear function of the image."""
     unit = torch.eye(length, dtype=torch.float64)[None, None]
     return F.interpolate(unit, (spec.size, length), mode=spec.interpolation, antialias=True)[0, 0]

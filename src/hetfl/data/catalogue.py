@@ -1,4 +1,4 @@
-"""The catalogue: every data set hetfl can prepare, by name."""
+"""The catalogue: every data set that hetfl can prepare, by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hetfl.files import disk_errors
 
 
 def entry(name: str, where: str = "") -> Entry:
-    """The catalogue's entry of that name.
+    """The catalogue's entry for a data set.
 
     Args:
         name: the data set.
-        where: the key that held the name, for the error.
+        where: the key that held the name, for the error message.
 
     Raises:
-        HetflError: there is none.
+        HetflError: the catalogue has no such data set.
     """
     if name not in CATALOGUE:
         raise unknown("data set", name, CATALOGUE, where)
@@ -34,17 +34,17 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
     Args:
         name: the data set.
         settings: an instance of its entry's settings class.
-        folder: where it goes, replaced as a whole.
+        folder: the folder to write; replaced as a whole.
         sources: where its files come from.
 
     Raises:
-        HetflError: the data set is unknown, cannot be had, or is not what its entry says.
+        HetflError: the data set is unknown, its files cannot be obtained, or its content differs from its entry.
     """
     known = entry(name)
-    splits = known.prepare(settings, sources)
-    for split, size in known.sizes.items():
-        if len(splits[split]) != size:
-            raise HetflError(f"data set {name}: {split} has {len(splits[split])} images, {size} are published")
+    subsets = known.prepare(settings, sources)
+    for subset, size in known.sizes.items():
+        if len(subsets[subset]) != size:
+            raise HetflError(f"data set {name}: {subset} has {len(subsets[subset])} images, {size} are published")
     with disk_errors(f"data set {name}", folder.parent):
         write_dataset(
             folder,
@@ -55,6 +55,6 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
             source=sources.used,
             settings=settings.model_dump(mode="json"),
             class_names=known.class_names,
-            splits=splits,
+            subsets=subsets,
             attributes=known.attributes,
         )

@@ -1,10 +1,10 @@
 """The common corruptions of CIFAR-10-C and CIFAR-100-C, at their five severities.
 
 D. Hendrycks and T. Dietterich, *Benchmarking Neural Network Robustness to Common Corruptions and Perturbations*,
-ICLR 2019, with the parameters of their generator for 32x32 images, which are milder than those of ImageNet-C. What it
-does beyond the formulas is kept: values are cut, not rounded, to 8 bits; zoom blur's factors reach 1.06 and 1.11 at
-severities 1 and 2; glass blur copies a neighbour's pixel instead of exchanging the two; of six frost photographs it
-draws from five. Draws differ, so images do too: the published ones have no known seed.
+ICLR 2019, with the parameters of their generator for 32x32 images, which are milder than those of ImageNet-C. Four
+peculiarities of the generator are kept: values are truncated, not rounded, to 8 bits; zoom blur's factors reach 1.06
+and 1.11 at severities 1 and 2; glass blur copies a neighbour's pixel instead of exchanging the two; frost uses only
+five of the six photographs. The seed of the published images is not known, so ours have other random draws.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from io import BytesIO
 from math import ceil, cos, radians, sin
 
 import numpy as np
-import scipy  # which imports its parts when they are looked up
+import scipy  # imports its submodules at their first use
 from PIL import Image
 
 from hetfl.errors import HetflError, unknown
@@ -27,12 +27,12 @@ Apply = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class Corruption:
-    """One way to make an image worse.
+    """One kind of corruption.
 
     Attributes:
-        apply: from float64 [H, W, 3] in [0, 1], a generator and one severity's parameters (frost: and its textures)
-            to values of the same shape, which may leave [0, 1].
-        parameters: of severities 1 to 5.
+        apply: a function of an image, float64 [H, W, 3] in [0, 1], a generator, one severity's parameters and, for
+            frost, the textures. It returns an image of the same shape, whose values may be outside [0, 1].
+        parameters: for severities 1 to 5.
     """
 
     apply: Apply
@@ -40,7 +40,7 @@ class Corruption:
 
 
 CORRUPTIONS: dict[str, Corruption] = {}
-"""Every corruption by name, in the order of the generator; the last four are its extra ones."""
+"""Every corruption by name, in the generator's order; the last four are its extra corruptions."""
 
 
 def corrupt(
@@ -50,25 +50,26 @@ def corrupt(
     rng: np.random.Generator,
     frost: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """One image made worse.
+    """Corrupt one image.
 
     Args:
         image: uint8 [H, W, 3].
         name: a key of :data:`CORRUPTIONS`.
         severity: 1 to 5.
         rng: where all random choices come from.
-        frost: what corruption ``frost`` draws from: see :func:`frost_texture` and :func:`synthetic_frost`.
+        frost: textures for the corruption ``frost``, see :func:`frost_texture` and :func:`synthetic_frost`.
 
     Returns:
         uint8 [H, W, 3].
 
     Raises:
-        HetflError: there is no such corruption or severity, the image is not one, or frost has nothing to draw from.
+        HetflError: the corruption or severity does not exist, the image has a wrong type or shape, or frost has no
+            textures.
     """
     if name not in CORRUPTIONS:
         raise unknown("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
-        raise HetflError(f"{name}: severity {severity} does not exist, they run from 1 to 5")
+        raise HetflError(f"{name}: severity {severity} does not exist; severities are 1 to 5")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise HetflError(f"{name}: image is {image.dtype} {list(image.shape)}, uint8 [H, W, 3] is needed")
     corruption = CORRUPTIONS[name]
@@ -78,18 +79,19 @@ def corrupt(
 
 
 def frost_texture(photograph: np.ndarray) -> np.ndarray:
-    """A frost photograph, uint8 [H, W, 3], as the generator uses it: bilinearly resized to a fifth.
+    """A frost photograph, uint8 [H, W, 3], resized bilinearly to a fifth, as the generator does it.
 
-    Without antialiasing that is the middle pixel of every five.
+    Without antialiasing this selects the middle one of every five pixels.
     """
     return photograph[2::5, 2::5]
 
 
 def synthetic_frost(rng: np.random.Generator, size: int = 128) -> np.ndarray:
-    """A frost texture, uint8 [size, size, 3], where the photographs cannot be had: a deviation from the paper.
+    """A frost texture, uint8 [size, size, 3], to use where the photographs are not available.
 
-    A plasma fractal from dark to bright bluish grey, with about the photographs' mean colour, (146, 167, 179), and
-    standard deviation within 32x32 pixels, 22; it has none of their needles.
+    It deviates from the paper: a plasma fractal from dark to bright bluish grey. Like the photographs, it has a mean
+    colour of about (146, 167, 179) and a standard deviation of about 22 within 32x32 pixels; unlike them, it shows no
+    ice needles.
     """
     dark, bright = np.array([[53.0, 79, 96], [239, 255, 255]])
     return (dark + (bright - dark) * plasma(size, 1.2, rng)[..., None]).astype(np.uint8)
@@ -100,7 +102,7 @@ def plasma(size: int, decay: float, rng: np.random.Generator) -> np.ndarray:
 
     Args:
         size: its side, a power of two.
-        decay: its square divides the random share of heights at each halving of the grid.
+        decay: random offsets shrink by its square with each halving of the grid.
         rng: the source of randomness.
 
     Returns:
@@ -125,8 +127,9 @@ def plasma(size: int, decay: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def disk(radius: float, blur: float) -> np.ndarray:
-    """The kernel of a lens out of focus: a disk [k, k] smoothed by a 3x3 Gaussian; its sum is 1."""
-    # 32 bits, as the generator's: in 64 a sum of weighted equals falls short, and flat areas would lose a level.
+    """The kernel of defocus blur: a disk [k, k] smoothed by a 3x3 Gaussian; its sum is 1."""
+    # In float32, as in the generator: with float64 the weighted sum of equal values is less than the value, and flat
+    # areas would become darker by one level.
     reach = int(radius) + 1
     rows, columns = np.ogrid[-reach : reach + 1, -reach : reach + 1]
     inside = (rows**2 + columns**2 <= radius**2).astype(np.float32)
@@ -134,7 +137,7 @@ def disk(radius: float, blur: float) -> np.ndarray:
 
 
 def motion_weights(radius: float, sigma: float) -> np.ndarray:
-    """The weights of ImageMagick's motion blur: one side of a Gaussian, [2 * ceil(radius) + 1]; their sum is 1."""
+    """The weights of ImageMagick's motion blur: half of a Gaussian, [2 * ceil(radius) + 1]; their sum is 1."""
     weights = np.exp(-(np.arange(2 * ceil(radius) + 1) ** 2) / (2 * sigma**2))
     return weights / weights.sum()
 
@@ -142,7 +145,8 @@ def motion_weights(radius: float, sigma: float) -> np.ndarray:
 def moved(x: np.ndarray, radius: float, sigma: float, angle: float) -> np.ndarray:
     """ImageMagick's motion blur.
 
-    Each pixel becomes the weighted mean of the pixels that a line from it meets, edges repeated, rounded to 8 bits.
+    Each pixel becomes the weighted mean of the pixels along a line that starts at it, rounded to 8 bits. Beyond the
+    image, its edge pixels are repeated.
 
     Args:
         x: [H, W] or [H, W, C] in [0, 1].
@@ -160,7 +164,7 @@ def moved(x: np.ndarray, radius: float, sigma: float, angle: float) -> np.ndarra
 
 
 def zoomed(x: np.ndarray, factor: float) -> np.ndarray:
-    """The middle of [H, W, ...] enlarged to its size, bilinearly."""
+    """Enlarge the middle of an image [H, W, ...] by ``factor`` to the size of the image, bilinearly."""
     height, width = x.shape[:2]
     rows, columns = ceil(height / factor), ceil(width / factor)
     top, left = (height - rows) // 2, (width - columns) // 2
@@ -171,7 +175,7 @@ def zoomed(x: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _corruption(*parameters: float | tuple[float, ...]) -> Callable[[Apply], Apply]:
-    """Register a function under its name with its parameters of severities 1 to 5."""
+    """Register a function under its name, with its parameters for severities 1 to 5."""
 
     def register(apply: Apply) -> Apply:
         tuples = tuple(each if isinstance(each, tuple) else (each,) for each in parameters)
@@ -207,9 +211,10 @@ def defocus_blur(x: np.ndarray, rng: np.random.Generator, radius: float, blur: f
 
 @_corruption((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
 def glass_blur(x: np.ndarray, rng: np.random.Generator, sigma: float, passes: int) -> np.ndarray:
-    """Frosted glass: blurred, pixels taken from themselves or a neighbour above or to the left, blurred again.
+    """Frosted glass: blur, replace each pixel by itself or by a neighbour above or to the left, blur again.
 
-    The generator walks from the last pixel to the first, so none that is taken has been replaced: a pass is a gather.
+    The generator goes from the last pixel to the first, so it never reads a pixel that it has replaced. A pass can
+    therefore read all pixels at once.
     """
     x = np.floor(255 * _blurred(x, sigma)) / 255
     for _ in range(passes):
@@ -229,7 +234,7 @@ def motion_blur(x: np.ndarray, rng: np.random.Generator, radius: float, sigma: f
 @_corruption(1.06, 1.11, 1.16, 1.21, 1.26)
 def zoom_blur(x: np.ndarray, rng: np.random.Generator, stop: float) -> np.ndarray:
     """A camera that moves towards its object: the image averaged with itself enlarged 1, 1.01, 1.02, ... times."""
-    factors = np.arange(1, stop, 0.01)  # reaches ``stop`` itself where the floating point numbers let it
+    factors = np.arange(1, stop, 0.01)  # may include ``stop`` through floating-point error, as in the generator
     return (x + sum(zoomed(x, factor) for factor in factors)) / (len(factors) + 1)
 
 
@@ -251,7 +256,7 @@ def snow(
     sigma: float,
     weight: float,
 ) -> np.ndarray:
-    """Flakes, normal noise above a threshold, falling across a whitened image, as drawn and upside down."""
+    """Snowflakes on a whitened image: thresholded normal noise with motion blur, added twice, once upside down."""
     flakes = zoomed(rng.normal(mean, deviation, x.shape[:2]), factor)
     flakes = np.floor(255 * np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)) / 255
     flakes = moved(flakes, radius, sigma, rng.uniform(-135, -45))[..., None]
@@ -264,7 +269,7 @@ def snow(
 def frost(
     x: np.ndarray, rng: np.random.Generator, weight: float, frost_weight: float, textures: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """A piece of one of some textures, uint8 [h, w, 3] each and larger than the image, laid over it."""
+    """A random crop of a random texture, uint8 [h, w, 3] and larger than the image, added to the image."""
     texture = textures[int(rng.integers(len(textures)))]
     (height, width), (top, left) = x.shape[:2], rng.integers(0, np.array(texture.shape[:2]) - x.shape[:2])
     return weight * x + frost_weight * texture[top : top + height, left : left + width] / 255
@@ -272,7 +277,7 @@ def frost(
 
 @_corruption((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))
 def fog(x: np.ndarray, rng: np.random.Generator, amount: float, decay: float) -> np.ndarray:
-    """A plasma fractal added, and the image's brightest value kept as the limit."""
+    """A plasma fractal added, then values scaled so that the image's maximum stays the limit."""
     height, width = x.shape[:2]
     haze = plasma(2 ** (max(height, width) - 1).bit_length(), decay, rng)[:height, :width, None]
     return (x + amount * haze) * x.max() / (x.max() + amount)
@@ -280,7 +285,7 @@ def fog(x: np.ndarray, rng: np.random.Generator, amount: float, decay: float) ->
 
 @_corruption(0.05, 0.1, 0.15, 0.2, 0.3)
 def brightness(x: np.ndarray, rng: np.random.Generator, amount: float) -> np.ndarray:
-    """Value of HSV raised; at constant hue and saturation the channels keep their ratios."""
+    """A higher value in HSV; hue and saturation stay, so the channels keep their ratios."""
     value = x.max(axis=-1, keepdims=True)
     ratio = np.divide(x, value, out=np.ones_like(x), where=value > 0)
     return np.minimum(value + amount, 1) * ratio
@@ -288,7 +293,7 @@ def brightness(x: np.ndarray, rng: np.random.Generator, amount: float) -> np.nda
 
 @_corruption(0.75, 0.5, 0.4, 0.3, 0.15)
 def contrast(x: np.ndarray, rng: np.random.Generator, factor: float) -> np.ndarray:
-    """Distances from the channels' means shrunk."""
+    """Smaller distances from the channels' means."""
     means = x.mean(axis=(0, 1))
     return factor * (x - means) + means
 
@@ -314,7 +319,7 @@ def elastic_transform(
 
 @_corruption(0.95, 0.9, 0.85, 0.75, 0.65)
 def pixelate(x: np.ndarray, rng: np.random.Generator, factor: float) -> np.ndarray:
-    """Made smaller and enlarged again, with a box filter."""
+    """Resized to a smaller size and back, with a box filter."""
     image = _pillow(x)
     small = image.resize((int(factor * image.width), int(factor * image.height)), Image.Resampling.BOX)
     return np.asarray(small.resize(image.size, Image.Resampling.BOX)) / 255
@@ -322,7 +327,7 @@ def pixelate(x: np.ndarray, rng: np.random.Generator, factor: float) -> np.ndarr
 
 @_corruption(80, 65, 58, 50, 40)
 def jpeg_compression(x: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
-    """JPEG, chroma subsampled."""
+    """Compressed by JPEG with chroma subsampling."""
     file = BytesIO()
     _pillow(x).save(file, "JPEG", quality=quality)
     return np.asarray(Image.open(file)) / 255
@@ -357,9 +362,9 @@ def spatter(
     strength: float,
     mud: bool,
 ) -> np.ndarray:
-    """Drops on the lens, smooth noise above a threshold: shaded water that shines, or mud that covers.
+    """Drops on the lens, made of thresholded smooth noise: bright water, or mud that covers the image.
 
-    ``strength`` is the brightness of water, or the width in pixels by which mud's edges are smoothed.
+    ``strength`` is the brightness of the water, or the blur of the mud's edges in pixels.
     """
     drops = _blurred(rng.normal(mean, deviation, x.shape[:2]), sigma)
     drops = np.where(drops < threshold, 0, drops)
@@ -367,7 +372,7 @@ def spatter(
         cover = _blurred((drops > threshold).astype(float), strength)[..., None]
         cover = np.where(cover < 0.8, 0, cover)
         return (1 - cover) * x + cover * np.array([63, 42, 20]) / 255
-    # The generator's cast to 8 bits wraps the rare drops above 1 around to black; here they stay bright.
+    # In the generator the cast to 8 bits overflows for rare drops above 1, which become black; here they are bright.
     film = _shaded((255 * np.clip(drops, 0, 1)).astype(np.uint8))[..., None]
     turquoise = np.array([175, 238, 238]) / 255
     return x + strength * film / max(film.max(), 1) * turquoise
@@ -375,7 +380,7 @@ def spatter(
 
 @_corruption((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2))
 def saturate(x: np.ndarray, rng: np.random.Generator, factor: float, offset: float) -> np.ndarray:
-    """Saturation of HSV changed at constant hue and value; a grey pixel counts as red, as its hue is 0."""
+    """Another saturation in HSV with the same hue and value; a grey pixel has hue 0, so it becomes red."""
     value = x.max(axis=-1, keepdims=True)
     depth = np.divide(value - x, value, out=np.zeros_like(x), where=value > 0)
     saturation = depth.max(axis=-1, keepdims=True)
@@ -385,7 +390,7 @@ def saturate(x: np.ndarray, rng: np.random.Generator, factor: float, offset: flo
 
 
 def _shaded(drops: np.ndarray) -> np.ndarray:
-    """Drops, uint8 [H, W], times a relief made of each pixel's distance from their edges."""
+    """Drops, uint8 [H, W], multiplied by a relief of the distance from their edges."""
     try:
         import cv2
     except ImportError as error:
@@ -401,7 +406,7 @@ def _large_enough(textures: Sequence[np.ndarray], image: np.ndarray) -> Sequence
     height, width = image.shape[:2]
     if not textures or any(texture.shape[0] <= height or texture.shape[1] <= width for texture in textures):
         shapes = ", ".join(f"{texture.shape[0]}x{texture.shape[1]}" for texture in textures) or "none"
-        raise HetflError(f"frost: textures are {shapes}, larger ones than the image's {height}x{width} are needed")
+        raise HetflError(f"frost: textures are {shapes}; they must be larger than the image's {height}x{width}")
     return textures
 
 
@@ -410,7 +415,7 @@ def _blurred(x: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def _sampled(x: np.ndarray, places: np.ndarray, mode: str) -> np.ndarray:
-    """Channels of [H, W, 3] at rows and columns [2, H, W], bilinearly."""
+    """Sample an image [H, W, 3] at rows and columns [2, H, W], bilinearly."""
     channels = [
         scipy.ndimage.map_coordinates(channel, places, order=1, mode=mode) for channel in np.moveaxis(x, -1, 0)
     ]

@@ -1,4 +1,4 @@
-"""What the catalogue knows of a data set, and what it takes to prepare one."""
+"""An entry of the catalogue: what is known about a data set, and how it is prepared."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from hetfl.config import Settings
 from hetfl.data.fetch import RemoteFile, Sources
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 
 
 class NoSettings(Settings):
-    """Settings of a data set whose images and splits are fixed."""
+    """Settings of a data set whose images and subsets are fixed."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class Entry:
         licence: its licence.
         citation: how to cite it.
         class_names: one name per label value, in the order of its authors.
-        prepare: turns settings and sources into splits by name.
+        prepare: from its settings and the sources of files to its subsets by name.
         settings: the class of its settings.
-        files: what its authors publish, with checksums; empty where it is bundled or made of other data sets.
-        sizes: samples of each split as published; empty where the settings decide.
-        attributes: per attribute of its samples, the names of its values.
+        files: the files that its authors publish, with checksums; empty if it is bundled with a library or made from
+            other data sets.
+        sizes: published number of samples of each subset; empty if the settings decide it.
+        attributes: per attribute of its samples, the names of the attribute's values.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Entry:
     licence: str
     citation: str
     class_names: tuple[str, ...]
-    prepare: Callable[[Any, Sources], Mapping[str, Split]]
+    prepare: Callable[[Any, Sources], Mapping[str, Subset]]
     settings: type[Settings] = NoSettings
     files: tuple[RemoteFile, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)

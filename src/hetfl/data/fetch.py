@@ -1,4 +1,4 @@
-"""Files that data sets are made of: looked for in a mirror, else downloaded, always checked."""
+"""The files of data sets: taken from a mirror if they are there, otherwise downloaded; always checked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hetfl.errors import HetflError
 from hetfl.files import disk_errors, sha256_file
 
 ATTEMPTS = 5
-"""How often a download is tried before its next address, or the error."""
+"""Attempts at one address before the next address, or the error."""
 WAIT = 1.0
-"""Seconds before the second attempt; doubled before each further one."""
+"""Seconds before the second attempt; doubled before each later one."""
 TIMEOUT = (10.0, 30.0)
-"""Seconds to connect, and to wait for the next bytes."""
+"""Timeouts in seconds: to connect, and between bytes."""
 
 _CHUNK = 2**18
 
@@ -32,9 +32,9 @@ class RemoteFile:
     Attributes:
         name: its file name, as published.
         urls: where it is published, tried in order.
-        checksum: ``md5:``, ``sha256:`` or ``sha512:`` and the digest's hex digits, or as many of its first ones
-            as are known; empty: not known, and then it is only read from a mirror.
-        bytes: its size; None where it is not known.
+        checksum: ``md5:``, ``sha256:`` or ``sha512:`` and the digest's first hex digits, all that are known. Empty if
+            none are known; the file is then read from a mirror only.
+        bytes: its size; None if unknown.
     """
 
     name: str
@@ -44,11 +44,14 @@ class RemoteFile:
 
 
 class Sources:
-    """Where files of data sets come from, and what was taken from where.
+    """Finds files of data sets, and records where each one came from.
 
     Args:
-        mirror: a folder with local copies that is looked in first, or None.
-        downloads: a folder that keeps what was downloaded.
+        mirror: a folder with local copies, which is searched first; or None.
+        downloads: the folder for downloaded files.
+
+    Attributes:
+        used: the files used so far, each with ``name``, ``from`` and ``sha256``, for the data set's card.
     """
 
     def __init__(self, mirror: Path | None, downloads: Path) -> None:
@@ -56,17 +59,17 @@ class Sources:
         self.used: list[dict[str, str]] = []
 
     def note(self, name: str, origin: str, sha256: str = "") -> None:
-        """Remember that a file was used; the prepared data set's card tells."""
+        """Record that a file was used, for the data set's card."""
         self.used.append({"name": name, "from": origin} | ({"sha256": sha256} if sha256 else {}))
 
     def get(self, dataset: str, file: RemoteFile) -> Path:
-        """The file as its authors publish it: the mirror's copy if there is one, else downloaded; checked.
+        """Find a file as its authors publish it, from the mirror or by download, and check it.
 
-        What is downloaded stays in ``<downloads>/<dataset>``. An interrupted download is continued by the next call;
-        processes that want the same file take turns.
+        Downloads are kept in ``<downloads>/<dataset>``. The next call continues an interrupted download. A lock makes
+        processes that want the same file wait for each other.
 
         Raises:
-            HetflError: it can be had from nowhere, or what is there is not the published file.
+            HetflError: the file cannot be obtained, or its checksum is not the published one.
         """
         path = self.downloads / dataset / file.name
         with disk_errors(f"{dataset}: {file.name}", path.parent):
@@ -86,14 +89,14 @@ class Sources:
             return path
 
     def mirrored(self, dataset: str, file: RemoteFile) -> bool:
-        """Whether the mirror holds the file as its authors publish it (its checksum is not looked at)."""
+        """Whether the mirror has a file under its published name; the checksum is not checked here."""
         return self._official(dataset, file) is not None
 
     def copy(self, dataset: str, name: str) -> Path | None:
-        """A file of the mirror's own layout, ``<mirror>/<dataset>/<name>``, checked; None if there is none.
+        """Find a file of the mirror's own format, ``<mirror>/<dataset>/<name>``; None if there is none.
 
         Raises:
-            HetflError: it is not what the mirror's ``SHA256SUMS`` says.
+            HetflError: its SHA-256 differs from the one in the mirror's ``SHA256SUMS``.
         """
         path = self.mirror and self.mirror / dataset / name
         if not path or not path.is_file():
@@ -132,7 +135,7 @@ class Sources:
 
 
 class _DownloadError(Exception):
-    """A download that failed; ``passing`` if it may succeed when tried again."""
+    """A failed download; ``passing`` says whether another attempt may succeed."""
 
     def __init__(self, reason: str, passing: bool) -> None:
         super().__init__(reason)
@@ -140,7 +143,7 @@ class _DownloadError(Exception):
 
 
 def _fetch(url: str, part: Path, file: RemoteFile) -> None:
-    """Bring ``part`` to the published content, however many attempts of :data:`ATTEMPTS` that takes."""
+    """Download ``part`` until its checksum is right, in at most :data:`ATTEMPTS` attempts."""
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
     passing = retry_if_exception(lambda error: isinstance(error, _DownloadError) and error.passing)
@@ -156,17 +159,17 @@ def _fetch(url: str, part: Path, file: RemoteFile) -> None:
 
 
 def _continue(url: str, part: Path, file: RemoteFile) -> None:
-    """Download what ``part`` lacks; all of it where the server cannot continue."""
+    """Download the rest of ``part``, or all of it if the server cannot continue a download."""
     import requests
     from urllib3.exceptions import HTTPError, TimeoutError
 
     have = part.stat().st_size if part.exists() else 0
-    # Compressed on the way, a file's length and its parts would mean something else.
+    # With compression, the length and the range would not be those of the file.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
             if response.status_code == 416 and have:
-                return  # nothing is left, or the part is of another file: its checksum tells
+                return  # the part is complete, or of another file; the checksum decides
             if not response.ok:
                 passing = response.status_code >= 500 or response.status_code in (408, 429)
                 raise _DownloadError(f"{url}: HTTP {response.status_code} {response.reason}", passing)
@@ -175,7 +178,7 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
             length = response.raw.length_remaining
             total = file.bytes if length is None else have + length
             with part.open("ab" if continues else "wb") as out, _bar(file.name, have, total) as advance:
-                # What has arrived, not a whole chunk: a connection that breaks takes nothing with it.
+                # read1 returns what has arrived without waiting for more, so a broken connection loses nothing.
                 while chunk := response.raw.read1(_CHUNK):
                     out.write(chunk)
                     advance(len(chunk))
@@ -185,7 +188,7 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
         else:
             reason = "cannot be reached" if isinstance(error, requests.RequestException) else "the connection broke"
         raise _DownloadError(f"{url}: {reason}", passing=True) from error
-    # A server that does not tell the length may stop early without an error.
+    # A server that does not send the length may stop early without an error.
     if file.bytes is not None and (size := part.stat().st_size) < file.bytes:
         raise _DownloadError(f"{url}: ended after {size} of {file.bytes} bytes", passing=True)
 
@@ -211,18 +214,18 @@ def _bar(name: str, have: int, total: int | None) -> Iterator[Callable[[int], No
 
 
 def _check_space(what: str, file: RemoteFile, part: Path) -> None:
-    """Better now than after an hour."""
+    """Check the disk before an hour of download, not after it."""
     from rich.filesize import decimal
 
     have = part.stat().st_size if part.exists() else 0
     free = shutil.disk_usage(part.parent).free
     if file.bytes is not None and (need := file.bytes - have) > free:
-        room = f"needs {decimal(need)}, {part.parent} has {decimal(free)} free"
-        raise HetflError(f"{what} {room}; make room and run it again")
+        needed = f"needs {decimal(need)}, {part.parent} has {decimal(free)} free"
+        raise HetflError(f"{what} {needed}; free disk space and run it again")
 
 
 def _digest(path: Path, checksum: str) -> str:
-    """The file's checksum in the same form, ``<algorithm>:<hex>``."""
+    """The file's digest by the checksum's algorithm, as ``<algorithm>:<hex>``."""
     algorithm = checksum.partition(":")[0] or "sha256"
     with path.open("rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

@@ -1,4 +1,4 @@
-"""What an experiment does to images between the store and the model."""
+"""How an experiment resizes, normalises and augments images."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def _of_all_channels(value: Any) -> Any:
 
 
 Channels = Annotated[tuple[float, float, float], BeforeValidator(_of_all_channels)]
-"""One number stands for all three."""
+"""Three numbers, or one number that applies to all three channels."""
 
 
 class Augmentation(Settings):
-    """Random changes of training images, drawn anew for every image and epoch; all off by default.
+    """Random augmentation of training images, drawn anew for every image and epoch; all off by default.
 
-    Called with images [B, C, h, w] in [0, 1] and a CPU generator, it returns changed ones: a
-    :data:`hetfl.data.batches.Transform`.
+    An instance is a :data:`hetfl.data.batches.Transform`: a function of images [B, C, h, w] in [0, 1] and a CPU
+    generator.
 
     Attributes:
-        numerics: version of the changes, part of the identity of runs that have one; see
+        numerics: version of the arithmetic, part of the identity of runs that augment; see
             ``experiments/versions.py``.
-        flip: mirror every other image horizontally.
-        rotation: degrees; turn by an angle drawn from [-rotation, rotation], black where nothing is left.
-        noise: standard deviation of Gaussian noise (a corruption: 0.04 to 0.10 at severities 1 to 5 of CIFAR-C).
+        flip: flip each image horizontally with probability 1/2.
+        rotation: degrees; each image turns by a random angle in [-rotation, rotation], and its corners become black.
+        noise: standard deviation of Gaussian noise; CIFAR-C has 0.04 to 0.10 at severities 1 to 5.
     """
 
     numerics: ClassVar[int] = 1
@@ -43,7 +43,7 @@ class Augmentation(Settings):
     noise: float = Field(default=0.0, ge=0)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Change images; see the class."""
+        """Augment ``images`` [B, C, h, w] in [0, 1]; returns images of the same shape and range."""
         size, device = len(images), images.device
         if self.flip:
             mirrored = (torch.rand(size, generator=generator) < 0.5).to(device)
@@ -58,15 +58,15 @@ class Augmentation(Settings):
 
 
 class InputSettings(Settings):
-    """Where an experiment departs from what its backbones want, for all methods alike.
+    """How an experiment's images differ from what its backbones expect, the same for all methods.
 
     Attributes:
-        size: pixels of a side; None: what the backbone wants.
-        interpolation: of the resize; None: the backbone's own.
-        mean: channel means of the normalisation, in [0, 1], of which a backbone for grey images takes the first;
-            None: the backbone's own.
-        std: channel standard deviations; None: the backbone's own.
-        augment: random changes of training images.
+        size: height and width in pixels; None: what the backbone expects.
+        interpolation: for resizing; None: what the backbone expects.
+        mean: channel means for normalisation, in [0, 1]; a backbone for grey images uses the first. None: what the
+            backbone expects.
+        std: channel standard deviations, like ``mean``.
+        augment: augmentation of training images.
     """
 
     size: int | None = Field(default=None, ge=1)
@@ -76,7 +76,7 @@ class InputSettings(Settings):
     augment: Augmentation = Augmentation()
 
     def spec(self, wanted: InputSpec) -> InputSpec:
-        """What a backbone is given, from what it wants."""
+        """The input that a backbone gets, where ``wanted`` is the one that it expects."""
         return replace(
             wanted,
             size=self.size or wanted.size,
@@ -86,15 +86,15 @@ class InputSettings(Settings):
         )
 
     def transform(self) -> Augmentation | None:
-        """The change of training images, or None where there is none."""
+        """The augmentation of training images, or None if there is none."""
         return None if self.augment == Augmentation() else self.augment
 
 
 def _rotate(images: Tensor, angles: Tensor) -> Tensor:
-    """Turn each image [B, C, h, w] about its centre by its angle [B] in radians; nearest pixel, zeros outside."""
+    """Rotate each image [B, C, h, w] about its centre by its angle [B] in radians; nearest pixel, zeros outside."""
     height, width = images.shape[-2:]
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    # The grid runs from -1 to 1 along either side, so the angle must see the sides' ratio.
+    # The grid runs from -1 to 1 along both axes, so the matrix must correct for the image's aspect ratio.
     turn = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1).view(-1, 2, 3)
     grid = F.affine_grid(turn, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="nearest", align_corners=False)

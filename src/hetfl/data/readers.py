@@ -1,4 +1,4 @@
-"""Reading the file formats that data sets come in; what is not in its format is told in one line."""
+"""Readers of the file formats that data sets are published in. A damaged file is an error of one line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from hetfl.data.archive import DAMAGE, decode, members
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
 
 @contextmanager
 def reading(what: Path | str) -> Iterator[None]:
-    """Turn what a damaged file makes a library raise into one line."""
+    """Turn a library's error about a damaged file into one line.
+
+    Args:
+        what: the file, for the message.
+
+    Raises:
+        HetflError: the file is missing or damaged.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -29,7 +36,7 @@ def reading(what: Path | str) -> Iterator[None]:
 
 
 def arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Some arrays of an npz file.
+    """Read arrays of an npz file by name.
 
     Raises:
         HetflError: the file is damaged or lacks one.
@@ -39,7 +46,9 @@ def arrays(path: Path, *names: str) -> list[np.ndarray]:
 
 
 def idx(path: Path) -> np.ndarray:
-    """The uint8 array in a gzip-compressed IDX file (MNIST's format): two zero bytes, 8, the rank, big-endian sizes.
+    """Read the uint8 array of a gzip-compressed IDX file, MNIST's format.
+
+    Its header is two zero bytes, the byte 8 for uint8, the rank as one byte, and big-endian sizes of four bytes each.
 
     Raises:
         HetflError: the file is damaged.
@@ -56,7 +65,7 @@ def idx(path: Path) -> np.ndarray:
 
 
 def matlab(path: Path, *names: str) -> list[np.ndarray]:
-    """Some arrays of a MATLAB 5 file.
+    """Read arrays of a MATLAB 5 file by name.
 
     Raises:
         HetflError: the file is damaged or lacks one.
@@ -73,10 +82,10 @@ def matlab(path: Path, *names: str) -> list[np.ndarray]:
 
 
 def jpeg_streams(path: Path, stream: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Images of one size from JPEG streams that stand back to back.
+    """Decode images of one size from concatenated JPEG streams.
 
     Args:
-        path: the file they were in, for an error.
+        path: the file they come from, for the error message.
         stream: uint8 [bytes].
         offsets: int [N + 1]; image i is ``stream[offsets[i]:offsets[i + 1]]``.
 
@@ -103,19 +112,19 @@ def jpeg_streams(path: Path, stream: np.ndarray, offsets: np.ndarray) -> np.ndar
 def pictures(
     path: Path, wanted: Callable[[str], object], size: tuple[int, int], mode: str = "RGB"
 ) -> tuple[list[str], np.ndarray]:
-    """The image files of an archive, sorted by name.
+    """Decode the image files of an archive, sorted by name.
 
     Args:
         path: the archive.
-        wanted: which members are images.
-        size: height and width in pixels that every image is stretched to, bilinear with antialiasing.
+        wanted: says by its name whether a member is read.
+        size: height and width in pixels; every image is stretched to it, bilinearly with antialiasing.
         mode: ``RGB`` or ``L``.
 
     Returns:
         Names, and images uint8 [N, H, W, 3 or 1].
 
     Raises:
-        HetflError: the archive or an image is damaged, or none is wanted.
+        HetflError: the archive or an image is damaged, or no member is wanted.
     """
     encoded = sorted(members(path, wanted))
     if not encoded:
@@ -126,23 +135,23 @@ def pictures(
     return [name for name, _ in encoded], images
 
 
-def take(split: Split, index: np.ndarray) -> Split:
-    """The samples of a split at ``index`` [n], in that order."""
-    attributes = {name: values[index] for name, values in split.attributes.items()}
-    return Split(np.asarray(split.images)[index], np.asarray(split.labels)[index], attributes)
+def take(subset: Subset, index: np.ndarray) -> Subset:
+    """The samples of a subset at ``index`` [n], in that order."""
+    attributes = {name: values[index] for name, values in subset.attributes.items()}
+    return Subset(np.asarray(subset.images)[index], np.asarray(subset.labels)[index], attributes)
 
 
 def held_out(groups: np.ndarray, share: float, draws: Draws, purpose: str) -> tuple[np.ndarray, np.ndarray]:
-    """Cut samples in two, the same share of every group.
+    """Divide samples in two, holding out the same share of every group.
 
     Args:
         groups: [N], the group of each sample.
-        share: of every group that is held out, rounded to the nearest number of samples.
+        share: the part of every group to hold out, rounded to a whole number of samples.
         draws: the source of randomness.
         purpose: the name of the draw.
 
     Returns:
-        Indices of what is kept and of what is held out, sorted.
+        Sorted indices of the samples that are kept, and of those that are held out.
     """
     out = np.zeros(len(groups), dtype=bool)
     for group in np.unique(groups):

@@ -1,4 +1,4 @@
-"""A prepared data set on disk: uint8 images, labels and attributes per split, and a card that says what they are."""
+"""A prepared data set on disk: images, labels and attributes of each subset, and a card that describes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from hetfl.config import Settings, validate
 from hetfl.errors import HetflError, unknown
@@ -15,14 +16,14 @@ from hetfl.files import atomic_folder, read_json, sha256_file, sha256_json, writ
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Images, their labels, and what else is known of each.
+class Subset:
+    """The training, test, validation or public part of a data set.
 
     Attributes:
         images: uint8 [N, H, W, C].
         labels: int64 [N], indices into the data set's class names.
-        attributes: int64 [N] each, by name (``coarse``, ``domain``, ``severity``): indices into the data set's
-            names of that attribute.
+        attributes: further labels, int64 [N] each, by name (``coarse``, ``domain``, ``severity``): indices into the
+            data set's names for the values of that attribute.
     """
 
     images: np.ndarray
@@ -42,14 +43,18 @@ class Dataset:
     """A prepared data set.
 
     Attributes:
-        attributes: per attribute of its samples, the names of its values.
-        checksum: identifies the content wherever it is mentioned.
+        name: its name in the catalogue.
+        title: its name in print.
+        class_names: one name per label value.
+        subsets: by name, such as ``train`` and ``test``.
+        checksum: SHA-256 over the checksums of its files.
+        attributes: per attribute of its samples, the names of the attribute's values.
     """
 
     name: str
     title: str
     class_names: tuple[str, ...]
-    splits: Mapping[str, Split]
+    subsets: Mapping[str, Subset]
     checksum: str
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -58,58 +63,59 @@ class Dataset:
         """Number of classes."""
         return len(self.class_names)
 
-    def split(self, name: str) -> Split:
-        """The split of that name.
+    def subset(self, name: str) -> Subset:
+        """The subset with this name.
 
         Raises:
-            HetflError: there is none.
+            HetflError: it does not exist.
         """
-        if name not in self.splits:
-            raise unknown("split", name, self.splits, f"data set {self.name}")
-        return self.splits[name]
+        if name not in self.subsets:
+            raise unknown("subset", name, self.subsets, f"data set {self.name}")
+        return self.subsets[name]
 
     def labels(self, names: Sequence[str]) -> np.ndarray:
-        """Labels of some splits one after another, int64 [sum of sizes].
+        """The labels of several subsets, concatenated: int64 [sum of sizes].
 
         Raises:
-            HetflError: a split does not exist.
+            HetflError: a subset does not exist.
         """
-        return np.concatenate([self.split(name).labels for name in names])
+        return np.concatenate([self.subset(name).labels for name in names])
 
     def attribute(self, attribute: str, names: Sequence[str]) -> np.ndarray:
-        """An attribute of some splits one after another, int64 [sum of sizes].
+        """One attribute of several subsets, concatenated: int64 [sum of sizes].
 
         Raises:
-            HetflError: a split does not exist, or its samples have no such attribute.
+            HetflError: a subset does not exist, or its samples have no such attribute.
         """
         if attribute not in self.attributes:
             raise unknown("attribute", attribute, self.attributes, f"data set {self.name}")
-        return np.concatenate([self.split(name).attributes[attribute] for name in names])
+        return np.concatenate([self.subset(name).attributes[attribute] for name in names])
 
 
 class StoredFile(Settings):
-    """What the card says about one file."""
+    """Size and checksum of one file of a data set."""
 
     bytes: int
     sha256: str
 
 
 class Card(Settings):
-    """``card.json``: what a prepared data set is, where it came from, and what its files must be."""
+    """``card.json``: what a prepared data set is, where it came from, and the checksums of its files."""
 
     name: str
     title: str
     origin: str
     licence: str
     source: list[dict[str, str]]
-    """The files this copy was read from: each with ``name``, ``from`` and, but for bundled ones, ``sha256``."""
+    """The files it was read from, each with ``name``, ``from`` and, unless bundled with a library, ``sha256``."""
     settings: dict[str, Any]
     class_names: tuple[str, ...]
     attributes: dict[str, tuple[str, ...]]
-    """Per attribute of the samples, the names of its values."""
+    """Per attribute of the samples, the names of the attribute's values."""
     image_shape: tuple[int, int, int]
     """Height, width, channels."""
-    split_sizes: dict[str, int]
+    subset_sizes: dict[str, int] = Field(alias="split_sizes")
+    """Number of samples of each subset. The file keeps the key ``split_sizes``, so that DVC sees no change in it."""
     files: dict[str, StoredFile]
     checksum: str
     """SHA-256 over the files' names and checksums."""
@@ -125,37 +131,37 @@ def write_dataset(
     source: Sequence[Mapping[str, str]],
     settings: Mapping[str, Any],
     class_names: tuple[str, ...],
-    splits: Mapping[str, Split],
+    subsets: Mapping[str, Subset],
     attributes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Write a prepared data set, replacing the folder as a whole.
 
     Args:
-        folder: where it goes.
+        folder: the folder to write.
         name: its name in the catalogue.
         title: its name in print.
         origin: who made it and where it is published.
         licence: its licence.
         source: the files it was read from, see :class:`Card`.
-        settings: what it was prepared with, in JSON's types.
+        settings: the settings it was prepared with, as JSON values.
         class_names: one name per label value.
-        splits: images and labels by split name; all images have one shape, all splits the same attributes.
-        attributes: per attribute of the samples, the names of its values.
+        subsets: images and labels by subset name; all images have one shape, all subsets the same attributes.
+        attributes: per attribute of the samples, the names of the attribute's values.
 
     Raises:
-        HetflError: there is no split, or images, labels or attributes have a wrong type, shape or value.
+        HetflError: there is no subset, or images, labels or attributes have a wrong type, shape or value.
     """
-    if not splits:
-        raise HetflError(f"data set {name}: has no split, at least one is needed")
-    image_shape = next(iter(splits.values())).images.shape[1:]
+    if not subsets:
+        raise HetflError(f"data set {name}: has no subset, at least one is needed")
+    image_shape = next(iter(subsets.values())).images.shape[1:]
     values = _value_counts(class_names, attributes or {})
-    for split_name, split in splits.items():
-        _check_split(split, len(split.labels), image_shape, values, f"data set {name}: {split_name}")
+    for subset_name, subset in subsets.items():
+        _check_subset(subset, len(subset.labels), image_shape, values, f"data set {name}: {subset_name}")
     with atomic_folder(folder) as temporary:
         files = {}
-        for split_name, split in splits.items():
-            for array_name, array in _arrays(split).items():
-                path = temporary / f"{split_name}-{array_name}.npy"
+        for subset_name, subset in subsets.items():
+            for array_name, array in _arrays(subset).items():
+                path = temporary / f"{subset_name}-{array_name}.npy"
                 np.save(path, np.ascontiguousarray(array), allow_pickle=False)
                 files[path.name] = StoredFile(bytes=path.stat().st_size, sha256=sha256_file(path))
         card = Card(
@@ -168,18 +174,18 @@ def write_dataset(
             class_names=class_names,
             attributes=dict(attributes or {}),
             image_shape=image_shape,
-            split_sizes={split_name: len(split) for split_name, split in splits.items()},
+            split_sizes={subset_name: len(subset) for subset_name, subset in subsets.items()},
             files=files,
             checksum=_checksum(files),
         )
-        write_json(temporary / "card.json", card.model_dump(mode="json"))
+        write_json(temporary / "card.json", card.model_dump(mode="json", by_alias=True))
 
 
 def read_card(folder: Path) -> Card:
-    """The card of a prepared data set.
+    """Read the card of a prepared data set.
 
     Raises:
-        HetflError: it is missing or not a card.
+        HetflError: the folder is missing, or its ``card.json`` is not a card.
     """
     path = folder / "card.json"
     if not path.exists():
@@ -190,27 +196,27 @@ def read_card(folder: Path) -> Card:
 def read_dataset(folder: Path) -> Dataset:
     """Open a prepared data set, memory-mapped.
 
-    File sizes, types, shapes and labels are checked here, contents only by :func:`verify_dataset`.
+    This checks sizes of files, types, shapes and the range of labels. :func:`verify_dataset` also checks contents.
 
     Raises:
-        HetflError: something is missing or is not what the card says.
+        HetflError: a file is missing or differs from the card.
     """
     card = read_card(folder)
     values = _value_counts(card.class_names, card.attributes)
-    splits = {}
-    for name, size in card.split_sizes.items():
+    subsets = {}
+    for name, size in card.subset_sizes.items():
         opened = {array: _open(folder, f"{name}-{array}.npy", card) for array in ("images", *values)}
-        split = Split(opened.pop("images"), opened.pop("labels"), opened)
-        _check_split(split, size, card.image_shape, values, f"{folder}: {name}")
-        splits[name] = split
-    return Dataset(card.name, card.title, card.class_names, splits, card.checksum, card.attributes)
+        subset = Subset(opened.pop("images"), opened.pop("labels"), opened)
+        _check_subset(subset, size, card.image_shape, values, f"{folder}: {name}")
+        subsets[name] = subset
+    return Dataset(card.name, card.title, card.class_names, subsets, card.checksum, card.attributes)
 
 
 def verify_dataset(folder: Path) -> None:
     """Check every file of a prepared data set against the checksums of its card.
 
     Raises:
-        HetflError: something is missing or has changed.
+        HetflError: a file is missing or has changed.
     """
     read_dataset(folder)
     card = read_card(folder)
@@ -240,14 +246,14 @@ def _open(folder: Path, name: str, card: Card) -> np.ndarray:
     if size != expected:
         raise HetflError(f"{path}: has {size} bytes, the card says {expected}; {_remedy(folder)}")
     try:
-        # Copy on write: workers share the pages, and torch may wrap the array without a copy.
+        # Copy on write: processes share the pages, and torch can wrap the array without copying it.
         return np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise HetflError(f"{path}: is not an array file of numpy ({error}); {_remedy(folder)}") from error
 
 
-def _arrays(split: Split) -> dict[str, np.ndarray]:
-    return {"images": split.images, "labels": split.labels, **split.attributes}
+def _arrays(subset: Subset) -> dict[str, np.ndarray]:
+    return {"images": subset.images, "labels": subset.labels, **subset.attributes}
 
 
 def _value_counts(class_names: Sequence[str], attributes: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -255,8 +261,10 @@ def _value_counts(class_names: Sequence[str], attributes: Mapping[str, Sequence[
     return {"labels": len(class_names), **{name: len(names) for name, names in attributes.items()}}
 
 
-def _check_split(split: Split, size: int, image_shape: tuple[int, ...], values: Mapping[str, int], what: str) -> None:
-    images, indices = split.images, {"labels": split.labels, **split.attributes}
+def _check_subset(
+    subset: Subset, size: int, image_shape: tuple[int, ...], values: Mapping[str, int], what: str
+) -> None:
+    images, indices = subset.images, {"labels": subset.labels, **subset.attributes}
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape != (size, *image_shape):
         right = f"uint8 [{size}, {', '.join(map(str, image_shape))}]"
         raise HetflError(f"{what} images: {images.dtype} {list(images.shape)}, {right} is needed")

@@ -58,7 +58,7 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
     shared = None if cell.public is None else read_dataset(workspace.dataset(cell.public.dataset))
     public_classes = shared.num_classes if shared else 0
     method = create(cell.method, cell.settings, dataset.num_classes, public_classes, seed=cell.seed)
-    public = shared.split(cell.public.split) if shared and cell.public else None
+    public = shared.subset(cell.public.subset) if shared and cell.public else None
     federation = build_federation(
         method,
         cell.models,

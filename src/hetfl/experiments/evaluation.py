@@ -1,4 +1,4 @@
-"""Evaluation of a finished cell from its checkpoint alone."""
+"""Evaluate a finished cell from its checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hetfl.training.sequential import Sequential
 from hetfl.training.state import State
 
 SAME = 1e-9
-"""Accuracies are counts over counts: on the machine that trained, the checkpoint must give the same ones."""
+"""Tolerance of accuracies on a CPU: they are ratios of counts, so the checkpoint must give the recorded ones."""
 
 
 def evaluate_cell(
@@ -40,24 +40,31 @@ def evaluate_cell(
 ) -> None:
     """Test a cell's checkpoint and write ``metrics.json`` and ``per_class.csv``.
 
-    An experiment with ``features`` has ``prototypes.safetensors`` besides, see :func:`representations`.
+    For an experiment with ``features``, it also writes ``prototypes.safetensors``, see :func:`representations`; for a
+    method that sorts samples into groups, ``groups.safetensors``, see :func:`groups`.
+
+    Args:
+        cell: the cell.
+        workspace: the checkout.
+        device: where to compute.
+        compute: engine and threads; the precision is that of the training.
 
     Raises:
-        HetflError: the cell is not trained, its checkpoint does not give the accuracy that the record states, or
-            features are wanted of models that disagree about their size.
+        HetflError: the cell is not trained, its checkpoint does not give the recorded accuracy, or the experiment has
+            ``features`` but the clients' features differ in size.
     """
     torch.set_num_threads(compute.threads)
     folder = workspace.runs / cell.path
     run = needed_run(folder)
     if not run.complete:
         raise HetflError(f"{folder}: training is not complete; run hetfl train {cell.experiment}")
-    # In the precision of the training, which the record's accuracies are in.
+    # With the precision of the training, so that accuracies can be compared with the record's.
     setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.precision}))
     sizes = sorted({model.width for model in setup.federation.models})
     if cell.features and len(sizes) > 1:
         raise HetflError(
             f"params.yaml: experiments.{cell.experiment}.features: the models of row {cell.row} have features of "
-            f"{', '.join(map(str, sizes))} elements; give them one size with embedding or set features to 0"
+            f"{', '.join(map(str, sizes))} elements; use embedding to give them the same size, or set features to 0"
         )
     tensors, metadata = read_tensors(folder / MODEL, device)
     state = State.from_tensors(int(metadata["round"]), tensors)
@@ -70,7 +77,7 @@ def evaluate_cell(
     tested, told = (np.array(shares, dtype=float) for shares in (found["accuracy"], recorded))  # None becomes NaN
     if not np.allclose(tested, told, rtol=0, atol=tolerance, equal_nan=True):
         raise HetflError(
-            f"{folder / MODEL}: gives accuracies {found['accuracy']} but rounds.jsonl says {recorded}; "
+            f"{folder / MODEL}: gives accuracies {found['accuracy']}, rounds.jsonl has {recorded}; "
             "delete the folder and run dvc repro again"
         )
     names = setup.dataset.class_names
@@ -102,9 +109,10 @@ def evaluate_cell(
 
 
 def confusions(engine: LocalEngine, state: State, draws: Draws) -> np.ndarray:
-    """What each client's test samples are taken for: [K, C, C'] int64, rows are true classes.
+    """The confusion matrix of each client's test samples: [K, C, C'] int64, rows are true classes.
 
-    Columns from C on are predictions that are none of the data set's classes; the last one is :data:`NONE`.
+    Columns from C on count predictions outside the data set's classes; the last column counts samples without finite
+    logits.
     """
     classes = engine.federation.num_classes
     columns = classes + (engine.method.public_classes if engine.method.public else 0) + 1
@@ -118,7 +126,7 @@ def confusions(engine: LocalEngine, state: State, draws: Draws) -> np.ndarray:
 
 
 def of_window(lines: Sequence[Round], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Accuracies over the last rounds, where a method reports them so, also by its other inference rules."""
+    """Accuracies over the last rounds, also by further inference rules, for methods with the setting ``window``."""
     if "window" not in settings:
         return {}
     trained = [line for line in lines if not line.fine_tuning]
@@ -131,11 +139,11 @@ def of_window(lines: Sequence[Round], settings: Mapping[str, Any]) -> dict[str, 
 
 @torch.inference_mode()
 def groups(engine: LocalEngine, state: State, draws: Draws) -> dict[str, Tensor]:
-    """How a method sorts all clients' training samples at the end, and how K-means sorts the same queries.
+    """The groups of all clients' training samples at the end, and K-means clusters of the same samples.
 
     Returns:
-        Of n samples, client by client, [n] int16 each: ``group`` by the inference rule, ``cluster`` by K-means with
-        as many clusters as there are groups, ``label`` and ``client``; nothing if the method does not sort samples.
+        For n samples, client by client, [n] int16 each: ``group`` by the inference rule; ``cluster`` by K-means of
+        the queries with as many clusters as groups; ``label``; ``client``. Empty for methods without groups.
     """
     method: Any = engine.method
     federation = engine.federation
@@ -159,7 +167,7 @@ def groups(engine: LocalEngine, state: State, draws: Draws) -> dict[str, Tensor]
 
 
 def of_groups(sorted_by: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How even the groups of :func:`groups` are, and how much they are like the clusters."""
+    """Normalised entropy of the groups from :func:`groups`, and their congruence with the clusters."""
     if not sorted_by:
         return {}
     group, cluster, label = (sorted_by[name].cpu().numpy() for name in ("group", "cluster", "label"))
@@ -169,19 +177,19 @@ def of_groups(sorted_by: Mapping[str, Tensor], settings: Mapping[str, Any]) -> d
 
 @torch.inference_mode()
 def representations(engine: LocalEngine, state: State, draws: Draws, samples: int) -> dict[str, Tensor]:
-    """What a state's networks make of images, in evaluation mode.
+    """Features of test samples, and prototypes, by the networks of a checkpoint in evaluation mode.
 
     Args:
-        engine: the cell's.
-        state: as a checkpoint holds it.
-        draws: the run's, so that every method of a seed shows the same test samples.
-        samples: test samples, drawn without replacement from those of all clients together; all if there are fewer.
+        engine: the cell's engine.
+        state: the checkpoint.
+        draws: the run's draws, so that all methods with the same seed use the same test samples.
+        samples: number of test samples, drawn without replacement from those of all clients; all if there are fewer.
 
     Returns:
-        Of n test samples, client by client: ``features`` [n, d] float32 by the network of the sample's client, their
-        ``labels`` [n] and ``client`` [n] int16. Where prediction reads global prototypes: ``clients`` [K, C, d]
-        float32, the mean feature of each client's training samples by class, zero unless ``owned`` [K, C] bool; and
-        ``global`` [C, d] float32, zero unless ``global_valid`` [C] bool.
+        For n test samples, client by client: ``features`` [n, d] float32 by the network of the sample's client,
+        ``labels`` [n] int16 and ``client`` [n] int16. If the method predicts by global prototypes, also ``clients``
+        [K, C, d] float32, the mean feature of each client's training samples of each class, which is zero unless
+        ``owned`` [K, C] bool; and ``global`` [C, d] float32, which is zero unless ``global_valid`` [C] bool.
     """
     federation = engine.federation
     engine.restore(state.clients)
@@ -211,9 +219,9 @@ def representations(engine: LocalEngine, state: State, draws: Draws, samples: in
 
 
 def _features(model: Model, params: Tensors, images: DeviceImages, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Features [n, d] float32 and labels [n] of some images."""
+    """Features [n, d] float32 and labels [n] of the images at ``index`` [n]."""
     size = images.large_batch(model.largest_map)
     parts = [model(params, batch.images).features for batch in images.batches(index, size)]
-    # No sample leaves no batch.
+    # Without samples there is no batch to concatenate.
     features = torch.cat([part.float() for part in parts] or [torch.empty(0, model.width, device=images.device)])
     return features, images.labels[index]

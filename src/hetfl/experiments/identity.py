@@ -1,4 +1,4 @@
-"""What makes a run this run: its settings, the checksums of what it reads, and the versions of its numerics."""
+"""The identity of a run: its settings, the checksums of its inputs, and the versions of its numerics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
 
 
 def identity(cell: Cell, inputs: Inputs) -> dict[str, Any]:
-    """All that decides a run's numbers, as JSON.
+    """Everything that decides a run's numbers, as JSON.
 
-    Settings are those that differ from their defaults, so that a setting that is added leaves every run as it is. A
-    default that changes needs a raised version instead: the golden curves pin the defaults, too.
+    It has only the settings that differ from their defaults, so that a new setting leaves all identities unchanged.
+    If a default changes, a version must be raised instead; the golden curves check this.
 
     Args:
-        cell: the run.
+        cell: the run's cell.
         inputs: from :func:`inputs`.
     """
     settings = method_class(cell.method).Settings.model_validate(cell.settings)
@@ -35,7 +35,7 @@ def identity(cell: Cell, inputs: Inputs) -> dict[str, Any]:
         "settings": settings.model_dump(mode="json", exclude_defaults=True),
         "models": cell.models,
         "input": cell.input.model_dump(mode="json", exclude_defaults=True),
-        "public": cell.public and cell.public.split,
+        "public": cell.public and cell.public.subset,
         "seed": cell.seed,
         "inputs": inputs.as_json(),
         "numerics": used(cell),
@@ -48,11 +48,11 @@ def fingerprint(cell: Cell, inputs: Inputs) -> str:
 
 
 def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
-    """Why a record is not of a cell, e.g. ``methods.fedavg 1, now 2``; empty if it is.
+    """Why a record does not belong to a cell, e.g. ``methods.fedavg 1, now 2``; empty if it does.
 
     Args:
-        run: what the record says.
-        cell: the run that is wanted.
+        run: the record.
+        cell: the cell as params.yaml describes it.
         inputs: from :func:`inputs`.
     """
     if run.fingerprint == fingerprint(cell, inputs):
@@ -80,11 +80,11 @@ def _short(value: Any) -> str:
 
 
 def inputs(cell: Cell, workspace: Workspace) -> Inputs:
-    """Checksums of what a run reads: the data set, the partition and the weights it starts from.
+    """Checksums of a run's inputs: the data set, the partition and the weights it starts from.
 
     Raises:
-        HetflError: something is missing, or the partition was made with other settings; one line says which command
-            makes or fetches it.
+        HetflError: an input is missing, or the partition was made with other settings. The message names the command
+            that makes or fetches it.
     """
     card = workspace.dataset(cell.dataset) / "card.json"
     if not card.exists():
@@ -105,9 +105,9 @@ def inputs(cell: Cell, workspace: Workspace) -> Inputs:
 
 
 def _partition_checksum(cell: Cell, workspace: Workspace) -> str:
-    """SHA-256 over what of a partition decides a run: the indices, and the splits that they count through.
+    """SHA-256 over the parts of a partition that decide a run: the indices, and the subsets that they refer to.
 
-    The rest of the card describes the partition and follows from these.
+    The rest of the card follows from these. Its key ``splits`` names the subsets.
     """
     path = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
     make = f"make it with dvc repro partition@{cell.dataset}"

@@ -1,4 +1,4 @@
-"""params.yaml in full: experiments resolved into cells, everything checked before any work starts."""
+"""Read and check all of params.yaml, and resolve its experiments into cells, before any work starts."""
 
 from __future__ import annotations
 
@@ -32,21 +32,26 @@ from hetfl.training.pretrain import PretrainSettings
 
 
 class PartitionsSettings(Settings):
-    """How a data set is shared among clients: once per split and seed, for every experiment alike."""
+    """The partitions of a data set among clients, which all experiments share.
+
+    Attributes:
+        seeds: each split is drawn once per seed.
+        splits: partition schemes by name.
+    """
 
     seeds: Seeds
     splits: dict[Name, PartitionSettings] = Field(min_length=1)
 
 
 class ComputeSettings(Settings):
-    """Where and how runs are computed; cannot change what they mean.
+    """Where and how runs are computed. These settings are not part of a run's identity.
 
     Attributes:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<n>``.
-        jobs: cells at once; 0 stands for one per CPU core, or one on a GPU.
+        jobs: number of cells that run at the same time; 0: one per CPU core, or one on a GPU.
         threads: torch threads of each job.
         engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU.
-        precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: what is faster on the
+        precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: the faster one on the
             device.
     """
 
@@ -58,10 +63,11 @@ class ComputeSettings(Settings):
 
 
 class DataSettings(Settings):
-    """The data sets in use, by name, and where local copies lie.
+    """The settings of each data set in use, by name, and the mirror.
 
     Attributes:
-        mirror: a folder that is looked in before anything is downloaded; ``HETFL_MIRROR`` overrides it.
+        mirror: a folder with local copies, which is searched before anything is downloaded; the environment variable
+            ``HETFL_MIRROR`` overrides it.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -69,14 +75,14 @@ class DataSettings(Settings):
 
     @property
     def sets(self) -> dict[str, Any]:
-        """Raw settings of each data set."""
+        """Settings of each data set, not validated."""
         return self.model_extra or {}
 
     def folder(self) -> Path | None:
-        """The mirror that is in force.
+        """The mirror's folder, from ``HETFL_MIRROR`` or the setting; None without one.
 
         Raises:
-            HetflError: it does not exist.
+            HetflError: the folder does not exist.
         """
         name = os.environ.get("HETFL_MIRROR") or self.mirror
         if name and not Path(name).is_dir():
@@ -85,7 +91,7 @@ class DataSettings(Settings):
 
 
 class Params(Settings):
-    """All of params.yaml, with the papers' experiments; each by the name that its runs lie under."""
+    """All of params.yaml, and the papers' experiments, by name."""
 
     compute: ComputeSettings = ComputeSettings()
     data: DataSettings
@@ -97,7 +103,7 @@ class Params(Settings):
 
 
 class Cell(Settings):
-    """One run, fully resolved: what is trained, on what, how, with which seed."""
+    """One run with all settings resolved: data set, partition, models, method, settings and seed."""
 
     experiment: str
     row: str
@@ -116,7 +122,7 @@ class Cell(Settings):
 
     @property
     def path(self) -> Path:
-        """Where the cell lies below ``runs/`` and ``evaluations/``."""
+        """The cell's path below ``runs/`` and ``evaluations/``."""
         return Path(self.experiment) / self.method / self.row / f"{self.split}-s{self.seed}"
 
 
@@ -148,7 +154,7 @@ class Workspace:
         return self.tables / name
 
     def figure(self, name: str) -> Path:
-        """A figure's files without their endings."""
+        """The path of a figure's files, without suffix."""
         return self.figures / name / name
 
     def resume_points(self, cell: Cell) -> Path:
@@ -156,7 +162,7 @@ class Workspace:
         return self.scratch / "resume" / ".".join(cell.path.parts)
 
     def lock(self, path: Path) -> Path:
-        """The file that whoever changes the record at a cell's path holds a lock on."""
+        """The lock file for changes of the record at a cell's path."""
         return self.scratch / "locks" / f"{'.'.join(path.parts)}.lock"
 
 
@@ -206,7 +212,7 @@ def _check_protocol(protocol: ProtocolSettings, where: str) -> None:
 
 
 def check_models(params: Params, group: str, where: str = "params.yaml") -> None:
-    """Check that the models of a group exist; apart from :func:`load_params` because asking timm takes seconds.
+    """Check that the models of a group exist; not part of :func:`load_params`, since importing timm takes seconds.
 
     Raises:
         HetflError: a name is unknown.
@@ -216,10 +222,11 @@ def check_models(params: Params, group: str, where: str = "params.yaml") -> None
 
 
 def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
-    """Check that every cell's models can be fitted out as its method wants them; asks timm as :func:`check_models`.
+    """Check that every cell's models support its method's options; imports timm, like :func:`check_models`.
 
     Raises:
-        HetflError: a model takes no such prompts, stem or image size, or a head is none that its method shares.
+        HetflError: a model does not support the prompts, the stem or the image size, or has another head than the
+            linear one that its method needs.
     """
     seen = set()
     for cell in chosen:
@@ -228,7 +235,7 @@ def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
         method = create(cell.method, cell.settings, 2)
         options = method.model_options()
         if method.linear_heads and (other := [name for name in cell.models if head_of(name)]):
-            raise HetflError(f"{at}: {cell.method} needs a linear head in all clients, {other[0]} has another")
+            raise HetflError(f"{at}: {cell.method} needs models with a linear head, {other[0]} has another one")
         if options.auxiliary is not None:
             check_name(options.auxiliary, f"{at}.settings.auxiliary")
         for name in dict.fromkeys(cell.models):
@@ -242,7 +249,7 @@ def cells(params: Params, experiment: str) -> list[Cell]:
     """Expand an experiment into its cells.
 
     Raises:
-        HetflError: a name is unknown, a setting out of range, or a method cannot run on the model group.
+        HetflError: a name is unknown, a setting is out of range, or a method does not support the model group.
     """
     _known("experiment", experiment, params.experiments, "params.yaml: experiments")
     settings = params.experiments[experiment]
@@ -316,14 +323,14 @@ def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
 
 
 def shared_settings(params: Params, experiment: str, method: str) -> dict[str, Any]:
-    """What a row of an experiment that says nothing of its own is set to beside its method's defaults."""
+    """The settings of a row without settings of its own that differ from its method's defaults."""
     settings = params.experiments[experiment]
     row = Row.plain(method)
     return {name: value for _, layer in layers(settings, row, params.protocols) for name, value in layer.items()}
 
 
 def origins(params: Params, cell: Cell) -> dict[str, tuple[Any, str]]:
-    """A cell's settings, each with the place in the file that it comes from, or ``default`` of its method."""
+    """A cell's settings, each with the location in the file that sets it, or ``default`` of its method."""
     experiment = params.experiments[cell.experiment]
     found = dict.fromkeys(cell.settings, "default")
     for place, settings in layers(experiment, experiment.rows[cell.row], params.protocols):
@@ -336,12 +343,12 @@ def _file_of(place: str, experiment: Experiment) -> str:
 
 
 def _at(experiment: Experiment, place: str = "") -> str:
-    """A place of an experiment in its file, for messages."""
+    """A location within an experiment's block, for messages."""
     return f"{experiment.file}: experiments.{experiment.written}{f'.{place}' if place else ''}"
 
 
 def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]:
-    """A row's settings in full: its own, else what it shares with others, else the method's."""
+    """All settings of a row: its own, those it shares with other rows, and its method's defaults."""
     at = _at(experiment, f"rows.{row.written}")
     cls = method_class(row.method, f"{at}.method")
     group = row.models or experiment.models
@@ -361,12 +368,14 @@ def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]
             settings = validate(cls.Settings, merged, f"{_file_of(place, experiment)}: {place}")
     settings = validate(cls.Settings, merged, at)
     if settings.held_out and (cls.evaluates != "global" or cls.personal):
-        raise HetflError(f"{at}: {row.method} has no model for clients that never took part; set held_out to 0")
+        raise HetflError(
+            f"{at}: {row.method} has no model for clients that take no part in training; set held_out to 0"
+        )
     return settings.model_dump()
 
 
 def weights_read(cell: Cell) -> list[str]:
-    """The models whose stored weights a run starts from or sorts samples by."""
+    """The models whose stored weights a run reads: its backbones, and the encoder that assigns samples to groups."""
     method = create(cell.method, cell.settings, 2)
     query = method.queries()
     by = [query.model] if query and query.model else []

@@ -1,4 +1,4 @@
-"""Experiments as people write them, and as they run: data sets, sweeps and what a paper has in common filled in."""
+"""Experiments as they are written in params.yaml, and as they run: with protocols, sweeps and ``over`` resolved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetfl.methods import METHODS, method_class
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
-"""Names of experiments, rows and splits become folders and stages."""
+"""A name of an experiment, row or split, which is also used in names of folders and stages."""
 
 
 def _counted(seeds: Any) -> Any:
@@ -26,27 +26,32 @@ def _counted(seeds: Any) -> Any:
 
 
 Seeds = Annotated[Different[int], BeforeValidator(_counted)]
-"""Seeds, or how many there are: 3 stands for 0, 1 and 2."""
+"""Seeds, or their number: 3 stands for 0, 1 and 2."""
 
 Sweep = dict[str, Different[str | bool | int | float | None]]
-"""Setting -> its values; several settings make a grid."""
+"""Values by setting; several settings form a grid."""
 
 
 class PublicSettings(Settings):
-    """The data that clients and server share, for methods that need some."""
+    """The public data that clients and server share, for methods that use them.
+
+    Attributes:
+        dataset: name of the data set.
+        subset: which of its subsets is public.
+    """
 
     dataset: str
-    split: str = "train"
+    subset: str = "train"
 
 
 class ProtocolSettings(Settings):
-    """What the experiments of a paper, or some rows, have in common.
+    """Settings that the experiments of a paper, or several rows, have in common.
 
     Attributes:
-        paper: whose protocol it is.
-        seeds, input: of experiments that name none.
-        settings: of every method that knows them.
-        methods: method -> more settings of that method.
+        paper: the paper that the protocol is from.
+        seeds, input: defaults for experiments that set none.
+        settings: apply to every method that has these settings.
+        methods: further settings by method.
     """
 
     paper: str = ""
@@ -57,18 +62,18 @@ class ProtocolSettings(Settings):
 
 
 class WrittenRow(Settings):
-    """One row as the file has it.
+    """One row as it is written in the file.
 
     Attributes:
-        method: the row's name if not given.
-        title: the method's if not given.
-        protocol: settings in common with other rows; they come before ``settings`` and after the experiment's.
-        settings: what differs from everything else.
-        models: a model group of the row's own.
-        input: what is done to the row's images, instead of the experiment's.
-        splits: partition names that the row is trained on, instead of the experiment's.
-        seeds: those of the experiment's seeds that the row is trained with.
-        sweep: instead of the experiment's.
+        method: if missing, the row's name is the method.
+        title: if missing, the method's title.
+        protocol: settings shared with other rows; they override the experiment's, and ``settings`` overrides them.
+        settings: of this row only; they override all others.
+        models: the row's model group, instead of the experiment's.
+        input: the row's input settings, instead of the experiment's.
+        splits: the partitions that the row is trained on, instead of the experiment's.
+        seeds: the row's seeds, a part of the experiment's.
+        sweep: the row's sweep, instead of the experiment's.
     """
 
     method: str | None = None
@@ -83,17 +88,18 @@ class WrittenRow(Settings):
 
 
 class WrittenExperiment(Settings):
-    """One experiment as the file has it; ``over`` makes several of it.
+    """One experiment as it is written in the file; with ``over``, a block is several experiments.
 
     Attributes:
-        protocol: what it has in common with other experiments.
-        defaults: settings of every row whose method knows them, unless the row says otherwise.
-        splits: partition names of the data set, with their titles in the table.
-        input: what is done to images between the store and the models.
-        public: the data that methods with a public data set share.
-        features: test samples whose features the evaluation stores, with the clients' and the server's prototypes.
-        sweep: values of settings; every row is run with each of them, as a row of its own.
-        rows: None stands for a row that is all default.
+        protocol: settings shared with other experiments.
+        defaults: settings of all rows whose methods have them; a row can override them.
+        splits: names of the data set's partitions, with their titles in the table.
+        input: how images are resized, normalised and augmented.
+        public: the public data, for methods that use them.
+        features: number of test samples whose features the evaluation stores, together with the prototypes of clients
+            and server; 0: none.
+        sweep: values of settings; each row is run with each combination, as a separate row.
+        rows: by name; None stands for a row without settings of its own.
     """
 
     title: str
@@ -113,11 +119,11 @@ class WrittenExperiment(Settings):
 
 
 class Row(Settings):
-    """One row of a table as it runs.
+    """One row as it runs.
 
     Attributes:
-        written: its name in the file; ``name`` differs where a sweep makes several rows of it.
-        swept: the sweep's values that this row has.
+        written: its name in the file; a sweep makes several rows with other names from it.
+        swept: this row's values of the sweep's settings.
     """
 
     written: str
@@ -133,17 +139,17 @@ class Row(Settings):
 
     @classmethod
     def plain(cls, method: str) -> Row:
-        """A row of a method that says nothing of its own."""
+        """A row of a method without any settings."""
         ((_, row),) = _rows(method, WrittenRow(), {}, "")
         return row
 
 
 class Experiment(Settings):
-    """A data set, a model group and a protocol as they run; its cells are row x split x seed.
+    """An experiment as it runs: a data set, a model group and a protocol. Its cells are row x split x seed.
 
     Attributes:
-        file: where it is written, relative to the checkout.
-        written: its name there; several experiments have the same where there is an ``over``.
+        file: the file that it is written in, relative to the checkout.
+        written: its name there; experiments from one ``over`` share it.
     """
 
     file: str
@@ -166,26 +172,28 @@ class Experiment(Settings):
 def read_experiments(
     raw: Any, root: Path, file: str, protocols: Mapping[str, ProtocolSettings]
 ) -> dict[str, Experiment]:
-    """The experiments that a file describes, by name.
+    """Read the experiments of a file, by name.
 
     Args:
-        raw: the content of its ``experiments``.
-        root: of the checkout.
-        file: its path there.
-        protocols: all there are, by name.
+        raw: content of the file's ``experiments``.
+        root: the checkout.
+        file: the file's path in it.
+        protocols: all protocols by name.
 
     Raises:
         HetflError: one line about the first mistake.
     """
     start = f"{file}: experiments"
     if not isinstance(raw, dict):
-        raise HetflError(f"{start}: holds {type(raw).__name__}, a mapping of experiments is needed")
+        raise HetflError(f"{start}: is a {type(raw).__name__}; a mapping of experiments is needed")
     found: dict[str, Experiment] = {}
     for written, block in raw.items():
         for suffix, variant in _variants(block, f"{start}.{written}"):
             name = f"{written}{suffix}"
             if not NAME.fullmatch(name):
-                raise HetflError(f"{start}: {name!r} is no name; use lower-case letters, digits, dots and dashes")
+                raise HetflError(
+                    f"{start}: {name!r} is not a valid name; use lower-case letters, digits, dots and dashes"
+                )
             if name in found:
                 raise HetflError(f"{start}.{written}.over: makes {name!r} twice; use other names")
             found[name] = _experiment(variant, root, file, written, protocols)
@@ -195,9 +203,9 @@ def read_experiments(
 def layers(
     experiment: Experiment, row: Row, protocols: Mapping[str, ProtocolSettings]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a row is set to beside its method's own defaults: places in the file and the settings there, in order.
+    """The layers of a row's settings over its method's defaults: location in the file and settings. Later ones win.
 
-    Later ones win. What many rows share reaches a row as far as its method knows it.
+    From settings that rows share, a row takes those that its method has.
     """
     known = method_class(row.method).Settings.model_fields
 
@@ -218,10 +226,10 @@ def layers(
 
 
 def check_shared(settings: Mapping[str, Any], where: str) -> None:
-    """Check that some method knows each of the settings that many rows share.
+    """Check that at least one method has each of these shared settings.
 
     Raises:
-        HetflError: none does.
+        HetflError: no method has the setting.
     """
     known = {name for method in METHODS.values() for name in method.Settings.model_fields}
     for name in settings:
@@ -230,24 +238,29 @@ def check_shared(settings: Mapping[str, Any], where: str) -> None:
 
 
 def _variants(block: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """What a block stands for: itself or, with an ``over``, every choice of one entry from each of its axes.
+    """The experiments of a block, as suffix of the name and content; several if it has ``over``.
 
-    Each axis maps suffixes of the name to what differs from the block, key by key. An axis that is called like one of
-    ``dataset``, ``models`` and ``protocol`` sets that to the suffix, unless the entry says otherwise.
+    ``over`` has axes, and each combination of one entry per axis is an experiment. An axis maps suffixes to entries,
+    which are merged into the block. An axis named ``dataset``, ``models`` or ``protocol`` also sets this key to the
+    suffix, unless the entry sets it.
     """
     if not isinstance(block, dict) or "over" not in block:
         yield "", block
         return
     axes = block["over"]
     if not isinstance(axes, dict) or not axes or not all(isinstance(axis, dict) and axis for axis in axes.values()):
-        raise HetflError(f"{where}.over: needs axes, each a mapping of suffixes, like dataset: {{digits: {{}}}}")
+        raise HetflError(
+            f"{where}.over: must be a mapping of axes, each a mapping of suffixes, such as dataset: {{digits: {{}}}}"
+        )
     common = {key: value for key, value in block.items() if key != "over"}
     for chosen in product(*([(axis, *entry) for entry in entries.items()] for axis, entries in axes.items())):
         variant, titles = common, [str(common.get("title", ""))]
         for axis, suffix, changes in chosen:
             named = {axis: suffix} if axis in ("dataset", "models", "protocol") else {}
             if not isinstance(changes, dict | None):
-                raise HetflError(f"{where}.over.{axis}.{suffix}: {changes!r} is no mapping of what differs")
+                raise HetflError(
+                    f"{where}.over.{axis}.{suffix}: {changes!r} is not a mapping; give the keys that differ, or {{}}"
+                )
             variant = _merged(variant, named | (changes or {}))
             titles.append(CATALOGUE[suffix].title if axis == "dataset" and suffix in CATALOGUE else str(suffix))
         yield "".join(f"-{suffix}" for _, suffix, _ in chosen), variant | {"title": ", ".join(titles)}
@@ -305,7 +318,7 @@ def _protocol(name: str | None, protocols: Mapping[str, ProtocolSettings], where
 
 
 def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[tuple[str, Row]]:
-    """A row of the file, once for each point of its sweep."""
+    """The rows that a row of the file stands for: one for each combination of its sweep."""
     sweep = sweep if row.sweep is None else row.sweep
     cls = method_class(row.method or written, f"{where}.method")
     for values in product(*sweep.values()):
@@ -313,7 +326,9 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
         parts = [f"{setting}-{_shown(value)}" for setting, value in point.items()]
         key = "-".join([written, *parts]).replace("_", "-").lower()
         if not NAME.fullmatch(key):
-            raise HetflError(f"{where}.sweep: {key!r} is no name of a row; sweep over numbers and plain words")
+            raise HetflError(
+                f"{where}.sweep: {key!r} is not a valid name of a row; sweep over numbers and plain words"
+            )
         words = ", ".join(f"{setting} {_shown(value)}" for setting, value in point.items())
         title = row.title or cls.title
         yield (

@@ -55,10 +55,10 @@ def status(cell: Cell, workspace: Workspace) -> Status:
     try:
         reads, lacks = inputs(cell, workspace), ""
     except HetflError as error:
+        if run is None:
+            return Status("not run", 0, rounds, str(error))
         # Without its inputs here, a record is judged by those that it names itself.
-        reads, lacks = None if run is None else run.inputs, str(error)
-    if reads is None:
-        return Status("not run", 0, rounds, lacks)
+        reads, lacks = run.inputs, str(error)
     identity = fingerprint(cell, reads)
     if Superseded(workspace.runs, cell.path).holds(identity) and not (run and run.fingerprint == identity):
         return Status("done", rounds, rounds)

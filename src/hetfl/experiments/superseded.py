@@ -1,4 +1,4 @@
-"""Finished records whose cell was trained anew: kept aside, found again where their settings come back, pruned."""
+"""Superseded records: finished records that a retrained cell has replaced. They are kept, reused and pruned."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hetfl.experiments.record import Record
 from hetfl.schema import RUN, Run
 
 FOLDER = ".superseded"
-"""Below ``runs/``, beside the experiments' folders, which DVC owns."""
+"""Folder below ``runs/``, beside the experiments' folders, which are DVC's outputs."""
 
 KEEP = 2
-"""Superseded records that a cell keeps once its own record is finished."""
+"""Number of superseded records of a cell that are kept when its own record is finished."""
 
 
 class Superseded:
-    """The superseded records of one cell, each in a folder that is named after its fingerprint.
+    """The superseded records of one cell, each in a folder named by its fingerprint.
 
-    Every step is one rename or removes what is not needed: a process that is killed at any moment leaves each
-    finished record whole, in the cell's folder or here. Whoever calls holds the cell's lock.
+    Each step is either a rename or the removal of something that is not needed. So every finished record stays
+    complete if a process is killed, in the cell's folder or here. Callers must hold the cell's lock.
 
     Args:
         runs: the folder of run records.
-        path: of the cell below it.
+        path: the cell's path below it.
     """
 
     def __init__(self, runs: Path, path: Path) -> None:
@@ -36,17 +36,17 @@ class Superseded:
         self.cell, self.folder = runs / path, runs / FOLDER / path
 
     def records(self) -> list[Record]:
-        """What is there, the oldest first."""
+        """All superseded records of the cell, the oldest first."""
         return [record for record, _ in self.runs()]
 
     def runs(self) -> list[tuple[Record, Run]]:
-        """The same, with what each says."""
+        """The same, each with the content of its ``run.json``."""
         found = ((record, record.read()) for record in map(Record, self.folder.glob("[!.]*")))
         there = [(record, run) for record, run in found if run is not None]
         return sorted(there, key=lambda pair: pair[1].finished or "")
 
     def make_way(self, fingerprint: str) -> None:
-        """Leave the cell's folder to the run of this identity: a finished record of another moves here."""
+        """Empty the cell's folder for a run with this fingerprint: a finished record of another run moves here."""
         found = Record(self.cell).read()
         if found is None or found.fingerprint == fingerprint:
             return
@@ -64,28 +64,28 @@ class Superseded:
         return Record(self.folder / fingerprint).is_complete(fingerprint)
 
     def restore(self, fingerprint: str) -> bool:
-        """Bring the finished record of this identity back to the cell's folder; says whether there is one."""
+        """Move the finished record with this fingerprint back to the cell's folder; returns whether there is one."""
         if not self.holds(fingerprint):
             return False
         source = self.folder / fingerprint
         self.make_way(fingerprint)
-        if self.cell.exists():  # it began anew and did not finish
+        if self.cell.exists():  # an unfinished run with this fingerprint
             shutil.rmtree(self.cell)
         self.cell.parent.mkdir(parents=True, exist_ok=True)
         source.rename(self.cell)
         return True
 
     def trim(self, keep: int = KEEP) -> None:
-        """Remove all but the newest, if the cell's own record is finished."""
+        """Remove all but the newest ``keep`` records, if the cell's own record is finished."""
         if Record(self.cell).finished:
             records = self.records()
             for record in records[: len(records) - keep]:
                 self.remove(record)
 
     def remove(self, record: Record) -> None:
-        """Remove one record, and the folders that it leaves empty."""
+        """Remove one record, and folders that become empty."""
         record.folder.rename(self.folder / f".{record.folder.name}")
-        for going in self.folder.glob(".*"):  # and what a killed process did not get done with
+        for going in self.folder.glob(".*"):  # including what a killed process has not removed
             shutil.rmtree(going)
         folder = self.folder
         while folder.name != FOLDER and not any(folder.iterdir()):
@@ -94,7 +94,7 @@ class Superseded:
 
 
 def superseded(runs: Path) -> Iterator[Superseded]:
-    """Of every cell that has some."""
+    """The superseded records of every cell that has some."""
     root = runs / FOLDER
     for folder in sorted({path.parent.parent for path in root.rglob(RUN) if path.parent.name[0] != "."}):
         yield Superseded(runs, folder.relative_to(root))
@@ -105,10 +105,10 @@ def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
 
     Args:
         workspace: the checkout.
-        everything: remove the others, too, which nothing has taken the place of.
+        everything: also remove records of cells that have no finished record.
 
     Returns:
-        How many were removed, and their bytes.
+        Number of removed records, and their size in bytes.
     """
     removed, freed = 0, 0
     for cell in superseded(workspace.runs):
@@ -124,12 +124,12 @@ def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
 
 
 def size(record: Record) -> int:
-    """Bytes of a record's files."""
+    """Size of a record's files in bytes."""
     return sum(path.stat().st_size for path in record.folder.rglob("*") if path.is_file())
 
 
 def listing(runs: Path) -> list[dict[str, Any]]:
-    """Every superseded record: ``cell``, ``fingerprint``, when it was ``finished``, ``bytes``, the cell's ``now``."""
+    """Every superseded record: ``cell``, ``fingerprint``, ``finished``, ``bytes``, and ``now``, the cell's status."""
     listed = []
     for cell in superseded(runs):
         own = Record(cell.cell).read()

@@ -1,13 +1,13 @@
-"""Versions of the numerics: small integers, declared in code, raised by one when a formula gives other numbers.
+"""Versions of the numerics: small integers, declared in code, which increase by one when a formula's numbers change.
 
-A run is what it is by its settings, the checksums of what it reads and these versions, never by source code:
-comments, names and new files leave it as it is. Methods and model families declare ``numerics`` in the class whose
-body holds the formulas. A class's version is the list of its parents' integers and its own, so that raising FedAvg
-makes runs of FedProx stale, too. Partition schemes, corruptions and what reads data sets have none: a run knows the
-checksums of what they made.
+Settings, checksums of inputs and these versions identify a run; source code does not. So comments, names and new
+files leave a run's identity unchanged. Methods and model families declare ``numerics`` in the class that has the
+formulas. A class's version is the list of its parents' integers and its own, so that raising FedAvg's also makes
+runs of FedProx stale. Partition schemes, corruptions and readers of data sets have no version: a run knows the
+checksums of their results.
 
-``tests/golden`` holds numbers of all of them, with the versions they are from: other numbers without a raised version
-fail there, and so does a raised version without other numbers.
+``tests/golden`` has golden numbers with the versions that they belong to. A test fails if numbers change without a
+raised version, or if a version is raised and no number changes.
 
 ``versions.yaml`` is a copy of :func:`versions` for DVC: a stage depends on the entries that its runs use.
 """
@@ -30,18 +30,18 @@ from hetfl.models.pixels import PIXEL_PROMPTS
 from hetfl.models.registry import FAMILIES, family_of
 
 ENGINE = 1
-"""Of what every run goes through: rounds, participation, batches, resizing and normalisation, optimisers and draws
-(``training/``, ``data/batches.py``, ``optimisers.py``, ``captured.py``, ``draws.py``), and of what methods and
-models share (``methods/base.py``, ``models/base.py``)."""
+"""Version of the code that every run uses: rounds, participation, batches, resizing and normalisation, optimisers and
+draws (``training/``, ``data/batches.py``, ``optimisers.py``, ``captured.py``, ``draws.py``), and the base classes of
+methods and models (``methods/base.py``, ``models/base.py``)."""
 
 EVALUATION = 1
-"""Of what an evaluation makes of a finished run (``experiments/evaluation.py``, ``metrics/``)."""
+"""Version of the evaluation (``experiments/evaluation.py``, ``metrics/``)."""
 
 PRETRAINING = 1
-"""Of the training of backbones (``training/pretrain.py``)."""
+"""Version of the pre-training of backbones (``training/pretrain.py``)."""
 
 MODELS: dict[str, type] = {**FAMILIES, **PIXEL_PROMPTS}
-"""What of the models has a version."""
+"""The classes of models that have a version."""
 
 FILE = "versions.yaml"
 
@@ -51,17 +51,17 @@ _HEAD = """\
 
 
 def lineage(cls: type) -> dict[str, int]:
-    """The ``numerics`` that a class and its parents declare, by name of class, parents first."""
+    """The ``numerics`` of a class and its parents, by name of class, parents first."""
     return {base.__name__: base.__dict__["numerics"] for base in reversed(cls.__mro__) if "numerics" in vars(base)}
 
 
 def version(cls: type) -> str:
-    """A class's version: its parents' integers and its own, e.g. ``1.2``."""
+    """A class's version: the integers of its parents and its own, e.g. ``1.2``."""
     return ".".join(str(number) for number in lineage(cls).values())
 
 
 def versions() -> dict[str, Any]:
-    """All there are: of the engine, the evaluation, the pre-training, augmentations, methods and models, by name."""
+    """All versions by name: of the engine, the evaluation, pre-training, augmentation, methods and models."""
     return {
         "engine": ENGINE,
         "evaluation": EVALUATION,
@@ -73,7 +73,7 @@ def versions() -> dict[str, Any]:
 
 
 def families(method: Method, models: Iterable[str]) -> list[str]:
-    """The entries of ``models`` in :func:`versions` that a method uses with some models, its own ones included."""
+    """The keys in ``models`` of :func:`versions` that a method uses with these models and its auxiliary ones."""
     options, query = method.model_options(), method.queries()
     names = [*models, *([options.auxiliary] if options.auxiliary else [])]
     found = {family_of(name, options.prompts) for name in names}
@@ -85,7 +85,7 @@ def families(method: Method, models: Iterable[str]) -> list[str]:
 
 
 def used(cell: Cell) -> dict[str, int | str]:
-    """The versions that a run rests on, by their keys in :func:`versions`, such as ``methods.fedavg``."""
+    """The versions that decide a run's numbers, by their keys in :func:`versions`, such as ``methods.fedavg``."""
     models = families(create(cell.method, cell.settings, 2), cell.models)
     every = versions()
     return {
@@ -97,20 +97,20 @@ def used(cell: Cell) -> dict[str, int | str]:
 
 
 def keys(cells: Iterable[Cell]) -> list[str]:
-    """What a stage that trains these cells depends on in ``versions.yaml``."""
+    """The keys of ``versions.yaml`` that a stage depends on if it trains these cells."""
     return sorted({key for cell in cells for key in used(cell)})
 
 
 def keys_of_pretraining(models: Iterable[str]) -> list[str]:
-    """What a stage that pre-trains these models depends on."""
+    """The keys of ``versions.yaml`` that a stage depends on if it pre-trains these models."""
     return ["engine", *sorted({f"models.{family_of(name)}" for name in models}), "pretraining"]
 
 
 def write_versions(root: Path) -> dict[str, tuple[Any, Any]]:
-    """Bring ``versions.yaml`` up to date.
+    """Update ``versions.yaml``.
 
     Returns:
-        What changed, by key: the old version, None of a new entry, and the new one, None of one that is gone.
+        The changes by key: the old version (None for a new entry) and the new one (None for a removed entry).
     """
     path = root / FILE
     old, new = _flat(read_yaml(path) if path.exists() else {}), _flat(versions())
@@ -120,14 +120,14 @@ def write_versions(root: Path) -> dict[str, tuple[Any, Any]]:
 
 
 def check_versions(root: Path, keys: Iterable[str]) -> None:
-    """Check that DVC sees what the code declares, where there is a ``versions.yaml``.
+    """Check that ``versions.yaml``, if it exists, has the versions that the code declares.
 
     Args:
         root: the repository's root.
-        keys: of the versions that matter, see :func:`keys`.
+        keys: the keys to check, see :func:`keys`.
 
     Raises:
-        HetflError: one of them is another or missing.
+        HetflError: one of them is missing or has another version.
     """
     path = root / FILE
     if not path.exists():

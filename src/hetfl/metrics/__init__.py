@@ -1,1 +1,1 @@
-"""Figures of merit, computed from confusion matrices."""
+"""Metrics of trained models: accuracies, groups, prototype margins, operations, and the terms of Theorem 1."""

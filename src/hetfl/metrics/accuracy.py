@@ -1,4 +1,4 @@
-"""The accuracy family, from one confusion matrix per client."""
+"""Accuracies over clients and rounds, from one confusion matrix per client or from the rounds of a record."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hetfl.schema import Accuracies, Round
 
 
 def summary(confusion: np.ndarray) -> dict[str, Any]:
-    """Accuracy over clients and within them, as fractions.
+    """Summarise accuracies over clients, as fractions.
 
     Args:
         confusion: [K, C, C] int64, rows are true classes, columns predicted ones.
 
     Returns:
-        ``accuracy`` of each client, None of one without samples, which all figures over clients leave out; their
-        ``average``, ``lowest``, ``highest`` and population ``std``; ``pooled`` over all samples;
-        ``balanced_accuracy`` (mean recall of the classes present) and ``macro_f1``, each averaged over clients.
+        ``accuracy`` of each client; None for a client without samples, which statistics over clients ignore. Their
+        ``average``, ``lowest``, ``highest`` and population ``std``. ``pooled``: accuracy over all samples.
+        ``balanced_accuracy`` (mean recall of the classes that are present) and ``macro_f1``, averaged over clients.
     """
     correct, total = np.diagonal(confusion, axis1=1, axis2=2).sum(axis=1), confusion.sum(axis=(1, 2))
     some = total > 0
@@ -43,14 +43,14 @@ def known(accuracy: Sequence[float | None]) -> list[float]:
 
 
 def best_round(lines: Sequence[Round]) -> dict[str, Any]:
-    """The best accuracies over rounds, as fractions, which is how FedTGP's protocol reports a run.
+    """The best accuracies over rounds, as fractions, by which FedTGP's protocol reports a run.
 
     Args:
-        lines: of the record, from round 1 on.
+        lines: rounds of the record, from round 1 on.
 
     Returns:
-        ``best_pooled`` over all samples and the ``best_round`` that has it first, ``best_average`` over clients, and
-        the number of ``rounds``.
+        ``best_pooled``: the best accuracy over all samples; ``best_round``: the first round that reaches it;
+        ``best_average``: the best mean over clients; ``rounds``: number of rounds.
     """
     tests = {line.round: test for line in lines if (test := line.test()) is not None}
     best = max(tests, key=lambda round: tests[round].pooled)
@@ -66,15 +66,15 @@ def window(tests: Sequence[Accuracies | None], window: int) -> dict[str, Any]:
     """Accuracies over the last rounds, as fractions, which is how FGPT's protocol reports a run.
 
     Args:
-        tests: after each round from 1 on, fine-tuning left out. Rounds without a test are None and keep their place,
-            so that windows are of the same rounds.
-        window: how many rounds; all where there are fewer.
+        tests: the test after each round from 1 on, without the final fine-tuning; None for a round without a test,
+            so that the window covers the same rounds in all runs.
+        window: number of last rounds; all rounds if there are fewer.
 
     Returns:
-        Means over those of these rounds that have a test, ``window_rounds`` of them: ``window_pooled`` over all
-        samples, ``window_average`` over clients, ``window_lowest`` of each round's lowest client. And of the pooled
-        ones ``window_variance``, which divides by their number, and ``window_variance_sample``, by one less (None of
-        one round).
+        Means over the rounds of the window that have a test; ``window_rounds`` is their number. ``window_pooled``: of
+        the accuracy over all samples; ``window_average``: of the mean over clients; ``window_lowest``: of the lowest
+        client. ``window_variance`` and ``window_variance_sample``: variance of the pooled accuracies, divided by
+        their number and by one less; the latter is None for a single round.
     """
     last = [test for test in tests[-window:] if test is not None]
     pooled = np.array([test.pooled for test in last])
@@ -90,7 +90,11 @@ def window(tests: Sequence[Accuracies | None], window: int) -> dict[str, Any]:
 
 
 def per_class(confusion: np.ndarray) -> np.ndarray:
-    """Recall of each client and class [K, C]; NaN where a client has no test sample of the class."""
+    """Recall of each client and class [K, C]; NaN if the client has no test sample of the class.
+
+    Args:
+        confusion: as for :func:`summary`.
+    """
     samples = confusion.sum(axis=2)
     correct = np.diagonal(confusion, axis1=1, axis2=2)
     return np.divide(correct, samples, out=np.full(samples.shape, np.nan), where=samples > 0)

@@ -17,19 +17,19 @@ from hetfl.models.base import Model
 
 
 class StepFlops(NamedTuple):
-    """Operations of one optimiser step: of the forward pass, and of the gradients."""
+    """Operations of one optimiser step, for the forward pass and for the gradients."""
 
     forward: int
     backward: int
 
 
 def flops(function: Callable[[], Any]) -> int:
-    """Operations of the matrix products and convolutions that a function runs, those for gradients included.
+    """Count the operations of the matrix products and convolutions in a function, including those for gradients.
 
-    A multiplication and the addition after it are two. Everything element-wise, normalisation, pooling, distances and
-    decompositions count nothing. Tensors may be on the meta device, where there are only shapes.
+    A multiplication and the addition after it are two operations. Element-wise operations, normalisation, pooling,
+    distances and decompositions are not counted. Tensors may be on the meta device, which holds shapes only.
     """
-    # torch's own formula takes a grouped convolution's gradient for that of a full one.
+    # torch's own formula counts the gradient of a grouped convolution as that of a full one.
     formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         function()
@@ -37,14 +37,14 @@ def flops(function: Callable[[], Any]) -> int:
 
 
 def step_flops(method: Method, model: Model, params: Tensors, batch: Batch, received: Tensors) -> StepFlops:
-    """Operations of a client's step on a batch, by its method's own objective.
+    """Count the operations of a client's optimiser step on a batch, with its method's objective.
 
     Args:
-        method: what the client runs.
+        method: the client's method.
         model: its architecture.
-        params: its parameters.
-        batch: some of its samples.
-        received: what it knows, from :meth:`Method.receive`.
+        params: its parameters by name.
+        batch: samples of the client.
+        received: the tensors that it received, from :meth:`Method.receive`.
     """
     phase = method.phase()
     leaves = {name: params[name].detach().clone().requires_grad_() for name in model.names(phase.trains)}
@@ -66,6 +66,6 @@ def _convolution_backward(
     *more: Any,
     out_shape: Any = None,
 ) -> int:
-    """Of an ordinary (not transposed) convolution: as much as its forward pass for each gradient that is taken."""
-    wanted = more[-1]  # whether of the images, the weights, the biases
+    """Operations of a convolution's gradients (not transposed): those of its forward pass, once for each gradient."""
+    wanted = more[-1]  # whether gradients of the images, the weights and the biases are computed
     return 2 * gradient[0] * prod(gradient[2:]) * prod(weight) * sum(wanted[:2])

@@ -1,4 +1,4 @@
-"""How samples are sorted into groups: how evenly, and how much like K-means on all of them in one place."""
+"""Metrics of how a method sorts samples into groups: balance, and agreement with centralised K-means."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def entropy(histogram: np.ndarray) -> float:
-    """The entropy of a histogram over that of an even one.
+    """The normalised entropy of a histogram: its entropy divided by that of a uniform one.
 
     Args:
-        histogram: [G] counts or shares, not negative.
+        histogram: [G], counts or shares, not negative.
 
     Returns:
-        Within [0, 1]: 0 where one group has everything, 1 where all have as much; 1 where there is one group, or
-        nothing to sort.
+        A number in [0, 1]: 0 if one group has everything, 1 if all groups have the same count. Also 1 if there is
+        only one group, or nothing is counted.
     """
     counts = np.asarray(histogram, dtype=np.float64)
     if len(counts) == 1 or not counts.any():
@@ -23,18 +23,18 @@ def entropy(histogram: np.ndarray) -> float:
 
 
 def congruence(groups: np.ndarray, clusters: np.ndarray, labels: np.ndarray) -> float:
-    """How much a method's groups are like the clusters of centralised K-means, SGPT's appendix D.2 and Figure 6a.
+    """The congruence of a method's groups with the clusters of centralised K-means (SGPT, appendix D.2, Figure 6a).
 
-    ``Acc_overlap``, the share of samples in the group that is the most frequent of their cluster, over ``Q_kmeans``,
-    the share of samples in the cluster that is the most frequent of their class.
+    It is ``Acc_overlap / Q_kmeans``. ``Acc_overlap`` is the share of samples whose group is the most frequent one in
+    their cluster; ``Q_kmeans`` is the share of samples whose cluster is the most frequent one in their class.
 
     Args:
-        groups: [n] int.
-        clusters: [n] int.
-        labels: [n] int, the samples' classes.
+        groups: [n] int, the group of each sample.
+        clusters: [n] int, the cluster of each sample.
+        labels: [n] int, the class of each sample.
 
     Returns:
-        Above 0, and above 1 where groups are closer to clusters than clusters are to classes.
+        A number above 0; above 1 if groups agree with clusters more than clusters agree with classes.
     """
     overlap = _contingency(clusters, groups).max(axis=1).sum()
     quality = _contingency(labels, clusters).max(axis=1).sum()
@@ -42,28 +42,28 @@ def congruence(groups: np.ndarray, clusters: np.ndarray, labels: np.ndarray) -> 
 
 
 def kmeans(points: np.ndarray, clusters: int) -> np.ndarray:
-    """The cluster of each point: the best of 10 restarts of K-means with k-means++, the same every time.
+    """Cluster points by K-means: the best of 10 runs with k-means++ and fixed seeds.
 
     Args:
         points: [n, d].
-        clusters: K; with fewer points each is a cluster of its own.
+        clusters: K; if there are fewer points, each is a cluster.
 
     Returns:
-        [n] int64 within 0 .. K - 1.
+        [n] int64, the cluster of each point, from 0 to K - 1.
     """
     # Imported late: training does not need scikit-learn.
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
-    # Sums of several threads differ in their last digits.
+    # Sums in several threads differ in their last digits.
     with threadpool_limits(1):
         found = KMeans(min(clusters, len(points)), init="k-means++", n_init=10, random_state=0).fit_predict(points)
     return found.astype(np.int64)
 
 
 def _contingency(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """How many samples are in each pair of two partitions, int64."""
+    """Number of samples for each pair of values, int64 [rows, columns]."""
     table = np.zeros((int(rows.max()) + 1, int(columns.max()) + 1), dtype=np.int64)
-    # Small integer types would overflow as indices of pairs; this one pairs them by itself.
+    # Combining both values into one index would overflow small integer types; add.at takes them separately.
     np.add.at(table, (rows, columns), 1)
     return table

@@ -1,4 +1,4 @@
-"""How far apart the prototypes of classes lie."""
+"""Distances between the prototypes of classes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from scipy.spatial.distance import cdist
 
 
 def margins(prototypes: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """The prototype margin of each class: the Euclidean distance to the nearest prototype of another one.
+    """The prototype margin of each class: the Euclidean distance to the nearest prototype of another class.
 
     FedTGP (Zhang et al., AAAI 2024), Fig. 1.
 
     Args:
         prototypes: [C, d].
-        valid: [C], the classes that have one.
+        valid: [C] bool, the classes that have a prototype.
 
     Returns:
-        [C] float64; NaN where the class has no finite prototype, or no other class has.
+        [C] float64; NaN if the class has no finite prototype, or no other class has one.
     """
     margin = np.full(len(prototypes), np.nan)
     there = np.flatnonzero(valid & np.isfinite(prototypes).all(axis=1))
@@ -29,13 +29,15 @@ def margins(prototypes: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def largest_margins(prototypes: np.ndarray, owned: np.ndarray) -> np.ndarray:
-    """The largest margin of each class over clients, each among its own classes: the "maximum" of FedTGP's Fig. 1.
+    """The largest margin of each class over all clients, the "maximum" of FedTGP's Fig. 1.
+
+    Each client's margins are among its own classes.
 
     Args:
         prototypes: [K, C, d].
-        owned: [K, C], the classes of each client.
+        owned: [K, C] bool, the classes of each client.
 
     Returns:
-        [C] float64; NaN where no client has the class and another one.
+        [C] float64; NaN if no client has the class and another class.
     """
     return np.fmax.reduce([margins(*client) for client in zip(prototypes, owned, strict=True)])

@@ -1,4 +1,4 @@
-"""The terms of FedHPL's Theorem 1 from a run record, as diagnostics.
+"""The terms of FedHPL's Theorem 1, computed from a run record as diagnostics.
 
 Ma et al., arXiv 2405.17267. With probability 1 - eps, for any t > 0:
 
@@ -6,9 +6,9 @@ Ma et al., arXiv 2405.17267. With probability 1 - eps, for any t > 0:
                    + d(D_k, D_test) + mean_i [CE(phi(g_i), phi(p_i)) - H(phi(g_i))]
                    + (lambda_k - ln eps) / (t m) + t C_k^2 / 8
 
-Not everything in it can be computed: KL(h_k || h_0) is between distributions over hypotheses while clients have one
-hypothesis each, lambda_k is infinite for continuous parameters, and d is a supremum over hypotheses. What stands in
-for them makes the sum a proxy to follow over rounds and to compare runs by; it guarantees nothing.
+Three terms cannot be computed: KL(h_k || h_0) is between distributions over hypotheses, but each client has a single
+hypothesis; lambda_k is infinite for continuous parameters; d is a supremum over hypotheses. Other quantities replace
+them, so the sum is a proxy: it can be followed over rounds and compared between runs, but it is no bound.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import numpy as np
 from hetfl.schema import Round, Run
 
 EPSILON = 0.05
-"""eps: the bound may fail with this probability."""
+"""eps: the probability with which the bound may fail."""
 
 
 def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[str, Any]:
-    """Every term of every round and client.
+    """Compute every term for every round and client.
 
     Args:
-        run: whose clients and samples these are.
-        rounds: of the run.
+        run: the run's record.
+        rounds: its rounds.
         epsilon: eps.
 
     Returns:
-        ``round``: [R], the rounds in which clients were observed. What they observed (see
-        :mod:`hetfl.methods.theorem`), by its name: [R][K], or [R][K][C] for ``upload_rate``. What the added 1 of
-        Eq. 8 took from the teachers made at the round's end: ``shrinkage`` and ``shrinkage_max`` [R][K]. Derived:
+        ``round``: [R], the rounds in which clients were observed. The observed values by name, see
+        :mod:`hetfl.methods.theorem`: [R][K], or [R][K][C] for ``upload_rate``. ``shrinkage`` and ``shrinkage_max``:
+        [R][K], by how much the 1 that Eq. 8 adds shrinks the teachers made at the end of the round. Derived values:
         ``lambda0`` and ``label_tv`` [K], ``beta`` [K][K]; ``slack_pb``, ``slack_kd`` and ``bound_proxy`` [R][K].
-        None where there is no value. A key is missing where the record lacks what it is made of.
+        None stands for a missing value. A key is missing if the record lacks the values that it needs.
     """
     clients, lines = run.clients, [line for line in rounds if line.clients]
     names = dict.fromkeys(name for line in lines for name in line.clients)
@@ -65,7 +65,7 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
 
 
 def beta(widths: np.ndarray) -> np.ndarray:
-    """Eq. 7: beta[k, j] = min(d_k / d_j, d_j / d_k) for the clients' widths [K]; [K, K]."""
+    """Eq. 7: beta[k, j] = min(d_k / d_j, d_j / d_k), [K, K], for the clients' feature widths [K]."""
     ratio = widths[:, None] / widths[None, :]
     return np.minimum(ratio, 1 / ratio)
 
@@ -73,7 +73,14 @@ def beta(widths: np.ndarray) -> np.ndarray:
 def adaptation(error: np.ndarray, test_accuracy: np.ndarray) -> np.ndarray:
     """Theorem 1's R(h_0) + R_test(h_0): 0-1 risks of the untrained model on the client's and on test data.
 
-    About 2 (1 - 1 / C) for a random head, so vacuous there; it tells initial models apart.
+    For a random head it is about 2 (1 - 1 / C), which says nothing. It is useful to compare initial models.
+
+    Args:
+        error: [K], 0-1 risk of each client's untrained model on its training data.
+        test_accuracy: [K], the untrained model's accuracy on test data.
+
+    Returns:
+        [K].
     """
     return error + 1 - test_accuracy
 
@@ -81,52 +88,67 @@ def adaptation(error: np.ndarray, test_accuracy: np.ndarray) -> np.ndarray:
 def label_distance(train: np.ndarray, test: np.ndarray) -> np.ndarray:
     """1/2 sum_c |#D[k, c] / m_k - n_test[c] / n_test|, the total variation between label distributions.
 
-    It stands in for Theorem 1's d(D_k, D_test), which is between distributions of inputs.
+    It replaces Theorem 1's d(D_k, D_test), which is a distance between distributions of inputs.
 
     Args:
-        train: samples per class [K, C].
-        test: [C], or [K, C] where clients have test sets of their own.
+        train: training samples per client and class [K, C].
+        test: test samples per class [C], or [K, C] if clients have test sets of their own.
+
+    Returns:
+        [K].
     """
     shares = [counts / counts.sum(axis=-1, keepdims=True) for counts in (train, test)]
     return 0.5 * np.abs(shares[0] - shares[1]).sum(axis=-1)
 
 
 def prompt_slack(divergence: np.ndarray, samples: np.ndarray, epsilon: float = EPSILON) -> np.ndarray:
-    """Theorem 1's sqrt((KL(h_k || h_0) + ln sqrt(4 m) - ln eps) / (2 m)) for m ``samples``."""
+    """Theorem 1's sqrt((KL(h_k || h_0) + ln sqrt(4 m) - ln eps) / (2 m)).
+
+    Args:
+        divergence: KL(h_k || h_0), [..., K].
+        samples: m, [K].
+        epsilon: eps.
+
+    Returns:
+        [..., K].
+    """
     return np.sqrt((divergence + 0.5 * np.log(4 * samples) - np.log(epsilon)) / (2 * samples))
 
 
 def distillation_slack(
     bound: np.ndarray, complexity: np.ndarray, samples: np.ndarray, epsilon: float = EPSILON
 ) -> np.ndarray:
-    """Theorem 1's (lambda_k - ln eps) / (t m) + t C_k^2 / 8 at the t that makes it smallest.
+    """Theorem 1's (lambda_k - ln eps) / (t m) + t C_k^2 / 8 at the t that minimises it.
 
     t = sqrt(8 (lambda_k - ln eps) / (m C_k^2)) leaves C_k sqrt((lambda_k - ln eps) / (2 m)).
 
     Args:
-        bound: C_k, the largest distillation loss of a sample.
-        complexity: lambda_k = -ln pi_k of a discrete prior, for which the parameters' divergence stands in.
-        samples: m.
+        bound: C_k, the largest distillation loss of a sample, [..., K].
+        complexity: lambda_k = -ln pi_k of a discrete prior, replaced by the parameters' divergence, [..., K].
+        samples: m, [K].
         epsilon: eps.
+
+    Returns:
+        [..., K].
     """
     return bound * np.sqrt((complexity - np.log(epsilon)) / (2 * samples))
 
 
 def _spread(line: Round, name: str, clients: int) -> list[Any]:
-    """A figure's values by client instead of by participant; None where there is none."""
+    """One diagnostic by client, from a round that has it by participant; None for the other clients."""
     seen = dict(zip(line.participants, line.clients.get(name, ()), strict=False))
     return [seen.get(client) for client in range(clients)]
 
 
 def _by_client(lines: list[list[Any]]) -> np.ndarray:
-    """[R, K] or [R, K, C] with NaN where there is None."""
+    """Convert to an array [R, K] or [R, K, C], with NaN for None."""
     length = next((len(value) for line in lines for value in line if isinstance(value, list)), None)
     missing = np.nan if length is None else [np.nan] * length
     return np.array([[missing if value is None else value for value in line] for line in lines], dtype=float)
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Nested lists with None where there is NaN."""
+    """Convert to nested lists, with None for NaN."""
     plain = values.astype(object)
     plain[np.isnan(values)] = None
     return plain.tolist()

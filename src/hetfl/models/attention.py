@@ -1,4 +1,4 @@
-"""Fused attention of many clients at once."""
+"""Fused attention for many clients at once, under ``torch.func.vmap``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hetfl.torch_private import is_mapped
 
 
 class MergedAttention(TorchFunctionMode):
-    """Where this is active, clients under ``vmap`` share one call of fused attention: they are more samples to it.
+    """While this is active, all clients under ``vmap`` share one call of fused attention, as additional samples.
 
-    torch maps its CPU kernel by a loop, and not every CUDA kernel has a rule.
+    Without it, ``vmap`` calls torch's CPU kernel in a loop, and some CUDA kernels do not support ``vmap``.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace fused attention, let everything else pass."""
+        """Replace fused attention; call every other function as it is."""
         if function is F.scaled_dot_product_attention:
             return _mapped(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
@@ -33,7 +33,7 @@ def _mapped(query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, *
 
 
 class _Merged(torch.autograd.Function):
-    """Only its rule for ``vmap`` is ever used; what that calls knows its own gradient."""
+    """Fused attention with a rule for ``vmap``; the function that the rule calls has its own gradient."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, options: tuple[tuple[str, Any], ...]) -> Tensor:
@@ -45,7 +45,7 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        """Move the clients [K] into the samples [B] of query, key and value [K, B, heads, tokens, d]."""
+        """Merge the clients and samples of query, key and value [K, B, heads, tokens, d] into one axis [K * B]."""
         clients = info.batch_size
         merged = [
             (given.expand(clients, *given.shape) if place is None else given.movedim(place, 0)).flatten(0, 1)

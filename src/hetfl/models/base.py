@@ -1,4 +1,4 @@
-"""What a method sees of a model."""
+"""The interface of models: functions of a client's parameters."""
 
 from __future__ import annotations
 
@@ -18,48 +18,51 @@ from hetfl.models.dropout import KeyedDropout
 from hetfl.torch_private import own_tensors
 
 AUXILIARY = "auxiliary."
-"""Starts the names of the second network's parameters."""
+"""Prefix of the names of the second network's parameters."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Layers that normalise a batch by its own statistics in training."""
 
 
 class Output(NamedTuple):
-    """What a forward pass gives: ``features`` [B, d] that enter the head, and ``logits`` [B, C]."""
+    """Result of a forward pass: the ``features`` [B, d] that enter the head, and the ``logits`` [B, C]."""
 
     features: Tensor
     logits: Tensor
 
 
 class ModelOptions(Settings):
-    """How a method wants a backbone fitted out.
+    """What a method adds to a backbone, and which parts of it train.
 
     Attributes:
-        prompts: ``shallow`` or ``deep`` tokens (ViT); ``inserted`` ones that enter before some blocks and stay (ViT);
-            a ``frame`` of pixels around the image (CNN, VPT's "pad"); or a ``border`` that is added to the image's
-            own outer pixels (any model, pFedPT).
-        prompt_length: prompts of a layer, or pixels of a frame's or border's width.
-        prompt_dropout: share of the values of ``shallow`` or ``deep`` tokens that training drops, sample by sample.
-        shared_blocks: blocks, counted from 1, before which ``inserted`` prompts enter that all samples share.
-        shared_lengths: how many of them each of these blocks has; empty: all ``prompt_length``.
-        shared_init: whether they start uniform, as prompts do, or at zero.
-        group_blocks: blocks before which one prompt of the sample's group enters.
+        prompts: ``shallow`` or ``deep`` tokens (ViT); ``inserted`` tokens, which enter before some blocks and remain
+            until the end (ViT); a ``frame`` of pixels around the image (CNN, VPT's "pad"); or a ``border`` that is
+            added to the image's outer pixels (any model, pFedPT).
+        prompt_length: number of prompts per layer, or width of a frame or border in pixels.
+        prompt_dropout: share of the values of ``shallow`` or ``deep`` tokens that training drops, per sample.
+        shared_blocks: numbers of the blocks, from 1, before which ``inserted`` prompts of all samples enter.
+        shared_lengths: number of these prompts for each of these blocks; empty: ``prompt_length`` for each.
+        shared_init: whether these prompts start uniform, as other prompts do, or at zero.
+        group_blocks: numbers of the blocks before which one prompt of the sample's group enters.
         groups: number of groups.
-        keys: how keys [groups, d] that are learned start: orthogonal, or uniform in [-1, 1]; None: there are none.
-        readout: what enters the head: the class token, or its mean with the group prompts where some are there.
-        body: whether the backbone trains.
-        weights: what the backbone starts from.
-        stem: a ResNet's first layers: 7x7 with stride 2 and a max-pool, or 3x3 with stride 1; other models have one.
-        embedding: size of the feature that enters the head; None: the backbone's own width.
-        reduce: how the backbone's feature gets that size: a trained linear ``projection`` or parameter-free pooling.
+        keys: start values of learned keys [groups, d]: orthogonal, or uniform in [-1, 1]; None: there are no keys.
+        readout: the head's input: the class token, or the mean of the class token and the group prompts, if any.
+        body: whether the backbone is frozen or trained.
+        weights: whether the backbone starts from pre-trained weights or from scratch.
+        stem: a ResNet's first layers: ``imagenet``, 7x7 with stride 2 and a max-pool, or ``cifar``, 3x3 with stride
+            1. Other models ignore it.
+        embedding: size of the feature that enters the head; None: the backbone's width.
+        reduce: how the backbone's feature is brought to that size: by a trained ``linear`` projection, or by a
+            ``pool`` without parameters.
         flat: size to which a ResNet's last feature map is pooled and flattened before the projection, e.g. 2048 for
             512 channels x 2 x 2; None: one value per channel.
-        extra_outputs: logits after the data set's own classes (FedMD's public classes).
-        init: rule for the fresh head, timm's, torch's or VPT's (a head of several layers always has torch's); with
-            ``torch`` the last batch normalisation of a residual block starts at 1 as torchvision has it, else at 0.
-        auxiliary: architecture of a second network beside the client's own, trained from scratch on the same images,
-            with a plain head and, where they are set, the same ``stem``, ``embedding`` and ``reduce``.
-        transform: whether a square matrix [d, d] without bias lies between the features of the two.
+        extra_outputs: number of logits after those of the data set's classes (FedMD's public classes).
+        init: initialisation of the head, as in timm, torch or VPT; a head of several layers is always initialised as
+            in torch. With ``torch``, the last batch normalisation of a residual block starts at 1, as in torchvision;
+            otherwise at 0.
+        auxiliary: architecture of a second network beside the client's own, or None. It trains from scratch on the
+            same images, with a linear head and with the same ``stem``, ``embedding`` and ``reduce``.
+        transform: whether there is a square matrix [d, d], without bias, between the features of the two networks.
     """
 
     prompts: Literal["none", "shallow", "deep", "inserted", "frame", "border"] = "none"
@@ -85,29 +88,28 @@ class ModelOptions(Settings):
 
 
 Place = tuple[dict[str, Any], str, str]
-"""A module's own parameters or buffers, a tensor's name there, and its name among a client's parameters."""
+"""The parameters or buffers of a module, a tensor's name in them, and its name among a client's parameters."""
 
 
 class Model:
-    """An architecture with its frozen weights, as a function of the parameters that belong to a client.
+    """An architecture with its frozen weights, as a function of a client's parameters.
 
-    One instance serves all clients with the same architecture; what differs between them is passed in.
+    All clients with the same architecture share one instance and pass their parameters to it.
 
     Args:
-        module: the network; has the second one, if there is one, as its ``auxiliary``.
-        trained: the parts whose batch normalisation and dropout know a training mode: backbones that train, and the
+        module: the network; its attribute ``auxiliary`` is the second network, if there is one.
+        trained: the modules whose batch normalisation and dropout have a training mode: backbones that train, and the
             dropout of prompts.
-        fresh: gives the initial parameters.
+        fresh: makes the initial parameters of a client.
 
     Attributes:
         name: of the architecture.
-        width: size d of the feature that enters the head.
-        num_classes: the data set's number of classes; the logits may have further columns.
-        groups: names by role: ``prompts``, or ``shared`` and ``group`` where they are inserted, with their ``keys``;
-            ``body``, ``projection``, ``head``; all of the second network's as ``auxiliary``; ``transform``; and
-            ``buffers``, the running statistics of both networks' batch normalisation, where there are some and their
-            body trains.
-        spec: the input the backbone wants.
+        width: d, size of the feature that enters the head.
+        num_classes: the data set's number of classes; there may be more logits.
+        groups: the names of parameters by role: ``prompts``, or ``shared``, ``group`` and ``keys`` for inserted ones;
+            ``body``; ``projection``; ``head``; ``auxiliary``, all of the second network; ``transform``; ``buffers``,
+            the running statistics of batch normalisation in bodies that train.
+        spec: the input that the backbone expects.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Model:
         self._module = module.requires_grad_(False).eval()
         self._fresh = fresh
         passed = [key for role in groups for key in groups[role] if role != "transform"]
-        # Where each network takes what from a client's parameters.
+        # The tensors of each network that a client's parameters replace.
         self._own = [_place(module, key) for key in passed if not key.startswith(AUXILIARY)]
         self._second = [_place(module, key) for key in passed if key.startswith(AUXILIARY)]
         layers = [layer for body in trained for layer in body.modules()]
@@ -139,10 +141,10 @@ class Model:
         """Run the client's own network on ``images`` [B, channels, H, W] with a client's parameters.
 
         Args:
-            params: of the client.
+            params: the client's parameters by name.
             images: normalised.
-            groups: [B] or [B, K] int64, the group whose prompts each sample gets; of K the mean of the outputs. None:
-                no group prompts.
+            groups: [B] int64, the group whose prompts each sample gets; or [B, K], and the output is the mean over
+                these K groups. None: no group prompts.
         """
         return self._run(self._module, self._own, params, (images,) if groups is None else (images, groups))
 
@@ -152,13 +154,13 @@ class Model:
 
         Args:
             images: normalised.
-            block: after which block of a transformer, followed by its last normalisation; None: after all.
+            block: number of the transformer block whose output is used, with the final normalisation; None: the last.
         """
         found: Tensor = self._module.query(images, block)  # type: ignore[operator]
         return found
 
     def auxiliary(self, params: Tensors, images: Tensor) -> Output:
-        """Run the second network on ``images`` [B, channels, H, W]; see :attr:`ModelOptions.auxiliary`."""
+        """Run the second network on ``images`` [B, channels, H, W]; see ``auxiliary`` of :class:`ModelOptions`."""
         return self._run(self._module.get_submodule("auxiliary"), self._second, params, (images,))
 
     def _run(
@@ -169,7 +171,7 @@ class Model:
                 norm.training = self._training
         for dropout, mask in zip(self._dropouts, self._masks, strict=True):
             dropout.mask = mask
-        # As torch.func.functional_call does it, which looks for the places anew in every call.
+        # Like torch.func.functional_call, which however searches for the modules again in every call.
         own = [tensors[name] for tensors, name, _ in places]
         try:
             for tensors, name, key in places:
@@ -182,7 +184,7 @@ class Model:
 
     @cached_property
     def largest_map(self) -> int:
-        """Elements of the largest output of a layer for one image, found by a forward pass."""
+        """Number of elements of the largest layer output for one image, measured by a forward pass."""
         sizes: list[int] = []
 
         def note(module: nn.Module, given: Any, output: Any) -> None:
@@ -198,7 +200,7 @@ class Model:
         return max(sizes)
 
     def masks(self, seed: int, size: int) -> dict[str, Tensor]:
-        """What a training pass of ``size`` samples drops, by layer: what :meth:`train` takes."""
+        """Draw the dropout masks of a training pass over ``size`` samples, by layer, for :meth:`train`."""
         if not self._dropouts:
             return {}
         reference = next(self._module.parameters())
@@ -208,10 +210,11 @@ class Model:
         }
 
     def train(self, masks: Tensors = {}) -> Model:  # noqa: B006 - never mutated
-        """A view that trains: trained bodies normalise batches by their own statistics, dropout is by ``masks``.
+        """The same model in training mode.
 
-        Its forward pass moves the network's ``buffers`` among the parameters it is given, in place; stochastic depth
-        stays off. A model without such layers is its own view.
+        Batch normalisation of bodies that train uses the batch's statistics, and updates the ``buffers`` among the
+        parameters in place. Dropout uses ``masks`` from :meth:`masks`. Stochastic depth remains off. A model without
+        such layers is returned as it is.
         """
         if not self._norms and not self._dropouts:
             return self
@@ -222,36 +225,36 @@ class Model:
 
     @property
     def mixes_samples(self) -> bool:
-        """Whether samples of a training batch see each other, as in batch normalisation."""
+        """Whether the samples of a training batch influence each other, through batch normalisation."""
         return bool(self._norms)
 
     def init(self, draws: Draws, client: int) -> dict[str, Tensor]:
-        """Fresh parameters (and buffers) of one client (-1: the server), drawn from keys of their own."""
+        """Initial parameters and buffers of a client (-1: the server), each role from its own draw."""
         reference = next(self._module.parameters())
         fresh = self._fresh(draws, client)
         return {name: tensor.to(reference.device, reference.dtype) for name, tensor in fresh.items()}
 
     def names(self, groups: Sequence[str]) -> tuple[str, ...]:
-        """The parameter names of some roles, in the model's order."""
+        """The names of all parameters with these roles, in the model's order."""
         return tuple(name for group in groups for name in self.groups.get(group, ()))
 
     def elements(self, groups: Sequence[str]) -> int:
-        """Elements of the parameters of some roles; buffers are none."""
+        """Number of elements of all parameters with these roles, without buffers."""
         parameters = dict(self._module.named_parameters())
         return sum(parameters[name].numel() for name in self.names(groups) if name in parameters)
 
     def tensors(self) -> list[Tensor]:
-        """The model's own weights and buffers, frozen and replaced ones."""
+        """All weights and buffers that the model holds, including those that a client's parameters replace."""
         return [*self._module.parameters(), *self._module.buffers()]
 
     @property
     def total_elements(self) -> int:
-        """Elements of all parameters of the client's own network, frozen and trained."""
+        """Number of elements of all parameters of the client's own network, frozen and trained."""
         beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
         return sum(value.numel() for name, value in self._module.named_parameters() if name not in beside)
 
     def lower(self) -> bool:
-        """Have the blocks of a frozen backbone multiply matrices in bfloat16; says whether there are some."""
+        """Let the blocks of a frozen backbone multiply matrices in bfloat16; returns whether it has such blocks."""
         frozen = "body" not in self.groups or not self.groups["body"]
         return frozen and bool(self._module.lower())  # type: ignore[operator]
 

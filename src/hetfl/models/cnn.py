@@ -15,33 +15,33 @@ from hetfl.models.dropout import KeyedDropout
 from hetfl.models.fitting import Fitted
 
 KERNEL = 5
-"""Pixels of a side of a plain network's convolutions, which pad nothing, where nothing else is said."""
+"""Default kernel size of a plain network's convolutions in pixels; they have no padding."""
 
 Pool = Literal["every", "last"]
-"""Which convolutions a max-pool of 2 follows."""
+"""The convolutions that a 2x2 max-pool follows."""
 
 
 class PlainCNN(Fitted):
-    """What :func:`plain_cnn` makes, fitted out."""
+    """A network made by :func:`plain_cnn`, with prompts, projection and head."""
 
     numerics = 1
 
 
 class TorchvisionCNN(Fitted):
-    """Torchvision's GoogLeNet or MobileNet-v2, fitted out."""
+    """Torchvision's GoogLeNet or MobileNet-v2, with prompts, projection and head."""
 
     numerics = 1
 
 
 def last_side(size: int, convs: Sequence[int], kernel: int = KERNEL, pool: Pool = "every") -> int:
-    """Pixels of a side of a plain network's last map; less than 1 where the image is too small for it."""
+    """Height and width of a plain network's last feature map in pixels; less than 1 if the image is too small."""
     for number in range(1, len(convs) + 1):
         size = (size - kernel + 1) // (2 if pool == "every" or number == len(convs) else 1)
     return size
 
 
 class Pixels(nn.Module):
-    """Images [B, C, H, W] as features [B, H * W * C] in the order in which image files, and processors, hold them."""
+    """Flatten images [B, C, H, W] to features [B, H * W * C], in the channels-last order of image files."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.permute(0, 2, 3, 1).flatten(1)
@@ -55,15 +55,15 @@ def plain_cnn(
     kernel: int = KERNEL,
     pool: Pool = "every",
 ) -> nn.Module:
-    """Convolutions with ReLU and max-pools, then fully connected layers with ReLU, as torch starts them.
+    """Convolutions with ReLU and max-pools, then fully connected layers with ReLU, initialised as in torch.
 
     Args:
         channels: of the image.
-        size: pixels of its side, which the first fully connected layer is made for.
-        convs: channels after each convolution; none: see :class:`Pixels`.
-        widths: of the fully connected layers; the last one's is the feature's.
-        kernel: pixels of a convolution's side.
-        pool: which convolutions are followed by a max-pool.
+        size: height and width of the image in pixels, which fix the first fully connected layer.
+        convs: channels of each convolution's output; without any, the features are :class:`Pixels`.
+        widths: of the fully connected layers; the last one is the size of the feature.
+        kernel: size of the convolutions in pixels.
+        pool: the convolutions that a max-pool follows.
     """
     layers: list[nn.Module] = []
     inputs = channels
@@ -83,7 +83,7 @@ def plain_cnn(
 
 
 def googlenet() -> nn.Module:
-    """GoogLeNet without auxiliary heads; dropout between global pooling and what follows."""
+    """GoogLeNet without auxiliary heads, with dropout after global pooling."""
     from torchvision.models import GoogLeNet
 
     body: Any = GoogLeNet(aux_logits=False, init_weights=True)
@@ -93,7 +93,7 @@ def googlenet() -> nn.Module:
 
 
 def mobilenet_v2() -> nn.Module:
-    """MobileNet-v2 of width 1; dropout between global pooling and what follows."""
+    """MobileNet-v2 of width 1, with dropout after global pooling."""
     from torchvision.models import MobileNetV2
 
     body: Any = MobileNetV2()

@@ -1,4 +1,4 @@
-"""Dropout whose mask is given."""
+"""Dropout with a given mask."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 class KeyedDropout(nn.Module):
-    """Dropout of values [B, ...] with a mask that the seed and the shape decide, the same on every device.
+    """Dropout of values [B, ...] with a mask that depends on seed and shape only, so it is the same on every device.
 
     Args:
-        p: share of the values that become 0; the others grow by 1 / (1 - p).
+        p: probability that a value becomes 0; the others are multiplied by 1 / (1 - p).
         shape: of one sample's values.
 
     Attributes:
-        mask: [B, ...], 0 or 1 / (1 - p); None: off.
+        mask: [B, ...] of 0 and 1 / (1 - p); None: no dropout.
     """
 
     def __init__(self, p: float, *shape: int) -> None:
@@ -23,10 +23,10 @@ class KeyedDropout(nn.Module):
         self.mask: Tensor | None = None
 
     def draw(self, seed: int, size: int) -> Tensor:
-        """A mask [size, ...], drawn on the CPU."""
+        """Draw a mask [size, ...] on the CPU."""
         drawn = torch.rand(size, *self.shape, generator=torch.Generator().manual_seed(seed))
         return (drawn >= self.p) / (1 - self.p)
 
     def forward(self, values: Tensor) -> Tensor:
-        """``values`` [B, ...], some of them dropped."""
+        """Apply the mask to ``values`` [B, ...]."""
         return values if self.mask is None else values * self.mask

@@ -1,4 +1,4 @@
-"""A backbone fitted out as a method wants it: prompts before, projection and head behind, a second network beside."""
+"""A backbone with what a method adds to it: prompts, a projection, a head, and possibly a second network."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from hetfl.models.parts import part
 from hetfl.models.pixels import PixelPrompts, pixel_prompts
 
 STATISTICS = ("running_mean", "running_var")
-"""What batch normalisation learns from images rather than from gradients."""
+"""The running statistics of batch normalisation."""
 
 INSERTED = ("shared", "group", "keys")
-"""Parameters of inserted prompts."""
+"""Names of the parameters of inserted prompts."""
 
 Layer = Callable[[int, int], nn.Module]
-"""Makes a layer, or a few, from the numbers of its inputs and outputs."""
+"""Makes a layer, or several, from the numbers of inputs and outputs."""
 
 
 class Fitted(nn.Module):
     """A backbone, optional prompts, an optional projection, and a head.
 
-    A family says how its backbone makes features and which prompts it takes beside those in pixels.
+    Subclasses are families of backbones. They define how features are computed, and which prompts there are besides
+    those in pixels.
 
     Args:
         body: the backbone without a head.
         outputs: number of logits.
-        options: prompts, feature.
-        spec: the images given to the model.
+        options: what to add to the backbone.
+        spec: the input of the model.
         head: makes the head.
         auxiliary: the second network.
 
     Attributes:
-        numerics: version of the family's arithmetic and start values, as a method's: see
-            ``experiments/versions.py``. This one is of everything in this file.
+        numerics: version of the family's arithmetic and initial values, see ``experiments/versions.py``. This class's
+            version stands for everything in this file.
         width: size of the feature that enters the head.
         lowered: whether the blocks' matrix products are in bfloat16.
     """
@@ -79,17 +80,17 @@ class Fitted(nn.Module):
         self.transform = nn.Linear(self.width, self.width, bias=False) if options.transform else None
 
     def make_prompts(self, options: ModelOptions, spec: InputSpec) -> nn.Parameter | PixelPrompts | None:
-        """The prompts' parameters, or the module that holds them."""
+        """Make the prompts: a parameter, or the module that holds the parameters; None without prompts."""
         return pixel_prompts(options, spec)
 
     def fresh_prompts(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Start values of the prompts by name of parameter."""
+        """Initial values of the prompts, by name of parameter."""
         if not isinstance(self.prompts, PixelPrompts):
             return {}
         return {f"prompts.{name}": value for name, value in self.prompts.fresh(generator).items()}
 
     def feature_width(self, options: ModelOptions) -> int:
-        """Size of what :meth:`features` gives."""
+        """Size d of the features that :meth:`features` computes."""
         return self.body.num_features
 
     def features(self, images: Tensor) -> Tensor:
@@ -97,11 +98,11 @@ class Fitted(nn.Module):
         return self.body(images)
 
     def lower(self) -> bool:
-        """Have the blocks of a frozen backbone multiply matrices in bfloat16; says whether there are some."""
+        """Let the blocks of a frozen backbone multiply matrices in bfloat16; returns whether it has such blocks."""
         return False
 
     def query(self, images: Tensor, block: int | None = None) -> Tensor:
-        """The backbone's features [B, d] without prompts; some families know them after a ``block``, too."""
+        """The backbone's features [B, d] without prompts; some families also compute them after a given ``block``."""
         return self.features(images)
 
     def forward(self, images: Tensor) -> Output:
@@ -116,13 +117,13 @@ class Fitted(nn.Module):
 
 @dataclass(frozen=True)
 class Backbone:
-    """An architecture, ready to be made.
+    """An architecture and how to make it.
 
     Attributes:
         name: of the architecture.
-        family: how it is used.
-        create: makes it without a head, with fresh weights.
-        head: makes the head that belongs to it.
+        family: the class that turns it into a complete network.
+        create: makes it without a head, with newly initialised weights.
+        head: makes its head.
     """
 
     name: str
@@ -132,7 +133,12 @@ class Backbone:
 
 
 def layered_head(hidden: int | None, relu: bool) -> Layer:
-    """Makes heads with a hidden layer, a ReLU behind it, and perhaps a ReLU behind the logits."""
+    """A function that makes heads of several layers.
+
+    Args:
+        hidden: width of the hidden layer, which a ReLU follows; None: no hidden layer.
+        relu: whether a ReLU follows the logits.
+    """
 
     def make(width: int, outputs: int) -> nn.Module:
         layers: list[nn.Module] = []
@@ -151,18 +157,19 @@ def fit(
     weights: dict[str, Tensor] | None,
     auxiliary: Backbone | None = None,
 ) -> Model:
-    """Fit a backbone out as a method wants it.
+    """Make a model from a backbone and a method's options.
 
     Args:
         backbone: the client's own.
         num_classes: C, the data set's number of classes.
-        options: prompts, body, feature, head.
-        spec: the input the backbone is given.
-        weights: the body's pre-trained weights, or None for fresh ones.
+        options: what to add to the backbone, and which parts train.
+        spec: the input of the backbone.
+        weights: the body's pre-trained weights; None: newly initialised ones.
         auxiliary: the second network's backbone.
 
     Raises:
-        HetflError: the options do not fit the backbone, or a square matrix the two networks' features.
+        HetflError: the backbone does not support the options, or ``transform`` is set and the two networks' features
+            have different sizes.
         RuntimeError: the weights do not fit the backbone.
     """
     outputs = num_classes + options.extra_outputs
@@ -203,13 +210,13 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
         with seeded_library_code(0):
             body = create()
     else:
-        # Drawing values that are overwritten at once would take seconds for a large backbone.
+        # On the meta device nothing is drawn: random values would be overwritten, and take seconds for a large body.
         with torch.device("meta"):
             body = create()
         body.load_state_dict(weights, assign=True)
     for norm in body.modules():
         if isinstance(norm, BATCH_NORMS):
-            # The momentum is constant, so the count decides nothing, and it is no parameter to pass around.
+            # With a constant momentum the count of batches is not used, and it would have to be a client's parameter.
             norm.num_batches_tracked = None
     return body
 
@@ -221,7 +228,7 @@ def _statistics(module: nn.Module) -> list[str]:
 def _initial(
     module: Fitted, backbone: Backbone, weights: dict[str, Tensor] | None, draws: Draws, client: int
 ) -> dict[str, Tensor]:
-    """What one network starts from, the frozen parts left out."""
+    """The initial parameters of one network, without its frozen parts."""
     params = module.fresh_prompts(draws.generator("init:prompts", client))
     if module.options.body == "trained":
         values = weights
@@ -241,7 +248,7 @@ def _drawn(prefix: str, make: Layer, inputs: int, outputs: int, seed: int, rule:
     with seeded_library_code(seed):
         fresh = make(inputs, outputs)
         if isinstance(fresh, nn.Linear) and rule == "timm":
-            # timm's truncated normal rather than torch's, whose draws changed between versions.
+            # timm's truncated normal and not torch's, since torch's draws differ between its versions.
             part("timm.layers.weight_init").trunc_normal_(fresh.weight, std=0.02)
             nn.init.zeros_(fresh.bias)
         elif isinstance(fresh, nn.Linear) and rule == "vpt":

@@ -1,4 +1,4 @@
-"""Vision transformers whose inserted prompts are shared by all samples or belong to a sample's group.
+"""Vision transformers with inserted prompts, which all samples share or which belong to a sample's group.
 
 Sources: FGPT (arXiv 2310.18285) Eq. 2-4; its later version SGPT (CVPR 2024).
 """
@@ -17,11 +17,12 @@ from hetfl.models.vit import PromptedViT
 
 
 class GroupedViT(PromptedViT):
-    """A vision transformer with prompts that enter right behind the class token and stay to the end.
+    """A vision transformer with prompts that are inserted after the class token and remain until the last block.
 
-    ``shared`` [blocks, n, d] enter for every sample (or, where blocks have different numbers of them, all behind one
-    another [1, N, d]), ``group`` [blocks, G, d] as one token of the sample's group a
-    block; ``keys`` [G, d] only travel and learn with them.
+    Attributes:
+        shared: prompts of all samples, [blocks, n, d]; concatenated to [1, N, d] if blocks have different numbers.
+        group: prompts of the groups, [blocks, G, d]: each block inserts one token, of the sample's group.
+        keys: [G, d], learned and sent with the prompts; the forward pass does not use them.
     """
 
     numerics = 1
@@ -34,7 +35,7 @@ class GroupedViT(PromptedViT):
         blocks, width = len(body.blocks), body.embed_dim
         for name in ("shared_blocks", "group_blocks"):
             if (last := max(getattr(options, name), default=1)) > blocks:
-                raise HetflError(f"{name}: {last} is beyond the last block; the backbone has {blocks}")
+                raise HetflError(f"{name}: there is no block {last}; the backbone has {blocks}")
         self._lengths = options.shared_lengths or (options.prompt_length,) * len(options.shared_blocks)
         alike = len({*self._lengths}) <= 1
         shapes = {
@@ -47,7 +48,7 @@ class GroupedViT(PromptedViT):
                 self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
 
     def fresh_prompts(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Tokens within VPT's bound, or zeros; keys as the options say."""
+        """Initial prompts, uniform within VPT's bound or zero, and initial keys as the options say."""
         fresh, own = {}, dict(self.named_parameters(recurse=False))
         for name in ("shared", "group"):
             if (parameter := own.get(name)) is not None:
@@ -62,7 +63,7 @@ class GroupedViT(PromptedViT):
     def forward(self, images: Tensor, groups: Tensor | None = None) -> Output:
         """Features and logits of ``images`` [B, 3, H, W]; see :meth:`hetfl.models.Model.__call__`.
 
-        The blocks before the first group prompt run once, whatever the number of groups of a sample.
+        The blocks before the first group prompt run only once per sample, even if the sample has several groups.
         """
         options, tokens = self.options, self.embed(images)
         many = 1
@@ -85,7 +86,7 @@ class GroupedViT(PromptedViT):
         return Output(*(values.unflatten(0, (-1, many)).mean(dim=1) for values in (features, logits)))
 
     def query(self, images: Tensor, block: int | None = None) -> Tensor:
-        """The normalised class token [B, d] without prompts, after some of the blocks; None: after all."""
+        """The normalised class token [B, d] without prompts, after block number ``block``; None: the last one."""
         tokens = self.embed(images)
         for layer in self.body.blocks[:block]:
             tokens = self.run(layer, tokens)
@@ -93,9 +94,9 @@ class GroupedViT(PromptedViT):
 
 
 def orthogonal(rows: Tensor) -> Tensor:
-    """Rows [G, d] made orthogonal one after the other (Gram-Schmidt, in float64) and of length 1, G <= d."""
+    """Make rows [G, d], G <= d, orthonormal, one after the other (Gram-Schmidt in float64)."""
     q, r = torch.linalg.qr(rows.double().T)
-    # The sign of each row is that of the one it came from.
+    # QR leaves signs open; each row gets that of the row it comes from.
     return (q * r.diagonal().sign()).T.to(rows.dtype).contiguous()
 
 

@@ -1,6 +1,6 @@
-"""Single files of timm and torchvision, without everything else that these libraries would import first.
+"""Import single modules of timm and torchvision without the rest of these libraries.
 
-Which file holds what is private to them, and so is one method of timm's that is used. Tested with timm 1.0.26 and
+Their private names are here as well: which file holds what, and one method of timm's. Tested with timm 1.0.26 and
 1.0.31, torchvision 0.26 and 0.29; ``tests/test_private_names.py`` and ``tests/models/test_parts.py`` say what is gone
 where other versions lack it.
 """
@@ -22,10 +22,10 @@ PACKAGES = ("timm", "timm.layers", "timm.models", "torchvision", "torchvision.mo
 def part(name: str) -> Any:
     """Import a module of timm or torchvision by its full name.
 
-    A plain import runs the ``__init__`` of every package above the module, and with it all models of timm, the
-    operations of torchvision and the compiler of torch: seconds before a process can start. Here a package can be
-    entered at once, and its ``__init__`` runs when something is looked up in it that is not there yet. So the same
-    code runs in the same modules as ever, only later or never.
+    An ordinary import runs the ``__init__`` of every package above the module. These import all models of timm, the
+    operations of torchvision and the compiler of torch, which takes seconds at the start of every process. Here the
+    ``__init__`` of a package runs only when an attribute of the package is first missing. So the same code runs in
+    the same modules, but later or never.
     """
     for package in PACKAGES:
         if package not in sys.modules:
@@ -56,7 +56,7 @@ def _enter(name: str) -> None:
     package = module_from_spec(spec)
     object.__setattr__(package, "__class__", _Deferred)
     if name == "timm":
-        # The one thing that its own files look up in it.
+        # The only attribute of the package that timm's own modules use.
         package.__dict__["__version__"] = version(name)
     sys.modules[name] = package
     parent, _, child = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Prompts in the space of pixels: a frame around the image, or a border that is added to it."""
+"""Prompts in pixels: a frame around the image, or a border that is added to its outer pixels."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from hetfl.models.base import ModelOptions
 
 
 class PixelPrompts(nn.Module):
-    """Parameters that turn images [B, channels, H, W] into prompted ones.
+    """Base class of prompts in pixels: modules that map images [B, channels, H, W] to prompted images.
 
     Attributes:
-        numerics: version of the arithmetic and the start values, as a model family's.
+        numerics: version of the arithmetic and the initial values, see ``experiments/versions.py``.
     """
 
     numerics: ClassVar[int]
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Start values by name of parameter."""
+        """Initial values by name of parameter."""
         raise NotImplementedError
 
 
 class Frame(PixelPrompts):
-    """A frame that enlarges the image to [B, channels, H + 2w, W + 2w]; its ends own the corners.
+    """A frame around the image, which enlarges it to [B, channels, H + 2w, W + 2w].
 
-    The frame is held in pixel values and normalised as images are at every forward pass, but never clamped.
+    Its parameters ``ends`` (top and bottom) include the corners. They and ``sides`` are pixel values, which every
+    forward pass normalises as it does images, without clamping.
     Source: the "pad" location of Jia et al., "Visual Prompt Tuning", ECCV 2022; FedHPL Table 8.
 
     Args:
@@ -64,7 +65,7 @@ class Frame(PixelPrompts):
 
 
 class Border(PixelPrompts):
-    """A border that is added to the outer pixels of the normalised image; the middle stays as it is.
+    """A border that is added to the outer pixels of the normalised image, whose middle does not change.
 
     Source: Li et al., "Visual Prompt Based Personalized Federated Learning" (pFedPT), TMLR 2024.
 

@@ -1,4 +1,4 @@
-"""Backbones in the formats that others publish them in."""
+"""Readers of checkpoints in the formats that others publish."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _OPENMMLAB = (
     (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
     (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
 )
-"""MMPretrain's names of a vision transformer's parts, and timm's."""
+"""Patterns of MMPretrain's names of a vision transformer's parameters, and timm's names."""
 
 _BESIDE = re.compile(r"^(head|fc)\.|\.num_batches_tracked$")
 
 
 def backbone_weights(path: Path, body: nn.Module) -> dict[str, Tensor]:
-    """The weights of a backbone from a published checkpoint, under timm's names.
+    """Read the weights of a backbone from a published checkpoint, under timm's names.
 
-    Known are state dicts of the architecture as such, of MoCo-v3's pre-training (``module.base_encoder.*``) and
-    linear probe (``module.*``), and of MMPretrain (``backbone.*``); heads and momentum encoders are left out.
+    It may be a state dict of the plain architecture, of MoCo-v3's pre-training (``module.base_encoder.*``) or linear
+    probe (``module.*``), or of MMPretrain (``backbone.*``). Heads and momentum encoders are ignored.
 
     Args:
-        path: safetensors, or a file of ``torch.save`` that holds nothing but tensors and plain values.
+        path: a safetensors file, or a file of ``torch.save`` with only tensors and plain values.
         body: the architecture, for names and shapes; may be on the meta device.
 
     Raises:
-        HetflError: the file is missing, no checkpoint, or one of another architecture.
+        HetflError: the file is missing, is not a checkpoint, or is of another architecture.
     """
     found = _timm_names(_read(path))
     expected = {key: tensor for key, tensor in body.state_dict().items() if not _BESIDE.search(key)}
@@ -58,7 +58,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         return read_tensors(path)[0]
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling raises whatever it stumbles over
+    except Exception as error:  # unpickling can raise any exception
         raise HetflError(
             f"{path}: is not a checkpoint of tensors ({type(error).__name__}); fetch it again"
         ) from error
@@ -66,7 +66,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping):
-        raise HetflError(f"{path}: holds no state dict but a {type(content).__name__}; give a checkpoint")
+        raise HetflError(f"{path}: holds a {type(content).__name__} instead of a state dict; give a checkpoint")
     return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
 
 

@@ -1,12 +1,11 @@
-"""Which models exist, and how one is built.
+"""The registry of models: which names exist, and how a model is built.
 
-A name is either one of the project's own architectures (tiny ones of the embedded default, MoCo-v3's, pFedPT's,
-FedTGP's) or a vision transformer or residual network of timm with its weights' tag, e.g.
-``vit_base_patch16_224.augreg_in21k_ft_in1k``. The tag ``random`` stands for an architecture with weights that are
-drawn from its name.
+A name is one of hetfl's own architectures (tiny ones for the embedded default, and those of MoCo-v3, pFedPT and
+FedTGP), or a vision transformer or residual network of timm with the tag of its weights, e.g.
+``vit_base_patch16_224.augreg_in21k_ft_in1k``. The tag ``random`` stands for random weights, seeded by the name.
 
-A name without a tag may end in the kind of its head: ``-h512`` for a hidden layer of 512 with ReLU, ``-relu`` for a
-ReLU behind the logits, ``-h512-relu`` for both; else the head is linear.
+A name without a tag may end in a kind of head: ``-h512`` for a hidden layer of 512 with ReLU, ``-relu`` for a ReLU
+after the logits, ``-h512-relu`` for both. Otherwise the head is linear.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
 
 DIGITS_VITS: dict[str, dict[str, Any]] = {
-    # Widths keep the papers' ratio 384 : 768 : 1024 and depths their 12 : 12 : 24.
+    # Widths have the ratio of the papers' 384 : 768 : 1024, and depths that of their 12 : 12 : 24.
     "digits_vit_small": {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2},
     "digits_vit_base": {"patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3},
     "digits_vit_large": {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 4},
     "digits_pfedpt_vit": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_ratio": 2},
 }
-"""Tiny stand-ins for ViT-S, -B and -L and for pFedPT's, on 32x32 images with 8x8 patches."""
+"""Tiny versions of ViT-S, -B and -L and of pFedPT's ViT, for 32x32 images with 8x8 patches."""
 
 DIGITS_RESNETS: dict[str, dict[str, Any]] = {
-    # Widths of the last map keep the papers' ratio 512 : 512 : 2048.
+    # Channels of the last feature map have the ratio of the papers' 512 : 512 : 2048.
     "digits_resnet_small": {"block": "basic", "layers": (1, 1, 0, 0), "channels": (8, 16, 16, 16)},
     "digits_resnet_base": {"block": "basic", "layers": (1, 2, 0, 0), "channels": (8, 16, 16, 16)},
     "digits_resnet_large": {"block": "bottleneck", "layers": (1, 1, 0, 0), "channels": (8, 16, 16, 16)},
 }
-"""Tiny stand-ins for ResNet18, -34 and -50, on 16x16 images."""
+"""Tiny versions of ResNet18, -34 and -50, for 16x16 images."""
 
 MOCO_VITS: dict[str, dict[str, Any]] = {
-    # Twelve heads for S, where timm's has six.
+    # ViT-S has twelve heads here, six in timm.
     "mocov3_vit_small": {"embed_dim": 384, "depth": 12, "num_heads": 12},
     "mocov3_vit_base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
     "mocov3_vit_large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
@@ -71,15 +70,15 @@ MOCO_FILES = {
 PFEDPT_VITS: dict[str, dict[str, Any]] = {
     "pfedpt_vit": {"patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 8, "mlp_ratio": 2},
 }
-"""pFedPT's own, 1,076,106 parameters with a head for 10 classes (FedHPL Table 5)."""
+"""pFedPT's ViT, which has 1,076,106 parameters with a head for 10 classes (FedHPL Table 5)."""
 
 MINI_VITS: dict[str, dict[str, Any]] = {
     "mini_vit": {"patch_size": 4, "embed_dim": 96, "depth": 8, "num_heads": 3, "mlp_ratio": 2},
 }
-"""Small enough to be pre-trained on a CPU, deep enough for the prompts' places in FGPT and SGPT."""
+"""Small enough for pre-training on a CPU, and deep enough for the blocks at which FGPT and SGPT insert prompts."""
 
 MINI_TAGS = ("cifar10", "cifar100")
-"""What :data:`MINI_VITS` are pre-trained on, the tags of their weights."""
+"""The data sets that :data:`MINI_VITS` are pre-trained on, which are the tags of their weights."""
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet4": {"block": "basic", "layers": (1, 0, 0, 0), "channels": (64, 64, 64, 64)},
@@ -100,18 +99,18 @@ HTCNNS = _eight_cnns("htcnn", (32, 64), wide=1024, narrow=512)
 """FedTGP's HtCNN_8, for grey images of 28x28."""
 
 DIGITS_CNNS = _eight_cnns("digits_cnn", (8, 16), wide=64, narrow=32)
-"""Tiny stand-ins for HtCNN_8, on grey images of 16x16."""
+"""Tiny versions of HtCNN_8, for grey images of 16x16."""
 
 CIFAR_CNNS: dict[str, dict[str, Any]] = {
     "cnn": {"convs": (32, 64), "widths": (512,)},
     "pfl_cnn": {"convs": (32, 64), "widths": (128,), "kernel": 3, "pool": "last"},
     "linear": {"convs": (), "widths": ()},
 }
-"""``cnn`` is FedAvg's, FedTGP's 4-layer CNN; ``pfl_cnn`` that of pfl-research's CIFAR-10 benchmark, without dropout;
-``linear`` a head on the pixels, which shows what everything but arithmetic costs."""
+"""``cnn`` is the CNN of FedAvg, which FedTGP calls 4-layer CNN. ``pfl_cnn`` is that of pfl-research's CIFAR-10
+benchmark, without dropout. ``linear`` is a head on the pixels; with it, benchmarks measure overhead."""
 
 PLAIN_CNNS: dict[str, dict[str, Any]] = {**CIFAR_CNNS, **HTCNNS, **DIGITS_CNNS}
-"""Networks whose fully connected layers fix the size of the image."""
+"""Networks that are made for one size of images, because of their fully connected layers."""
 
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}
 
@@ -122,7 +121,7 @@ FAMILIES: dict[str, type[Fitted]] = {
     "vit": PromptedViT,
     "grouped-vit": GroupedViT,
 }
-"""How backbones are used, each with ``numerics`` of its own, which those of the architectures' code are part of."""
+"""The families of backbones. The ``numerics`` of a family are also the version of its architectures' code."""
 
 _HALF = (0.5, 0.5, 0.5)
 _GREY = (0.5,)
@@ -138,10 +137,10 @@ OWN_SPECS = {
     **dict.fromkeys(HTCNNS, InputSpec(28, "bilinear", _GREY, _GREY)),
     **dict.fromkeys(DIGITS_CNNS, InputSpec(16, "bilinear", _GREY, _GREY)),
 }
-"""What the project's own architectures want to see, by name."""
+"""The inputs that hetfl's own architectures expect, by name."""
 
 RANDOM = "random"
-"""The tag of weights that are drawn from the model's name."""
+"""The tag of random weights, seeded by the model's name."""
 
 _HEAD = re.compile(r"h(?P<hidden>[1-9]\d*)(-relu)?|relu")
 """Kinds of heads beside the linear one."""
@@ -151,7 +150,7 @@ def check_name(name: str, where: str = "") -> None:
     """Check that a model exists.
 
     Raises:
-        HetflError: it does not; the nearest known name is suggested.
+        HetflError: it does not exist; the error suggests the most similar name.
     """
     plain, _, head = name.partition("-")
     architecture = plain.partition(".")[0]
@@ -167,9 +166,9 @@ def check_name(name: str, where: str = "") -> None:
         raise unknown("weights tag", plain, tags, where)
     prefix = f"{where}: " if where else ""
     if plain != name and not _HEAD.fullmatch(head):
-        raise HetflError(f"{prefix}{name}: no such head {head!r}; use h<width>, relu or h<width>-relu")
+        raise HetflError(f"{prefix}{name}: unknown head {head!r}; use h<width>, relu or h<width>-relu")
     if head and "." in plain:
-        raise HetflError(f"{prefix}{name}: a weights tag goes with a linear head; use {plain}")
+        raise HetflError(f"{prefix}{name}: a model with a weights tag has a linear head; use {plain}")
 
 
 def check_options(
@@ -178,24 +177,26 @@ def check_options(
     where: str = "",
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
 ) -> None:
-    """Check that a model can be fitted out as a method wants it, without building it.
+    """Check that a model supports a method's options, without building it.
 
     Args:
         name: a name of this registry.
-        options: what the method wants; its ``auxiliary`` is a name of this registry too.
-        where: the key that is at fault, e.g. ``"params.yaml: experiments.x.rows.y"``.
-        inputs: where the experiment's images depart from what the backbone wants.
+        options: the method's options; their ``auxiliary`` is also a name of this registry.
+        where: the key to name in an error, e.g. ``"params.yaml: experiments.x.rows.y"``.
+        inputs: the experiment's input settings.
 
     Raises:
-        HetflError: the family does not take such prompts, a network does not take such images, or pre-trained weights
-            do not allow such a stem or size.
+        HetflError: the model does not support the prompts or the images, or its pre-trained weights do not allow the
+            stem or the size.
     """
     prefix = f"{where}: " if where else ""
     if options.prompts in ("shallow", "deep", "inserted") and not is_vit(name):
-        raise HetflError(f"{prefix}{name} takes no {options.prompts} prompts, it has no tokens; use frame or border")
+        raise HetflError(
+            f"{prefix}{name} takes no {options.prompts} prompts, since it has no tokens; use frame or border"
+        )
     if options.prompts == "frame" and (is_vit(name) or architecture_of(name) in PLAIN_CNNS):
         others = "deep, shallow or border" if is_vit(name) else "border"
-        raise HetflError(f"{prefix}{name} takes no frame, it is made for one size of images; use {others}")
+        raise HetflError(f"{prefix}{name} takes no frame, since it is made for one size of images; use {others}")
     given = inputs.spec(input_spec(name))
     _check_size(name, given.size, prefix)
     if (second := options.auxiliary) is not None:
@@ -208,24 +209,26 @@ def check_options(
     if options.weights == "scratch" or is_random(name):
         return
     if options.stem == "cifar" and is_resnet(name):
-        raise HetflError(f"{prefix}{name}: pre-trained weights have the imagenet stem; a cifar stem needs scratch")
+        raise HetflError(
+            f"{prefix}{name}: pre-trained weights have the imagenet stem; a cifar stem needs weights: scratch"
+        )
     if is_vit(name) and inputs.size is not None and inputs.size != (size := input_spec(name).size):
-        raise HetflError(f"{prefix}{name}: pre-trained weights want {size} pixels, input.size is {inputs.size}")
+        raise HetflError(f"{prefix}{name}: pre-trained weights need {size} pixels, input.size is {inputs.size}")
 
 
 def _check_size(name: str, size: int, prefix: str) -> None:
     kind = {key: value for key, value in PLAIN_CNNS.get(architecture_of(name), {}).items() if key != "widths"}
     if kind and last_side(size, **kind) < 1:
-        raise HetflError(f"{prefix}{name}: nothing is left of images of {size} pixels; set a larger input.size")
+        raise HetflError(f"{prefix}{name}: images of {size} pixels are too small; set a larger input.size")
 
 
 def architecture_of(name: str) -> str:
-    """A model's name without its weights' tag and the kind of its head."""
+    """A model's name without the tag of its weights and the kind of its head."""
     return name.partition("-")[0].partition(".")[0]
 
 
 def family_of(name: str, prompts: str = "none") -> str:
-    """The key of :data:`FAMILIES` that a model is one of when it has such prompts."""
+    """The key in :data:`FAMILIES` of a model with such ``prompts``."""
     if is_vit(name):
         return "grouped-vit" if prompts == "inserted" else "vit"
     if is_resnet(name):
@@ -251,12 +254,12 @@ def is_resnet(name: str) -> bool:
 
 
 def is_random(name: str) -> bool:
-    """Whether a model's weights are drawn from its name, so that there is no file of them."""
+    """Whether a model has random weights, seeded by its name, which need no file."""
     return name.partition(".")[2] == RANDOM
 
 
 def input_spec(name: str) -> InputSpec:
-    """What the backbone wants to see; for timm models the statistics its weights were trained with."""
+    """The input that a backbone expects; for timm models, the one that its weights were trained with."""
     architecture = architecture_of(name)
     if architecture in OWN_SPECS:
         return OWN_SPECS[architecture]
@@ -265,12 +268,12 @@ def input_spec(name: str) -> InputSpec:
 
 
 def weights_path(name: str, folder: Path) -> Path:
-    """Where a model's pre-trained weights lie, whatever its head."""
+    """The path of a model's pre-trained weights, which does not depend on its head."""
     return folder / f"{name.partition('-')[0]}.safetensors"
 
 
 def weights_file(name: str, folder: Path) -> Path | None:
-    """The file that a model's pre-trained weights are read from, there or not; None for a ``random`` one."""
+    """The path of a model's pre-trained weights, whether or not the file exists; None for random weights."""
     return None if is_random(name) else weights_path(name, folder)
 
 
@@ -300,17 +303,18 @@ def build(
     weights: Path = Path("weights"),
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
 ) -> Model:
-    """Build a model as a method wants it.
+    """Build a model for a method.
 
     Args:
         name: a name of this registry.
         num_classes: C.
-        options: prompts, body, feature, head.
-        weights: the folder with ``<name>.safetensors``, read when ``options.weights`` is ``pretrained``.
-        inputs: where the experiment's images depart from what the backbone wants.
+        options: the method's options.
+        weights: the folder with ``<name>.safetensors``, read if ``options.weights`` is ``pretrained``.
+        inputs: the experiment's input settings.
 
     Raises:
-        HetflError: unknown name, options that do not fit, missing weights, or weights of another architecture.
+        HetflError: the name is unknown, the model does not support the options, or its weights are missing or of
+            another architecture.
     """
     check_name(name)
     if options.auxiliary is not None:
@@ -345,11 +349,12 @@ def _head(name: str) -> Layer:
 
 
 def creator(name: str, size: int | None = None, zero_init_last: bool = True) -> Callable[[], nn.Module]:
-    """A function that makes the backbone without a head, with fresh weights.
+    """A function that makes the backbone without a head, with newly initialised weights.
 
     Args:
         name: a name of this registry.
-        size: pixels of a side that a vision transformer or plain CNN is made for; None: what its weights want.
+        size: height and width of images in pixels, for vision transformers and plain CNNs; None: the size that the
+            backbone expects.
         zero_init_last: whether the last batch normalisation of a residual block starts at 0.
     """
     architecture = architecture_of(name)
@@ -372,14 +377,14 @@ def creator(name: str, size: int | None = None, zero_init_last: bool = True) -> 
 
 
 def _own_vit(size: int, architecture: dict[str, Any]) -> nn.Module:
-    # On the meta device there is nothing to fill, but torch would import its compiler, which takes seconds.
+    # On the meta device initialisation has no effect, but torch would import its compiler for it, for seconds.
     fill = "skip" if torch.get_default_device().type == "meta" else ""
     timm = part("timm.models.vision_transformer")
     return timm.VisionTransformer(img_size=size, num_classes=0, weight_init=fill, **architecture)
 
 
 def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
-    """The pre-trained weights of a backbone, by name of parameter.
+    """Read the pre-trained weights of a backbone, by name of parameter.
 
     Raises:
         HetflError: the file is missing or broken.
@@ -387,20 +392,23 @@ def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
     path = weights_path(name, folder)
     if not path.exists():
         raise HetflError(missing_weights(name, path))
-    # A count of batches, which files of other programs hold, decides nothing.
+    # The count of batches, which published files contain, is not used.
     return {key: value for key, value in read_tensors(path)[0].items() if not key.endswith("num_batches_tracked")}
 
 
 def missing_weights(name: str, path: Path) -> str:
-    """One line that says what to do about weights that are not there."""
+    """An error line about missing weights that says how to get them."""
     return f"{path}: the weights of {name} are missing; {_remedy(name)}"
 
 
 def fetch_weights(name: str, folder: Path) -> Path:
     """Download a backbone's published weights through timm and store them as safetensors.
 
+    Returns:
+        The path of the file.
+
     Raises:
-        HetflError: the name has no weights that timm publishes or the hub cannot be reached.
+        HetflError: timm publishes no weights for the name, or the hub cannot be reached.
     """
     check_name(name)
     if is_random(name) or architecture_of(name) in OWN_SPECS:
@@ -423,14 +431,14 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
         folder: gets ``<name>.safetensors``.
 
     Raises:
-        HetflError: the name is unknown or has no weights from elsewhere, or the file is not of that architecture.
+        HetflError: the name is unknown or has no published weights, or the file is of another architecture.
     """
     from hetfl.models.published import backbone_weights
 
     check_name(name)
     architecture = architecture_of(name)
     if is_random(name) or (architecture in OWN_SPECS and architecture not in MOCO_VITS):
-        raise HetflError(f"{name}: takes no weights from elsewhere; {_remedy(name)}")
+        raise HetflError(f"{name}: has no published weights; {_remedy(name)}")
     with torch.device("meta"):
         body = creator(name)()
     tensors = backbone_weights(source, body)
@@ -441,7 +449,7 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
 
 def _remedy(name: str) -> str:
     if is_random(name):
-        return "they are drawn from the name, nothing needs to be stored"
+        return "its weights are random, seeded by the name, and need no file"
     architecture = architecture_of(name)
     if architecture in DIGITS_VITS or architecture in DIGITS_RESNETS:
         return "make them with dvc repro pretrain"
@@ -450,8 +458,8 @@ def _remedy(name: str) -> str:
     if architecture in MOCO_FILES:
         return f"fetch {MOCO_FILES[architecture]} and run `hetfl weights {name} --from FILE`"
     if architecture in OWN_SPECS:
-        return f"nobody publishes any, so use a method that starts from scratch, or {architecture}.{RANDOM}"
-    return f"where the hub can be reached run `hetfl weights {name}`, else copy that file from such a machine"
+        return f"there are no published ones; use a method that trains from scratch, or {architecture}.{RANDOM}"
+    return f"run `hetfl weights {name}`, or copy the file from a machine that can reach the hub"
 
 
 def _random_weights(name: str, create: Callable[[], nn.Module]) -> dict[str, Tensor]:

@@ -19,15 +19,15 @@ from hetfl.models.parts import part
 
 
 class FittedResNet(Fitted):
-    """A residual network whose last map is averaged to one value per channel, or to a few and flattened."""
+    """A residual network whose last feature map is pooled to one value per channel, or to a small flattened grid."""
 
     numerics = 1
 
     def feature_width(self, options: ModelOptions) -> int:
-        """Channels, or ``flat`` where it is channels times a square.
+        """The number of channels, or ``flat`` if it is set.
 
         Raises:
-            HetflError: ``flat`` is not.
+            HetflError: ``flat`` is not the number of channels times a square number.
         """
         channels = self.body.num_features
         if options.flat is None:
@@ -37,7 +37,7 @@ class FittedResNet(Fitted):
         return options.flat
 
     def features(self, images: Tensor) -> Tensor:
-        """The pooled last map [B, d] of ``images`` [B, 3, H, W]."""
+        """The pooled last feature map [B, d] of ``images`` [B, 3, H, W]."""
         last = self.body.forward_features(images)
         if self.options.flat is None:
             return self.body.forward_head(last, pre_logits=True)
@@ -45,10 +45,9 @@ class FittedResNet(Fitted):
 
 
 def cifar_stem(create: Callable[[], Any]) -> Callable[[], nn.Module]:
-    """Replace the stem of what ``create`` makes by one for small images: 3x3 with stride 1, no max-pool.
+    """Wrap ``create`` so that its network has a stem for small images: 3x3 with stride 1, no max-pool.
 
-    Raises:
-        HetflError: when called, for a stem of several convolutions.
+    The function that is returned raises a HetflError for networks whose stem has several convolutions.
     """
 
     def made() -> nn.Module:
@@ -66,19 +65,19 @@ def cifar_stem(create: Callable[[], Any]) -> Callable[[], nn.Module]:
 def small_resnet(
     block: str, layers: Sequence[int], channels: Sequence[int], zero_init_last: bool = True
 ) -> nn.Module:
-    """A residual network of a few layers or channels, with fresh weights and no head.
+    """A small residual network with newly initialised weights and no head.
 
     Args:
         block: ``basic`` or ``bottleneck``.
-        layers: blocks of the four stages; the last ones may be empty.
-        channels: of the stages; the stem has the first's.
+        layers: number of blocks of each of the four stages; the last stages may be empty.
+        channels: of each stage; the stem has as many as the first stage.
         zero_init_last: whether the last batch normalisation of a block starts at 0.
     """
     timm = part("timm.models.resnet")
     kinds: dict[str, Any] = {"basic": timm.BasicBlock, "bottleneck": timm.Bottleneck}
-    # timm's plain stem has 64 channels; a deep one has as many as it is told, and is made plain here.
+    # timm's plain stem always has 64 channels. A deep stem takes a width; its convolution is replaced below.
     more: dict[str, Any] = {"stem_type": "deep", "stem_width": channels[0] // 2, "zero_init_last": zero_init_last}
-    # timm cannot make a single block: it divides by their number less one.
+    # timm fails for a single block, since it divides by the number of blocks minus one.
     single = sum(layers) == 1
     made = (1, 1, 0, 0) if single else tuple(layers)
     body: Any = timm.ResNet(kinds[block], made, num_classes=0, channels=tuple(channels), **more)

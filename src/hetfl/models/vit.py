@@ -21,33 +21,33 @@ from hetfl.models.pixels import PixelPrompts
 class PromptedViT(Fitted):
     """A vision transformer with prompts among its tokens.
 
-    The token order is [cls, prompts, patches]; prompts enter after the position embedding and carry none (FedHPL
-    Eq. 3). ``deep`` prompts replace the previous layer's prompt outputs before every block (Eq. 5), ``shallow``
-    ones enter before the first block only (Eq. 4).
+    The token order is [cls, prompts, patches]. Prompts enter after the position embedding and have none themselves
+    (FedHPL Eq. 3). ``deep`` prompts replace the outputs of the previous layer's prompts before every block (Eq. 5);
+    ``shallow`` prompts enter before the first block only (Eq. 4).
     """
 
     numerics = 1
 
     def make_prompts(self, options: ModelOptions, spec: InputSpec) -> nn.Parameter | PixelPrompts | None:
-        """Tokens [layers, n, d], or what every family takes."""
+        """Make prompts as tokens [layers, n, d], or in pixels."""
         if options.prompts not in ("shallow", "deep"):
             return super().make_prompts(options, spec)
         layers = len(self.body.blocks) if options.prompts == "deep" else 1
         return nn.Parameter(torch.zeros(layers, options.prompt_length, self.body.embed_dim))
 
     def fresh_prompts(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Tokens uniform within VPT's bound sqrt(6 / (3 p^2 + d)) for patches of p x p pixels."""
+        """Initial prompts, uniform within VPT's bound sqrt(6 / (3 p^2 + d)) for patches of p x p pixels."""
         if not isinstance(self.prompts, nn.Parameter):
             return super().fresh_prompts(generator)
         return {"prompts": self.uniform(self.prompts.shape, generator)}
 
     def uniform(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Tokens uniform within VPT's bound."""
+        """Draw tokens of this shape, uniform within VPT's bound."""
         bound = math.sqrt(6 / (3 * self.body.patch_embed.patch_size[0] ** 2 + self.body.embed_dim))
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
     def inserted(self, samples: int) -> Sequence[Tensor]:
-        """The tokens [B, n, d] that enter each of the first layers, of B ``samples``."""
+        """The prompts [B, n, d] of each layer that has some, for B ``samples``, with dropout in training."""
         if self.prompts is None or isinstance(self.prompts, PixelPrompts):
             return ()
         layers = [layer.expand(samples, -1, -1) for layer in self.prompts.unbind()]
@@ -56,7 +56,7 @@ class PromptedViT(Fitted):
         return self.prompt_dropout(torch.stack(layers, dim=1)).unbind(dim=1)
 
     def lower(self) -> bool:
-        """Have the frozen blocks' linear layers and attention in bfloat16, all else, the tokens too, as it is."""
+        """Compute the frozen blocks' linear layers and attention in bfloat16. Tokens and all else keep their type."""
         for layer in self.body.blocks.modules():
             if isinstance(layer, nn.Linear):
                 layer.to(torch.bfloat16)
@@ -64,7 +64,7 @@ class PromptedViT(Fitted):
         return True
 
     def run(self, block: nn.Module, tokens: Tensor) -> Tensor:
-        """A block's output [B, T, d]."""
+        """Run a block on ``tokens`` [B, T, d]."""
         if not self.lowered:
             return block(tokens)
         with torch.autocast(tokens.device.type, torch.bfloat16):

@@ -191,7 +191,7 @@ def table_10(params: Params) -> TableSpec:
     return TableSpec(
         name="fedhpl-table-10",
         title="FedHPL, Table 10: logits uploaded by all clients in the first and the last round, M elements",
-        head="Split",
+        head="Subset",
         rows=_models_and_splits(),
         columns=columns,
         entries=grid(_models_and_splits(), columns, cell),
@@ -219,7 +219,7 @@ def table_11(params: Params) -> TableSpec:
     return TableSpec(
         name="fedhpl-table-11",
         title="FedHPL, Table 11: uploads averaged per class or all correct logits, average test accuracy (%)",
-        head="Split",
+        head="Subset",
         rows=_models_and_splits(),
         columns=columns,
         entries=grid(_models_and_splits(), columns, cell),

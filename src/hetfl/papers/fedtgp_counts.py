@@ -20,7 +20,7 @@ from hetfl.data.batches import Batch, class_counts
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Partition, Practical, make_partition
 from hetfl.data.partitions.base import Side
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, cells
@@ -83,7 +83,7 @@ class Setting:
     @cached_property
     def split(self) -> Partition:
         """The partition of Cifar100 that all methods and trials share; it counts through :data:`LABELS`."""
-        pool = Split(np.empty((len(LABELS), 0), np.uint8), LABELS)
+        pool = Subset(np.empty((len(LABELS), 0), np.uint8), LABELS)
         dataset = Dataset("cifar100", "Cifar100", tuple(map(str, range(CLASSES))), {"all": pool}, checksum="")
         scheme = Practical.model_validate(self._any.partition | {"pool": ("all",)})
         return make_partition(scheme, dataset, Draws(self._any.seed))

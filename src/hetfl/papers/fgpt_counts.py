@@ -18,7 +18,7 @@ from torch import Tensor
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Pathological, make_partition
 from hetfl.data.sets import CATALOGUE
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Params, cells, shared_settings
 from hetfl.message import Message, Tensors
@@ -400,7 +400,7 @@ def client_sizes(place: Place) -> tuple[int, ...]:
     """
     each = {"train": 500, "test": 100}
     labels = {side: np.repeat(np.arange(place.classes), many) for side, many in each.items()}
-    splits = {side: Split(np.empty((len(some), 0), np.uint8), some) for side, some in labels.items()}
+    splits = {side: Subset(np.empty((len(some), 0), np.uint8), some) for side, some in labels.items()}
     dataset = Dataset("cifar100", "CIFAR-100", tuple(map(str, range(place.classes))), splits, checksum="")
     scheme = Pathological.model_validate(place.partition)
     return tuple(len(part) for part in make_partition(scheme, dataset, Draws(0)).train)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from PIL import Image
 
 from hetfl.data.batches import DeviceImages
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.models import Model
 from hetfl.papers.panels import FeatureFigure, ImageFigure
@@ -53,8 +53,8 @@ def read_features(figure: FeatureFigure, dataset: Dataset, model: Model, device:
     values = dataset.attribute(figure.attribute, ["test"])
     order = Draws(0).numpy_generator("figure:features").permutation(len(values))
     chosen = np.sort(order[: figure.samples])
-    split = dataset.split("test")
-    images = DeviceImages([Split(split.images[chosen], split.labels[chosen])], model.spec, device)
+    split = dataset.subset("test")
+    images = DeviceImages([Subset(split.images[chosen], split.labels[chosen])], model.spec, device)
     everything = torch.arange(len(images), device=device)
     points = [
         torch.cat([model.query(batch.images, block).float() for batch in images.batches(everything, _BATCH)])
@@ -153,7 +153,7 @@ def image_figure(figure: ImageFigure, dataset: Dataset | None, path: Path) -> li
 
 def _strip(figure: ImageFigure, dataset: Dataset, name: str) -> np.ndarray:
     """An image of each class side by side, uint8 [height, width, 4], transparent between them."""
-    split = dataset.split("train")
+    split = dataset.subset("train")
     value = dataset.attributes[figure.attribute].index(name)
     order = Draws(0).numpy_generator("figure:images", value).permutation(len(split))
     order = order[dataset.attribute(figure.attribute, ["train"])[order] == value]

@@ -14,7 +14,7 @@ from torch import Tensor
 from hetfl.data.batches import DeviceImages, Transform
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.methods.base import Client, Method
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import weights_checksum
@@ -27,7 +27,7 @@ LARGE = 5_000_000
 """Parameters of a backbone from which bfloat16 pays on a CPU."""
 
 PUBLIC = ("",)
-"""Stands for the public data set where splits are named."""
+"""Stands for the public data set where subsets are named."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class ClientData:
     """One client's share: images on the device and the indices that are its own.
 
     Attributes:
-        train_images, test_images: the splits that the indices count through, shared by all clients whose models
+        train_images, test_images: the subsets that the indices count through, shared by all clients whose models
             want the same input.
-        train, test: int64 indices on the device; clients that are tested on the whole test split share one tensor.
+        train, test: int64 indices on the device; clients that are tested on the whole test subset share one tensor.
         augment: changes training images while they are trained on, or None.
         public_images: the public data set that clients and server share, or None.
     """
@@ -79,7 +79,7 @@ def build_federation(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
-    public: Split | None = None,
+    public: Subset | None = None,
     features: Path | None = None,
     precision: Precision | Literal["auto"] = "float32",
 ) -> Federation:
@@ -88,7 +88,7 @@ def build_federation(
     Args:
         method: says how backbones are fitted out.
         models: names of architectures, dealt to clients in turn.
-        dataset: with splits ``train`` and ``test``.
+        dataset: with subsets ``train`` and ``test``.
         partition: which samples are whose.
         weights: folder with pre-trained weights.
         device: where everything lives.
@@ -115,11 +115,11 @@ def build_federation(
     def images(names: tuple[str, ...], model_name: str) -> DeviceImages:
         spec = built[model_name].spec
         if (names, spec) not in resident:
-            splits = [public] if names == PUBLIC and public else [dataset.split(name) for name in names]
-            resident[names, spec] = found = DeviceImages(splits, spec, device, dtype)
+            subsets = [public] if names == PUBLIC and public else [dataset.subset(name) for name in names]
+            resident[names, spec] = found = DeviceImages(subsets, spec, device, dtype)
             if query is not None:
                 by = encoder or built[model_name]
-                seen = found if by.spec == spec else DeviceImages(splits, by.spec, device, dtype)
+                seen = found if by.spec == spec else DeviceImages(subsets, by.spec, device, dtype)
                 content = {
                     "data": [dataset.checksum, names],
                     "input": asdict(by.spec),

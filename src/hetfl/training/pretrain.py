@@ -1,4 +1,4 @@
-"""Supervised training of backbones on one split of a data set."""
+"""Supervised training of backbones on one subset of a data set."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hetfl.tensors import write_tensors
 
 
 class PretrainSettings(Settings):
-    """Supervised training of backbones on one split of a data set."""
+    """Supervised training of backbones on one subset of a data set."""
 
     dataset: str
-    split: str = "public"
+    subset: str = "public"
     models: Different[str]
     input: InputSettings = InputSettings()
     epochs: int = Field(ge=1)
@@ -41,7 +41,7 @@ def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Pa
     Args:
         name: of the architecture.
         settings: the protocol.
-        dataset: holds the split to train on.
+        dataset: holds the subset to train on.
         folder: gets ``<name>.safetensors``.
         device: where to train.
 
@@ -49,7 +49,7 @@ def pretrain(name: str, settings: PretrainSettings, dataset: Dataset, folder: Pa
         The training accuracy in the last epoch, as a fraction.
     """
     draws = Draws(settings.seed)
-    images = DeviceImages([dataset.split(settings.split)], settings.input.spec(input_spec(name)), device)
+    images = DeviceImages([dataset.subset(settings.subset)], settings.input.spec(input_spec(name)), device)
     with seeded_library_code(draws.key(f"pretrain:{name}")):
         body: Any = creator(name)()
         model = nn.Sequential(body, nn.Linear(body.num_features, dataset.num_classes)).to(device)

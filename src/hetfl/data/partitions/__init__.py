@@ -1,7 +1,6 @@
-"""How clients share a data set: one settings class per scheme, index lists as the result.
+"""Partitions of a data set among clients: one settings class per scheme, and a list of indices per client.
 
-A scheme is a subclass of :class:`Scheme` that knows how to cut; it joins ``PartitionSettings`` and nothing
-else changes.
+A new scheme is a subclass of :class:`Scheme` with a method ``cut``, and a member of ``PartitionSettings``.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What a partition is, what every scheme has, and the check that a partition is what its scheme promises."""
+"""The partition, the base class of all schemes, and the check that a partition has its scheme's properties."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Partition:
     """Which samples each client holds.
 
     Attributes:
-        train: per client, int64 indices of its training samples, none twice.
-        test: the same for its test samples; None means that every client is tested on all there are.
-        train_from: names of the splits that the training indices count through, one after another.
+        train: for each client, int64 indices of its training samples, without duplicates.
+        test: the same for its test samples; None if every client is tested on all test samples.
+        train_from: names of the subsets that the training indices refer to, as if they were concatenated.
         test_from: the same for the test indices.
     """
 
@@ -44,22 +44,22 @@ class Partition:
         """Samples per client and class, int64 [clients, num_classes].
 
         Args:
-            labels: labels of the splits that the side's indices count through, int64 [N].
+            labels: labels of the subsets that the side's indices refer to, int64 [N].
             num_classes: number of classes.
-            side: training or test samples; for these, clients must have their own.
+            side: training or test samples; clients must have test samples of their own.
         """
         parts = self.train if side == "train" else self.test or ()
         return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
     def holders(self, side: Side, dataset: Dataset) -> dict[str, np.ndarray]:
-        """How many clients hold each sample, int64 [size of the split], by split.
+        """How many clients hold each sample: int64 [size of the subset], by name of the subset.
 
         Args:
-            side: held for training or for testing.
-            dataset: the data set that is shared.
+            side: whether samples held for training or for testing are counted.
+            dataset: the data set that the partition divides.
         """
         parts, names = (self.train, self.train_from) if side == "train" else (self.test, self.test_from)
-        sizes = [len(dataset.split(name)) for name in names]
+        sizes = [len(dataset.subset(name)) for name in names]
         if parts is None:
             return {name: np.full(size, self.clients) for name, size in zip(names, sizes, strict=True)}
         counts = np.bincount(np.concatenate(parts), minlength=sum(sizes))
@@ -67,14 +67,17 @@ class Partition:
 
 
 class Scheme(Settings):
-    """What every partition scheme has; the class variables and properties are what it promises.
+    """Base class of all partition schemes.
+
+    The class variables and properties are the scheme's guarantees, which :func:`check_partition` checks. They hold
+    for the partition before ``quantity`` and ``test_quantity`` reduce it.
 
     Attributes:
         clients: number of clients.
-        seed: draw with this seed whatever the trial's, so that all trials share one partition; None: the trial's.
-        quantity: the part of its training samples that every client keeps, rounded down, at least one; what is
-            kept at 0.1 is kept at 0.2 as well. Promises are about the partition before this.
-        test_quantity: the same for test samples; of a shared test split every client keeps the same ones.
+        seed: of the partition, so that all trials share it; None: each trial has its own partition.
+        quantity: the share of its training samples that every client keeps, rounded down but at least one sample. The
+            samples kept with a smaller share are among those kept with a larger one.
+        test_quantity: the same for test samples; if clients share the test subset, all keep the same samples.
     """
 
     clients: int = Field(default=5, ge=1)
@@ -83,22 +86,22 @@ class Scheme(Settings):
     test_quantity: float = Field(default=1.0, gt=0, le=1)
 
     disjoint: ClassVar[tuple[Side, ...]] = ("train", "test")
-    """The sides on which no sample is held by two clients."""
+    """The sides on which no two clients hold the same sample."""
     test: ClassVar[Literal["shared", "own"]] = "shared"
-    """Whether every client is tested on the whole test split or on a part of its own."""
+    """Whether all clients are tested on the whole test subset (shared) or each on its own test samples."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the splits that training samples come from."""
+        """Names of the subsets that training samples are taken from."""
         return ("train",)
 
     @property
     def exhaustive(self) -> bool:
-        """Every sample of the splits in use is held by some client, for training or for testing."""
+        """Whether some client holds each sample of these subsets, for training or for testing."""
         return True
 
     def least(self, class_sizes: np.ndarray) -> np.ndarray:
-        """Training samples of each class that every client holds at least, int64 [C].
+        """The minimum number of training samples of each class that every client holds, int64 [C].
 
         Args:
             class_sizes: training samples of each class, int64 [C].
@@ -107,15 +110,24 @@ class Scheme(Settings):
 
     @abstractmethod
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Draw a partition; see :func:`make_partition`, which checks what comes out."""
+        """Draw a partition; :func:`make_partition` calls this and checks the result.
+
+        Args:
+            dataset: the data set to divide.
+            draws: the source of randomness.
+            where: the key that holds the settings, for error messages.
+
+        Raises:
+            HetflError: the data set cannot be divided like this.
+        """
 
 
 class PooledScheme(Scheme):
-    """A scheme that puts splits together and parts them anew into training and test samples.
+    """A scheme that pools subsets and divides the pool anew into training and test samples.
 
     Attributes:
-        pool: names of the splits, in this order.
-        train_share: the part that becomes training samples.
+        pool: names of the subsets, in order.
+        train_share: the share of the pool that becomes training samples.
     """
 
     pool: tuple[str, ...] = Field(default=("train", "test"), min_length=1)
@@ -125,9 +137,9 @@ class PooledScheme(Scheme):
 
     @field_validator("pool")
     @classmethod
-    def _splits_are_different(cls, pool: tuple[str, ...]) -> tuple[str, ...]:
+    def _subsets_are_different(cls, pool: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(pool)) < len(pool):
-            raise ValueError("names a split twice")
+            raise ValueError("names a subset twice")
         return pool
 
     @property
@@ -137,22 +149,22 @@ class PooledScheme(Scheme):
 
 
 def make_partition(settings: Scheme, dataset: Dataset, draws: Draws, where: str = "partition") -> Partition:
-    """Share a data set among clients; only its labels and attributes are looked at.
+    """Partition a data set among clients by its labels and attributes.
 
     Args:
         settings: the scheme.
         dataset: the data set.
-        draws: the source of randomness, unless the settings bring a seed of their own.
+        draws: the source of randomness, unless the settings have a seed.
         where: the key that holds the settings, e.g. ``"params.yaml: partitions.digits.splits.noniid"``.
 
     Raises:
-        HetflError: the scheme cannot be met, or a client is left without a training sample.
+        HetflError: the scheme cannot be applied, or leaves a client without a training sample.
     """
     for name in settings.sources:
-        if name not in dataset.splits:
+        if name not in dataset.subsets:
             key = f"{where}.pool" if isinstance(settings, PooledScheme) else where
-            raise unknown("split", name, dataset.splits, key)
-    samples = sum(len(dataset.split(name)) for name in settings.sources)
+            raise unknown("subset", name, dataset.subsets, key)
+    samples = sum(len(dataset.subset(name)) for name in settings.sources)
     if settings.clients > samples:
         raise HetflError(f"{where}.clients: {settings.clients} is more than the {samples} training samples")
     if settings.seed is not None:
@@ -171,23 +183,23 @@ def make_partition(settings: Scheme, dataset: Dataset, draws: Draws, where: str 
 
 
 def check_partition(partition: Partition, settings: Scheme, dataset: Dataset, where: str = "partition") -> None:
-    """Check that a partition, before its ``quantity`` is cut down, is what its scheme promises.
+    """Check that a partition, before ``quantity`` reduces it, has its scheme's guarantees.
 
-    A client without test samples is allowed: it is left out of statistics per client.
+    A client may have no test samples; statistics over clients then leave it out.
 
     Args:
         partition: the partition.
         settings: the scheme.
-        dataset: the data set it shares.
+        dataset: the data set that it divides.
         where: the key that holds the settings.
 
     Raises:
-        HetflError: it is not.
+        HetflError: the partition violates a guarantee.
     """
     if partition.clients != settings.clients:
         raise HetflError(f"{where}.clients: {settings.clients}, the partition has {partition.clients}")
     if (partition.test is None) != (settings.test == "shared"):
-        raise HetflError(f"{where}.scheme: the test split must be {settings.test}, it is not")
+        raise HetflError(f"{where}.scheme: clients' test samples must be {settings.test}, they are not")
     labels = dataset.labels(partition.train_from)
     _check_indices(partition.train, "train", len(labels), settings, where)
     if partition.test is not None:
@@ -209,7 +221,7 @@ def check_partition(partition: Partition, settings: Scheme, dataset: Dataset, wh
 def _check_indices(parts: Sequence[np.ndarray], side: Side, size: int, settings: Scheme, where: str) -> None:
     for client, part in enumerate(parts):
         if part.dtype != np.int64 or len(np.unique(part)) < len(part):
-            raise HetflError(f"{where}: {side} indices of client {client} must be int64, none twice")
+            raise HetflError(f"{where}: {side} indices of client {client} must be int64 without duplicates")
         if len(part) and (part.min() < 0 or part.max() >= size):
             raise HetflError(f"{where}: {side} indices of client {client} must lie in 0..{size - 1}")
     if len(parts) != settings.clients:
@@ -222,14 +234,14 @@ def _check_holders(partition: Partition, settings: Scheme, dataset: Dataset, whe
         for name, counts in held.items() if side in settings.disjoint else ():
             if (counts > 1).any():
                 sample = int(np.argmax(counts > 1))
-                raise HetflError(f"{where}: {side} sample {sample} of {name} must have one client, it has more")
+                raise HetflError(f"{where}: {side} sample {sample} of {name} has several clients; one is allowed")
     for name in dict.fromkeys((*train, *test)):
-        none = np.zeros(len(dataset.split(name)), dtype=np.int64)
+        none = np.zeros(len(dataset.subset(name)), dtype=np.int64)
         trains, tests = train.get(name, none), test.get(name, none)
         if (both := (trains > 0) & (tests > 0)).any():
-            raise HetflError(f"{where}: sample {int(np.argmax(both))} of {name} is both trained and tested on")
+            raise HetflError(f"{where}: sample {int(np.argmax(both))} of {name} is both a training and a test sample")
         if settings.exhaustive and (free := trains + tests == 0).any():
-            raise HetflError(f"{where}: sample {int(np.argmax(free))} of {name} must have a client, it has none")
+            raise HetflError(f"{where}: sample {int(np.argmax(free))} of {name} has no client; one is needed")
 
 
 def _thin(parts: Sequence[np.ndarray], quantity: float, draws: Draws, purpose: str) -> tuple[np.ndarray, ...]:

@@ -15,13 +15,15 @@ from hetfl.errors import HetflError, unknown
 
 
 class Domains(Scheme):
-    """Every domain cut into equal random parts, training and test split alike; clients in the order of domains.
+    """Every domain is divided into equal random parts, one per client, for training and for testing alike.
+
+    Clients are numbered in the order of the domains.
 
     Attributes:
-        attribute: the attribute that tells the domains apart.
-        clients_per_domain: parts of each domain.
-        limit: every client keeps that part, rounded down, of the smallest client's number of training samples, a
-            random choice; None: it keeps all of its own.
+        attribute: name of the attribute that holds a sample's domain.
+        clients_per_domain: number of parts of each domain.
+        limit: every client keeps the same number of its training samples, at random: this share, rounded down, of the
+            number that the smallest client has. None: clients keep all their samples.
     """
 
     scheme: Literal["domains"] = "domains"
@@ -33,11 +35,11 @@ class Domains(Scheme):
 
     @property
     def exhaustive(self) -> bool:
-        """Only without a limit."""
+        """True without a limit."""
         return self.limit is None
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Shuffle each domain and cut it."""
+        """Shuffle each domain and divide it among its clients."""
         if self.attribute not in dataset.attributes:
             raise unknown("attribute", self.attribute, dataset.attributes, f"{where}.attribute")
         domains = len(dataset.attributes[self.attribute])

@@ -23,29 +23,29 @@ from hetfl.errors import HetflError
 
 
 class Iid(Scheme):
-    """Equal disjoint parts of the shuffled training split (FedHPL, "IID")."""
+    """Equal disjoint parts of the shuffled training subset (FedHPL, "IID")."""
 
     scheme: Literal["iid"] = "iid"
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Shuffle and cut; sizes differ by one at most."""
+        """Shuffle and divide; sizes differ by one at most."""
         order = draws.numpy_generator("partition:iid").permutation(len(dataset.labels(("train",))))
         return Partition(sorted_parts([part] for part in np.array_split(order, self.clients)), None)
 
 
 class DirichletOverlap(Scheme):
-    """Clients draw independently from the whole training split (FedHPL, "Dir").
+    """Clients draw independently from the whole training subset (FedHPL, "Dir").
 
-    Two clients may hold the same sample, one client never holds it twice. With ``axis: classes`` (CIFAR10)
-    a client's shares over the classes sum to 1 and it holds N/K samples; a class that is too small gives
-    what it lacks to the others, proportionally. With ``axis: clients`` (CIFAR100, SVHN) a class's shares
-    over the clients sum to 1.
+    Two clients may hold the same sample, but no client holds a sample twice. With ``axis: classes`` (CIFAR10) a
+    client's shares over the classes sum to 1 and it holds N/K samples; if a class is too small, the other classes
+    replace the missing samples in proportion to their shares. With ``axis: clients`` (CIFAR100, SVHN) a class's
+    shares over the clients sum to 1.
 
     Attributes:
-        axis: over what the shares sum to 1.
-        alpha_mode: ``share``: the random vector that sums to 1 is the share vector, uniform on the simplex;
-            ``literal``: it is the concentration of the Dirichlet distribution the shares come from.
-        minimum: the part of every class that every client holds at least, rounded down.
+        axis: the axis over which shares sum to 1.
+        alpha_mode: what the paper's random vector that sums to 1 is. ``share``: the shares themselves, uniform on the
+            simplex. ``literal``: the concentration of the Dirichlet distribution that the shares are drawn from.
+        minimum: every client holds at least this share of every class, rounded down.
     """
 
     scheme: Literal["dirichlet-overlap"] = "dirichlet-overlap"
@@ -57,7 +57,7 @@ class DirichletOverlap(Scheme):
 
     @property
     def exhaustive(self) -> bool:
-        """Some samples may be held by nobody."""
+        """False: some samples may have no client."""
         return False
 
     def least(self, class_sizes: np.ndarray) -> np.ndarray:
@@ -92,12 +92,12 @@ class DirichletOverlap(Scheme):
 
 
 class Dirichlet(Scheme):
-    """Every class cut into disjoint parts, one per client (FedHPL, "Non-IID").
+    """Every class is divided into disjoint parts, one per client (FedHPL, "Non-IID").
 
     Attributes:
         alpha: concentration of the symmetric Dirichlet distribution of a class's shares; None: random.
-        alpha_mode: what a random alpha means, see :class:`DirichletOverlap`; not used with a fixed one.
-        minimum: the part of every class that every client holds at least, rounded down.
+        alpha_mode: meaning of a random alpha, see :class:`DirichletOverlap`; not used with a fixed one.
+        minimum: every client holds at least this share of every class, rounded down.
     """
 
     scheme: Literal["dirichlet"] = "dirichlet"
@@ -110,7 +110,7 @@ class Dirichlet(Scheme):
         return floors(self.minimum, class_sizes)
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Draw the counts, shuffle each class and cut it."""
+        """Draw the counts, shuffle each class and divide it."""
         _check_minimum(self.minimum, self.clients, where)
         classes = members(dataset.labels(("train",)), dataset.num_classes)
         sizes = np.array([len(indices) for indices in classes])
@@ -126,13 +126,13 @@ class Dirichlet(Scheme):
 
 
 class ClassSubsets(PooledScheme):
-    """Each client owns some of the classes and is tested on what is held out of them (FedHPL, Figs. 7-9).
+    """Each client owns some classes and is tested on held-out samples of them (FedHPL, Figs. 7-9).
 
-    A class's training samples are cut into equal disjoint parts among its owners; the held-out ones are the test
-    samples of every owner. A class without an owner is not used.
+    The owners of a class get equal disjoint parts of its training samples; each of them is tested on all its held-out
+    samples. A class without an owner is not used.
 
     Attributes:
-        classes: how many classes each client owns; which ones is random.
+        classes: number of classes that each client owns; the classes themselves are random.
     """
 
     scheme: Literal["class-subsets"] = "class-subsets"
@@ -152,11 +152,11 @@ class ClassSubsets(PooledScheme):
 
     @property
     def exhaustive(self) -> bool:
-        """Not where a class has no owner."""
+        """False: a class may have no owner."""
         return False
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Deal the classes, hold out a part of each, cut the rest among the owners."""
+        """Assign the classes, hold out a part of each, divide the rest among the owners."""
         most = max(self.classes)
         if most > dataset.num_classes:
             raise HetflError(f"{where}.classes: {most} is more than the {dataset.num_classes} classes")
@@ -180,6 +180,6 @@ class ClassSubsets(PooledScheme):
 def _check_minimum(minimum: float, clients: int, where: str) -> None:
     if round(minimum * clients, 9) > 1:
         raise HetflError(
-            f"{where}.minimum: {minimum} of every class for each of {clients} clients is more than there is; "
+            f"{where}.minimum: {minimum} of every class for each of {clients} clients is more than the whole class; "
             f"use at most {1 / clients:.4g}"
         )

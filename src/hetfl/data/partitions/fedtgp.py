@@ -1,7 +1,7 @@
 """The partitions of FedTGP (Zhang et al., AAAI 2024), drawn as its authors' data generator (PFLlib) draws them.
 
-That generator takes one stream of numbers from the seed, through every class and then every client. The stream is
-NumPy's frozen legacy generator, so the published client sizes come out exactly.
+That generator seeds one stream of random numbers and uses it for every class and then for every client. The stream is
+NumPy's legacy generator, which never changes, so the published client sizes are reproduced exactly.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from hetfl.errors import HetflError
 
 
 class FedTgpScheme(PooledScheme):
-    """Splits are pooled, shared among the clients, and each client's part is cut into training and test samples.
+    """Subsets are pooled and divided among the clients; each client's part is divided into training and test samples.
 
-    Training samples stay in the order they were drawn in: it is the order in which the authors' code reads them.
+    Training samples keep the order in which they are drawn, since the authors' code reads them in that order.
 
     Attributes:
-        seed: 1 is the published partition, the same for all methods and trials; None: the trial's seed.
-        minimum: samples of a client, training and test together: in :class:`Practical` the least it may have, in
-            :class:`Blocks`, divided by the number of classes, the least of a class. The authors set
-            batch size / (1 - train_share).
-        minimum_mode: ``fixed``, or ``half``: at most half of an equal share (the authors' later code).
+        seed: 1 gives the published partition, for all methods and trials; None: the trial's seed.
+        minimum: the minimum number of a client's samples, for training and testing together. In :class:`Practical` it
+            applies to the client; in :class:`Blocks`, divided by the number of classes, to each of its classes. The
+            authors set it to batch size / (1 - train_share).
+        minimum_mode: ``fixed``: the minimum as given; ``half``: at most half of an equal share of the pool (the
+            authors' later code).
     """
 
     seed: int | None = Field(default=1, ge=0, lt=2**32)
@@ -37,7 +38,7 @@ class FedTgpScheme(PooledScheme):
     minimum_mode: Literal["fixed", "half"] = "fixed"
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Share the pool, then shuffle every client's part; its first samples are for testing."""
+        """Divide the pool, then shuffle every client's part; its first samples are for testing."""
         stream = np.random.RandomState(draws.seed % 2**32)
         train, test = [], []
         for part in self.share(members(dataset.labels(self.pool), dataset.num_classes), stream, where):
@@ -49,22 +50,22 @@ class FedTgpScheme(PooledScheme):
 
     @abstractmethod
     def share(self, classes: list[np.ndarray], stream: np.random.RandomState, where: str) -> list[np.ndarray]:
-        """Share the pool among the clients.
+        """Divide the pool among the clients.
 
         Args:
-            classes: indices of the samples of each class, int64.
+            classes: for each class, indices of its samples, int64.
             stream: the source of randomness.
             where: the key that holds the settings.
 
         Returns:
-            Indices of each client, int64.
+            For each client, indices of its samples, int64.
 
         Raises:
-            HetflError: it cannot be done.
+            HetflError: the settings allow no such division.
         """
 
     def least_samples(self, samples: int) -> int:
-        """The minimum that is in force.
+        """The minimum number of samples by ``minimum_mode``.
 
         Args:
             samples: size of the pool.
@@ -73,10 +74,10 @@ class FedTgpScheme(PooledScheme):
 
 
 class Practical(FedTgpScheme):
-    """Every class cut into disjoint parts with Dirichlet shares (FedTGP, practical setting).
+    """Every class is divided into disjoint parts with Dirichlet shares (FedTGP, practical setting).
 
-    A client that holds an equal share already gets nothing of the next class; this cap is in the authors' code and
-    not in the paper. A draw that leaves a client below the minimum is done over.
+    A client that already holds an equal share of the pool gets nothing of the next class. This cap is in the authors'
+    code and not in the paper. A draw that leaves a client below the minimum is repeated.
 
     Attributes:
         beta: concentration of the symmetric Dirichlet distribution of a class's shares.
@@ -86,7 +87,7 @@ class Practical(FedTgpScheme):
     beta: float = Field(default=0.1, gt=0)
 
     attempts: ClassVar[int] = 200
-    """Draws before giving up."""
+    """Maximum number of draws."""
 
     def share(self, classes: list[np.ndarray], stream: np.random.RandomState, where: str) -> list[np.ndarray]:
         """Draw until every client has the minimum."""
@@ -102,7 +103,7 @@ class Practical(FedTgpScheme):
             if min(map(len, parts)) >= least:
                 return parts
         raise HetflError(
-            f"{where}.minimum: {least} samples were not left to every client in {self.attempts} draws with beta "
+            f"{where}.minimum: no draw out of {self.attempts} gives every client {least} samples with beta "
             f"{self.beta}; use a lower minimum, a larger beta or fewer clients"
         )
 
@@ -112,7 +113,7 @@ class Practical(FedTgpScheme):
         for indices in classes:
             shuffled = indices.copy()
             stream.shuffle(shuffled)
-            # With a very small beta the shares underflow and are no numbers; the last client then gets the class.
+            # With a very small beta the shares underflow to NaN; the last client then gets the class.
             shares = np.nan_to_num(stream.dirichlet(np.full(self.clients, self.beta))) * (sizes < cap)
             ends = (np.cumsum(shares / max(shares.sum(), np.finfo(float).tiny)) * len(shuffled)).astype(np.int64)
             for client, piece in enumerate(np.split(shuffled, ends[:-1])):
@@ -122,13 +123,13 @@ class Practical(FedTgpScheme):
 
 
 class Blocks(FedTgpScheme):
-    """A few classes per client, dealt in blocks (FedTGP, pathological setting).
+    """A few classes per client, assigned in blocks (FedTGP, pathological setting).
 
-    A class goes to the first clients that still want one, in parts of uneven size: each owner but the last draws
-    its number, the last takes the rest. A class that finds no owner is not used (two of Flowers102).
+    A class goes to the first clients that have too few classes, in parts of different sizes: the size is random for
+    each of its owners but the last, who gets the rest. A class without an owner is not used (two of Flowers102).
 
     Attributes:
-        classes_per_client: how many classes each client holds, training and test together.
+        classes_per_client: number of classes of each client.
     """
 
     scheme: Literal["blocks"] = "blocks"
@@ -136,11 +137,11 @@ class Blocks(FedTgpScheme):
 
     @property
     def exhaustive(self) -> bool:
-        """Not where a class finds no owner."""
+        """False: a class may have no owner."""
         return False
 
     def share(self, classes: list[np.ndarray], stream: np.random.RandomState, where: str) -> list[np.ndarray]:
-        """Deal the classes in order and draw the size of each part."""
+        """Assign the classes in order and draw the size of each part."""
         key = f"{where}.classes_per_client"
         if self.classes_per_client > len(classes):
             raise HetflError(f"{key}: {self.classes_per_client} is more than the {len(classes)} classes")
@@ -155,15 +156,16 @@ class Blocks(FedTgpScheme):
             low, high = int(max(equal / 10, least)), int(equal)
             if low >= high:
                 raise HetflError(
-                    f"{where}.minimum: leaves {len(owners)} owners of class {label} at least {low} of its "
-                    f"{len(indices)} samples each; use a lower minimum, fewer clients or fewer classes per client"
+                    f"{where}.minimum: gives each of the {len(owners)} owners of class {label} at least {low} of its "
+                    f"{len(indices)} samples, which is too many; "
+                    "use a lower minimum, fewer clients or fewer classes per client"
                 )
             sizes = stream.randint(low, high, len(owners) - 1)
             for client, piece in zip(owners, np.split(indices, np.cumsum(sizes)), strict=True):
                 pieces[client].append(piece)
         if len(pieces[-1]) < self.classes_per_client:
             raise HetflError(
-                f"{key}: {self.classes_per_client} of {len(classes)} classes for each of {self.clients} clients do "
-                f"not come in blocks; the {per_class} owners of a class must divide the number of clients"
+                f"{key}: {self.classes_per_client} of {len(classes)} classes for each of {self.clients} clients "
+                f"form no blocks; the number of clients must be a multiple of a class's {per_class} owners"
             )
         return [np.concatenate(of_client) for of_client in pieces]

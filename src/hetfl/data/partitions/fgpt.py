@@ -16,11 +16,11 @@ from hetfl.errors import HetflError, unknown
 
 
 class Pathological(Scheme):
-    """A few classes per client, training and test split cut with the same shares (FGPT, section 4; SGPT).
+    """A few classes per client; training and test subset are divided with the same shares (FGPT, section 4; SGPT).
 
     Attributes:
-        classes_per_client: s; every class is cut into s * clients / C portions of uneven size.
-        remainder: what rounding leaves of a class is dropped, or given to its last portion.
+        classes_per_client: s; every class is divided into s * clients / C portions of different sizes.
+        remainder: whether the samples of a class that rounding leaves over are dropped or go to its last portion.
     """
 
     scheme: Literal["pathological"] = "pathological"
@@ -31,11 +31,11 @@ class Pathological(Scheme):
 
     @property
     def exhaustive(self) -> bool:
-        """Only where the remainder is not dropped."""
+        """True if the remainder is not dropped."""
         return self.remainder == "last"
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Deal the classes to the clients, then cut each class among its holders."""
+        """Assign the classes to the clients, then divide each class among its holders."""
         num_classes = dataset.num_classes
         holders = self._deal(num_classes, draws, where)
         train: list[list[np.ndarray]] = [[] for _ in range(self.clients)]
@@ -57,7 +57,7 @@ class Pathological(Scheme):
         return Partition(sorted_parts(train), sorted_parts(test))
 
     def _deal(self, num_classes: int, draws: Draws, where: str) -> list[list[int]]:
-        """The clients that hold each class, in the order they took it."""
+        """The clients that hold each class, in order of assignment."""
         taken, clients = self.classes_per_client, self.clients
         if taken > num_classes:
             raise HetflError(f"{where}.classes_per_client: {taken} is more than the {num_classes} classes")
@@ -65,13 +65,13 @@ class Pathological(Scheme):
             step = num_classes // gcd(num_classes, clients)
             raise HetflError(
                 f"{where}.classes_per_client: {taken} for each of {clients} clients makes {taken * clients} "
-                f"portions, which {num_classes} classes cannot share evenly; use a multiple of {step}"
+                f"portions, which is no multiple of {num_classes} classes; use a multiple of {step}"
             )
         left = np.full(num_classes, taken * clients // num_classes)
         holders: list[list[int]] = [[] for _ in range(num_classes)]
         for client in range(clients):
-            # A class taken has one portion fewer and is not taken again by this client, so taking one after
-            # another, a random one of those with most portions left, is the head of one sorted list.
+            # A client takes classes one by one, each time a random one of those with most portions left. It takes no
+            # class twice, so its classes are the first ones of a list sorted by portions left, then at random.
             chances = draws.numpy_generator("partition:pathological:classes", client).random(num_classes)
             chosen = np.lexsort((chances, -left))[:taken]
             left[chosen] -= 1
@@ -81,17 +81,18 @@ class Pathological(Scheme):
 
 
 class Pachinko(Scheme):
-    """Each client draws from a random tree over coarse and fine labels until nothing is left (FGPT, Dirichlet).
+    """Pachinko allocation: clients draw classes from a random tree of coarse and fine labels (FGPT, Dirichlet).
 
-    Training and test split are pooled and dealt in equal parts, client after client in random order: a coarse
-    label from Dir(beta), one of its classes from Dir(beta_fine), one of the samples left of that class. What runs
-    out is dropped and the rest renormalised. A sample is then used for what its own split is for (Reddi et al.,
-    Adaptive Federated Optimization, ICLR 2021, appendix; the variant of FedTP).
+    Training and test subset are pooled and divided into equal parts. Client after client, in random order, draws its
+    samples: a coarse label from its Dir(beta), one of that label's classes from its Dir(beta_fine), and one of the
+    samples left of that class. A label without samples is dropped and the other probabilities are renormalised. In
+    the end, each sample is for training or for testing as its own subset says (Reddi et al., Adaptive Federated
+    Optimization, ICLR 2021, appendix; in the variant of FedTP).
 
     Attributes:
         beta: concentration over the coarse labels.
         beta_fine: concentration over the classes of a coarse label.
-        attribute: the attribute that holds the coarse label; one value for each class.
+        attribute: name of the attribute that holds the coarse label; all samples of a class must have the same one.
     """
 
     scheme: Literal["pachinko"] = "pachinko"
@@ -102,7 +103,7 @@ class Pachinko(Scheme):
     test: ClassVar[Literal["shared", "own"]] = "own"
 
     def cut(self, dataset: Dataset, draws: Draws, where: str) -> Partition:
-        """Draw how much of each class each client takes, then deal the shuffled classes out."""
+        """Draw each client's number of samples of each class, then hand out the shuffled classes."""
         labels = dataset.labels(("train", "test"))
         groups = self._groups(labels, dataset, where)
         classes = members(labels, dataset.num_classes)
@@ -119,7 +120,7 @@ class Pachinko(Scheme):
             taken = self._draw(number, sizes - given, groups, rng)
             parts[client] = np.concatenate([part[g : g + t] for part, g, t in zip(stock, given, taken, strict=True)])
             given += taken
-        train_size = len(dataset.split("train"))
+        train_size = len(dataset.subset("train"))
         train = sorted_parts([part[part < train_size]] for part in parts)
         test = sorted_parts([part[part >= train_size] - train_size] for part in parts)
         return Partition(train, test)
@@ -161,7 +162,7 @@ class Pachinko(Scheme):
             upper = np.where(of_group > 0, coarse, 0)
             weights = (upper / upper.sum())[groups] * within / np.maximum(of_group, tiny)[groups]
             drawn = rng.choice(len(groups), missing, p=weights / weights.sum())
-            # These weights hold up to the draw that empties a class.
+            # These probabilities are valid up to the draw that empties a class.
             order = np.argsort(drawn, kind="stable")
             starts = np.searchsorted(drawn[order], drawn[order])
             rank = np.empty_like(order)

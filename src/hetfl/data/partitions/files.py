@@ -1,4 +1,4 @@
-"""A partition on disk: ``indices.npz`` and a card that says what it is."""
+"""A partition on disk: ``indices.npz`` and a card that describes it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def write_partition(folder: Path, partition: Partition, settings: Scheme, datase
     """Write ``indices.npz`` and ``card.json``, replacing the folder as a whole.
 
     Args:
-        folder: where they go.
+        folder: the folder to write.
         partition: the partition.
-        settings: the scheme it was made with.
-        dataset: the data set it shares.
-        seed: the seed of the trial; the one it was drawn with, unless the settings bring their own.
+        settings: the scheme that made it.
+        dataset: the data set that it divides.
+        seed: the seed of the trial; it is the partition's seed, unless the settings have one.
     """
     trains, tests = (partition.holders(side, dataset) for side in ("train", "test"))
     held = np.concatenate(list(trains.values()))
@@ -33,7 +33,7 @@ def write_partition(folder: Path, partition: Partition, settings: Scheme, datase
         # Not compressed: the bytes must not depend on the version of zlib.
         np.savez(indices, **arrays)
         card = {
-            # A setting that is added must not change the cards, and so the runs, of those that do without it.
+            # Without defaults, since a new setting must not change the cards, and so the runs, that do not use it.
             "settings": settings.model_dump(include={"scheme"})
             | settings.model_dump(mode="json", exclude_defaults=True),
             "seed": seed if settings.seed is None else settings.seed,
@@ -52,7 +52,7 @@ def write_partition(folder: Path, partition: Partition, settings: Scheme, datase
 
 
 def class_counts(partition: Partition, dataset: Dataset) -> dict[str, np.ndarray]:
-    """Samples per client and class, int64 [clients, classes]; of ``test`` only where clients have their own."""
+    """Samples per client and class, int64 [clients, classes]; ``test`` only if clients have their own samples."""
     sides: dict[Side, tuple[str, ...]] = {"train": partition.train_from}
     if partition.test is not None:
         sides["test"] = partition.test_from
@@ -66,7 +66,7 @@ def read_partition(folder: Path) -> tuple[Partition, dict[str, Any]]:
     """Read a partition and its card.
 
     Raises:
-        HetflError: a file is missing, the card is not one, or the indices are not those it was written for.
+        HetflError: a file is missing, the card is not one, or the indices do not match its checksum.
     """
     card = read_json(folder / "card.json")
     remedy = "delete the folder and run dvc repro again"

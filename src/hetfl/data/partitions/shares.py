@@ -1,4 +1,4 @@
-"""Shares turned into whole numbers of samples: what the schemes have in common."""
+"""Helpers of the partition schemes: from shares to whole numbers of samples."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from hetfl.draws import Draws
 
 
 def sorted_parts(parts: Iterable[Iterable[np.ndarray]]) -> tuple[np.ndarray, ...]:
-    """Each client's pieces as one sorted list of indices, int64."""
+    """Concatenate and sort each client's lists of indices: int64 [n] per client."""
     return tuple(np.sort(np.concatenate([np.empty(0, np.int64), *pieces])).astype(np.int64) for pieces in parts)
 
 
 def members(values: np.ndarray, number: int) -> list[np.ndarray]:
-    """Indices of the samples of each value, ascending.
+    """For each value, the ascending indices of the samples that have it.
 
     Args:
         values: labels, or another attribute, int64 [N].
-        number: how many values there are.
+        number: of values; they are 0 to ``number`` - 1.
     """
     ends = np.cumsum(np.bincount(values, minlength=number))
     return np.split(np.argsort(values, kind="stable"), ends[:-1])
 
 
 def floors(part: float, sizes: np.ndarray | int) -> np.ndarray:
-    """floor(part * size), int64, in decimal: 0.29 * 100 is 28.999999999999996 in binary, and means 29."""
+    """floor(part * sizes), int64, in decimal: 0.29 * 100 is 29, although binary gives 28.999999999999996."""
     return np.floor(np.round(part * np.asarray(sizes), 9)).astype(np.int64)
 
 
 def random_shares(rng: np.random.Generator, size: int, alpha: float | None, alpha_mode: str) -> np.ndarray:
-    """Shares that sum to 1, float [size]: Dirichlet(alpha), or what a random alpha means."""
+    """Shares that sum to 1, float [size], from Dirichlet(alpha).
+
+    Without ``alpha``, ``alpha_mode`` says how they are drawn; see :class:`DirichletOverlap`.
+    """
     if alpha is not None:
         return rng.dirichlet(np.full(size, alpha))
     if alpha_mode == "share":
@@ -54,7 +57,7 @@ def counts_over_clients(
 
     Args:
         sizes: samples of each class, int64 [C].
-        least: what every client holds of each class at least, int64 [C].
+        least: the minimum number of samples of each class that every client holds, int64 [C].
         clients: number of clients, K.
         alpha, alpha_mode: see :func:`random_shares`.
         draws: the source of randomness, keyed by ``scheme`` and class.
@@ -69,7 +72,10 @@ def counts_over_clients(
 
 
 def capped(shares: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
-    """``total`` spread in proportion to the shares, none above its cap, the excess handed to the others."""
+    """Divide ``total`` in proportion to shares [n] without exceeding caps [n]; float [n].
+
+    What a cap cuts off goes to the others, in proportion to their shares.
+    """
     full = np.zeros(len(shares), dtype=bool)
     spread = shares * total
     while (over := ~full & (spread > caps)).any():
@@ -81,9 +87,9 @@ def capped(shares: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
 
 
 def settle(wanted: np.ndarray, shares: np.ndarray, total: int, least: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """Counts near the wanted ones, between least and caps, that sum to ``total``; int64, same shape.
+    """Counts near ``wanted`` [n], between ``least`` and ``caps``, that sum to ``total``; int64 [n].
 
-    A surplus is taken one by one from the largest count, a deficit goes to the largest share that has room.
+    A surplus is taken one by one from the largest count. A deficit goes to the largest share below its cap.
     """
     counts = np.clip(wanted.astype(np.int64), least, caps)
     if counts.sum() > total:

@@ -1,4 +1,7 @@
-"""The data sets, one file each (or one a family): ``ENTRY`` or ``ENTRIES``; importing this package collects them."""
+"""The data sets, one file for each or for each family.
+
+A file defines ``ENTRY`` or ``ENTRIES``; importing this package collects them.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -9,7 +12,7 @@ CATALOGUE: dict[str, Entry] = {}
 """Every data set by name."""
 
 MODULES: dict[str, str] = {}
-"""The file of this package that each of them is in, without its ending."""
+"""The module of this package that defines each data set."""
 
 for _module in iter_modules(__path__):
     _found = import_module(f"{__name__}.{_module.name}")

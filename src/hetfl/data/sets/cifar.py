@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from their authors' binary archives or a mirror's JPEG-coded copies."""
+"""CIFAR-10 and CIFAR-100, from their authors' binary archives or from a mirror's copies in JPEG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetfl.data.archive import members
 from hetfl.data.entry import Entry, NoSettings
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import arrays, jpeg_streams, reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
 _PIXELS = 3 * 32 * 32
@@ -34,18 +34,21 @@ CIFAR100 = RemoteFile(
 
 def prepare(
     settings: NoSettings, sources: Sources, *, name: str, file: RemoteFile, label_bytes: tuple[str, ...]
-) -> Mapping[str, Split]:
-    """Both splits in the authors' order.
+) -> Mapping[str, Subset]:
+    """Read both subsets in the authors' order: images uint8 [N, 32, 32, 3].
 
     Args:
         settings: none.
-        sources: where files come from.
+        sources: finds the files.
         name: the data set.
         file: its archive.
-        label_bytes: what the bytes before an image's pixels are, in their order.
+        label_bytes: names of the bytes before an image's pixels, in order.
+
+    Raises:
+        HetflError: the file cannot be obtained, or is damaged.
     """
     if not sources.mirrored(name, file) and (copies := compact_copies(sources, name)):
-        return {split: _jpeg_split(path, label_bytes) for split, path in copies.items()}
+        return {subset: _jpeg_subset(path, label_bytes) for subset, path in copies.items()}
     path = sources.get(name, file)
     records: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for member, content in sorted(members(path, lambda member: member.endswith(".bin"))):
@@ -54,33 +57,33 @@ def prepare(
         records["test" if "test" in member.split("/")[-1] else "train"].append(rows)
     if not all(records.values()):
         raise HetflError(f"{path}: holds no training or no test batch; fetch it again")
-    return {split: _binary_split(np.concatenate(rows), label_bytes) for split, rows in records.items()}
+    return {subset: _binary_subset(np.concatenate(rows), label_bytes) for subset, rows in records.items()}
 
 
 def compact_copies(sources: Sources, name: str) -> dict[str, Path]:
-    """A mirror's own ``train.npz`` and ``test.npz`` of a data set, by split; empty if it has neither.
+    """Find a mirror's ``train.npz`` and ``test.npz`` of a data set, by subset; empty if it has neither.
 
     Raises:
-        HetflError: it has one without the other.
+        HetflError: it has only one of them.
     """
-    copies = {split: path for split in ("train", "test") if (path := sources.copy(name, f"{split}.npz"))}
+    copies = {subset: path for subset in ("train", "test") if (path := sources.copy(name, f"{subset}.npz"))}
     if len(copies) == 1:
         [path] = copies.values()
-        raise HetflError(f"{path}: stands alone, train.npz and test.npz belong together; copy both")
+        raise HetflError(f"{path}: the other one of train.npz and test.npz is missing; copy both")
     return copies
 
 
-def _binary_split(rows: np.ndarray, label_bytes: tuple[str, ...]) -> Split:
+def _binary_subset(rows: np.ndarray, label_bytes: tuple[str, ...]) -> Subset:
     images = rows[:, len(label_bytes) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     columns = {name: rows[:, place].astype(np.int64) for place, name in enumerate(label_bytes)}
-    return Split(np.ascontiguousarray(images), columns.pop("labels"), columns)
+    return Subset(np.ascontiguousarray(images), columns.pop("labels"), columns)
 
 
-def _jpeg_split(path: Path, label_bytes: tuple[str, ...]) -> Split:
+def _jpeg_subset(path: Path, label_bytes: tuple[str, ...]) -> Subset:
     keys = {"labels": "labels", "coarse": "coarse_labels"}
     stream, offsets, *columns = arrays(path, "jpeg", "offsets", *(keys[name] for name in label_bytes))
     found = {name: column.astype(np.int64) for name, column in zip(label_bytes, columns, strict=True)}
-    return Split(jpeg_streams(path, stream, offsets), found.pop("labels"), found)
+    return Subset(jpeg_streams(path, stream, offsets), found.pop("labels"), found)
 
 
 _LICENCE = "none stated; research use"

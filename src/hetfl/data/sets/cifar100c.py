@@ -1,4 +1,4 @@
-"""CIFAR-100-C: test images of CIFAR-100, corrupted; made here or read from its authors' arrays."""
+"""CIFAR-100-C: corrupted test images of CIFAR-100, generated here or read from its authors' arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import held_out, reading
 from hetfl.data.sets.cifar import ENTRIES as CIFAR
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, unknown
 
 CIFAR100 = next(entry for entry in CIFAR if entry.name == "cifar100")
 PHOTOGRAPHS = 10_000
-"""Test images of CIFAR-100. Row (v - 1) * 10,000 + i of a domain is photograph i at severity v, as published."""
+"""Number of CIFAR-100's test images. Row (v - 1) * 10,000 + i of a published array is photograph i at severity v."""
 
 ARCHIVE = RemoteFile(
     "CIFAR-100-C.tar",
@@ -50,7 +50,7 @@ FROST = tuple(
         ("frost5.jpg", "5fc6a19df4a429ba68abdcc8f8a4278d4c9f81c9ccafd2c92ab0c8cf8992ebd2", 155_150),
     )
 )
-"""The five of the generator's six photographs that it draws from."""
+"""The frost photographs. The generator has six and draws from these five only."""
 
 
 def _known(domain: str) -> str:
@@ -61,21 +61,23 @@ def _known(domain: str) -> str:
 
 
 class Cifar100CSettings(Settings):
-    """What is drawn from 19 corruptions, five severities and 10,000 photographs.
+    """Which images are drawn from 19 corruptions, five severities and 10,000 photographs.
 
-    The paper (FGPT) takes 1,000 random images of each of the first ten domains; severity, split and which ten are not
-    stated. Every image of every severity: ``per_domain: 50000, leak_free: false, test: 1``.
+    The paper (FGPT) takes 1,000 random images of each of ten domains. It does not state the severities, the division
+    into training and test, or which ten domains it takes. ``per_domain: 50000, leak_free: false, test: 1`` is the
+    whole published set, every image at every severity.
 
     Attributes:
         source: ``generated`` from CIFAR-100 by the published formulas, with draws of our own, or ``official``.
-        domains: corruptions; the default is the generator's first ten.
-        severities: the ones drawn from, uniformly.
-        leak_free: each photograph appears once; otherwise each domain draws on its own, so that versions of one
-            photograph can stand on both sides of the split.
-        per_domain: images of each domain.
-        test: share of every class held out for the test split; 1: there is no training split.
+        domains: names of corruptions; the default is the generator's first ten.
+        severities: each image's severity is drawn from these, uniformly.
+        leak_free: whether each photograph appears only once. Otherwise each domain draws independently, so that
+            versions of one photograph can be in training and in test.
+        per_domain: number of images of each domain.
+        test: share of every class that is held out for the test subset; with 1 there is no training subset.
         seed: of all draws.
-        frost: what a generated ``frost`` uses, the published photographs or ``synthetic`` textures, a deviation.
+        frost: textures of the generated corruption ``frost``: the published ``photographs``, or ``synthetic`` ones,
+            which deviate from the publication.
     """
 
     source: Literal["generated", "official"] = "generated"
@@ -109,11 +111,11 @@ class Cifar100CSettings(Settings):
         return per_domain
 
 
-def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Split]:
-    """One or two splits, 32x32x3, sorted by domain, severity and photograph.
+def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Subset]:
+    """Make one or two subsets of images uint8 [N, 32, 32, 3], sorted by domain, severity and photograph.
 
-    An image depends on seed, domain, severity and photograph only, so smaller sets are parts of the complete one. Of
-    the image arrays only the splits themselves and one domain more are held in memory.
+    An image depends only on seed, domain, severity and photograph, so a smaller set is a part of the complete one.
+    Memory holds the subsets and the images of one more domain.
     """
     draws = Draws(settings.seed)
     rows = _rows(settings, draws)
@@ -122,20 +124,20 @@ def prepare(settings: Cifar100CSettings, sources: Sources) -> Mapping[str, Split
     domain = np.repeat([list(CORRUPTIONS).index(name) for name in rows], settings.per_domain)
     labels = classes[row % PHOTOGRAPHS].astype(np.int64)
     train, test = held_out(labels, settings.test, draws, "data:cifar100c:test")
-    splits, places = {}, {"train": train, "test": test} if settings.test < 1 else {"test": test}
+    subsets, places = {}, {"train": train, "test": test} if settings.test < 1 else {"test": test}
     for name, place in places.items():
         attributes = {"domain": domain[place], "severity": row[place] // PHOTOGRAPHS}
-        splits[name] = Split(np.empty((len(place), 32, 32, 3), np.uint8), labels[place], attributes)
+        subsets[name] = Subset(np.empty((len(place), 32, 32, 3), np.uint8), labels[place], attributes)
     for name, found in images:
         start = list(rows).index(name) * settings.per_domain
-        for split, place in zip(splits.values(), places.values(), strict=True):
+        for subset, place in zip(subsets.values(), places.values(), strict=True):
             mine = slice(*np.searchsorted(place, (start, start + settings.per_domain)))
-            split.images[mine] = found[place[mine] - start]
-    return splits
+            subset.images[mine] = found[place[mine] - start]
+    return subsets
 
 
 def _rows(settings: Cifar100CSettings, draws: Draws) -> dict[str, np.ndarray]:
-    """Which rows of each domain are taken, sorted, int64 [per_domain] each."""
+    """The rows to take of each domain's array, sorted, int64 [per_domain]."""
     photographs = draws.numpy_generator("data:cifar100c:photographs").permutation(PHOTOGRAPHS)
     offsets = PHOTOGRAPHS * (np.array(settings.severities) - 1)
     rows = {}
@@ -152,13 +154,13 @@ def _rows(settings: Cifar100CSettings, draws: Draws) -> dict[str, np.ndarray]:
 
 
 Images = Iterator[tuple[str, np.ndarray]]
-"""Domains in any order, and of each the images [per_domain, 32, 32, 3] at its rows."""
+"""Names of domains in any order, each with its images, uint8 [per_domain, 32, 32, 3]."""
 
 
 def _generated(
     settings: Cifar100CSettings, sources: Sources, draws: Draws, rows: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, Images]:
-    """Labels of the photographs, and images made from them."""
+    """Labels of the photographs, and images generated from them."""
     test = CIFAR100.prepare(CIFAR100.settings(), sources)["test"]
     textures = _textures(settings.frost, sources, draws) if "frost" in rows else None
 
@@ -182,7 +184,7 @@ def _textures(kind: str, sources: Sources, draws: Draws) -> list[np.ndarray]:
 def _official(
     settings: Cifar100CSettings, sources: Sources, draws: Draws, rows: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, Images]:
-    """Labels of the photographs, and their published images."""
+    """Labels of the photographs, and the published images."""
     path = sources.get("cifar100c", ARCHIVE)
 
     def arrays(names: set[str], *shape: int) -> Images:

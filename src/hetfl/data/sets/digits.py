@@ -1,4 +1,4 @@
-"""Scikit-learn's digits, which need no download."""
+"""The digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from pydantic import Field, ValidationInfo, field_validator
 from hetfl.config import Settings
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import Sources
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 
 SIZE = 1797
 
 
 class DigitsSettings(Settings):
-    """How the digits are split; what ``public`` and ``test`` leave is the training set."""
+    """How the digits are divided.
+
+    Attributes:
+        public: number of images in the public subset.
+        test: number of images in the test subset; the rest is the training subset.
+        seed: of the random division.
+    """
 
     public: int = Field(default=600, gt=0)
     test: int = Field(default=397, gt=0, validate_default=True)
@@ -33,8 +39,8 @@ class DigitsSettings(Settings):
         return test
 
 
-def prepare(settings: DigitsSettings, sources: Sources) -> Mapping[str, Split]:
-    """1,797 images, 8x8x1 with 0..16 stretched to 0..255, cut by one keyed permutation."""
+def prepare(settings: DigitsSettings, sources: Sources) -> Mapping[str, Subset]:
+    """Divide the 1,797 images by one keyed permutation: uint8 [N, 8, 8, 1], with 0..16 scaled to 0..255."""
     from sklearn.datasets import load_digits  # a second to import, and needed only here
 
     sources.note("load_digits", f"bundled with scikit-learn {version('scikit-learn')}")
@@ -44,7 +50,7 @@ def prepare(settings: DigitsSettings, sources: Sources) -> Mapping[str, Split]:
     order = Draws(settings.seed).numpy_generator("data:digits").permutation(SIZE)
     public, test, train = np.split(order, [settings.public, settings.public + settings.test])
     parts = {"public": public, "train": train, "test": test}
-    return {name: Split(images[part], labels[part]) for name, part in parts.items()}
+    return {name: Subset(images[part], labels[part]) for name, part in parts.items()}
 
 
 ENTRY = Entry(

@@ -1,4 +1,4 @@
-"""DomainNet: the classes that FedBN and SGPT use, in six domains."""
+"""DomainNet: the ten classes that FedBN and SGPT use, in six domains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetfl.data.archive import decode, members
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -30,8 +30,8 @@ CLASSES = (
 )
 
 _HOME = "http://csr.bu.edu/ftp/visda/2019/multi-source"
-# The first digits of each SHA-512. Clipart and painting are the cleaned versions. Those of painting's lists are not
-# known, so these two are read from a mirror.
+# With the first digits of each SHA-512. Clipart and painting are the cleaned versions. The checksums of painting's
+# two lists are not known, so these are read from a mirror.
 _IMAGES = {
     "clipart": ("groundtruth/clipart.zip", "3bcfb9ec1b4061e8d5b0b887d4ebd4a708732787fc563c6dfc2d"),
     "infograph": ("infograph.zip", "47841f0d1b8606e4b02d508b250484d54f5cf04ef6c4875c6c5a39c"),
@@ -70,44 +70,44 @@ class DomainNetSettings(Settings):
     size: int = Field(default=224, ge=1)
 
 
-def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Split]:
-    """The ten classes of the published training and test lists, by domain and file name.
+def prepare(settings: DomainNetSettings, sources: Sources) -> Mapping[str, Subset]:
+    """Read the ten classes of the published training and test lists, by domain and file name.
 
-    The lists come first: they are small, and tell how large the arrays are that images are decoded into.
+    The lists are read first, because they are small and give the sizes of the image arrays.
     """
     listed: dict[str, list[list[str]]] = {"train": [], "test": []}
     for domain in DOMAINS:
-        train, test = (_listed(sources, LISTS[f"{domain}_{split}"]) for split in listed)
+        train, test = (_listed(sources, LISTS[f"{domain}_{subset}"]) for subset in listed)
         listed["train"].append(sorted(train - test))
         listed["test"].append(sorted(test))
-    splits = {split: _blank(names, settings.size) for split, names in listed.items()}
+    subsets = {subset: _blank(names, settings.size) for subset, names in listed.items()}
     for number, domain in enumerate(DOMAINS):
         places: dict[str, np.ndarray] = {}
-        for split, names in listed.items():
+        for subset, names in listed.items():
             start = sum(map(len, names[:number]))
-            places |= zip(names[number], splits[split].images[start:], strict=False)
+            places |= zip(names[number], subsets[subset].images[start:], strict=False)
         archive = sources.get("domainnet", ARCHIVES[domain])
         for name, content in members(archive, places.__contains__):
             places.pop(name)[:] = decode(content, f"{archive}: {name}", (settings.size, settings.size))
         if places:
-            raise HetflError(f"{archive}: lacks {min(places)}, which is listed; fetch it again")
-    return splits
+            raise HetflError(f"{archive}: lacks {min(places)}, which a list names; fetch it again")
+    return subsets
 
 
 def _listed(sources: Sources, file: RemoteFile) -> set[str]:
-    """The images of the ten classes in a list, ``<domain>/<class>/<file>``."""
+    """Names of the ten classes' images in a list, ``<domain>/<class>/<file>``."""
     path = sources.get("domainnet", file)
     with reading(path):
         names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
         return {name for name in names for _, label, _ in [name.split("/")] if label in CLASSES}
 
 
-def _blank(names: list[list[str]], size: int) -> Split:
-    """A split for the images of those names, of each domain in turn, whose pixels are still to come."""
+def _blank(names: list[list[str]], size: int) -> Subset:
+    """A subset with the labels of these images, domain by domain, and uninitialised pixels."""
     labels = [CLASSES.index(name.split("/")[1]) for domain in names for name in domain]
     domains = np.repeat(np.arange(len(names)), [len(domain) for domain in names])
     images = np.empty((len(labels), size, size, 3), np.uint8)
-    return Split(images, np.array(labels, dtype=np.int64), {"domain": domains})
+    return Subset(images, np.array(labels, dtype=np.int64), {"domain": domains})
 
 
 ENTRY = Entry(

@@ -17,29 +17,29 @@ from hetfl.data.sets.cifar import ENTRIES as CIFAR
 from hetfl.data.sets.mnist import ENTRIES as MNIST
 from hetfl.data.sets.notmnist import ENTRY as NOTMNIST
 from hetfl.data.sets.svhn import ENTRY as SVHN
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 
 CLASSES = 10
-"""Of each set."""
+"""Number of classes of each set."""
 SETS = tuple(
     {entry.name: entry for entry in (SVHN, *CIFAR, NOTMNIST, *MNIST)}[name]
     for name in ("svhn", "cifar10", "notmnist", "fashion-mnist", "mnist")
 )
-"""In the order of Adversarial Continual Learning (Ebrahimi et al., ECCV 2020), where the paper's set comes from."""
+"""In the order of Adversarial Continual Learning (Ebrahimi et al., ECCV 2020), the origin of Five-Dataset."""
 
 
 class FiveSettings(Settings):
-    """How much of each set is taken.
+    """How many samples are taken from each set.
 
-    The paper (FGPT) takes 1,000 random samples of each and then divides them; balance, share and label space are not
-    stated.
+    The paper (FGPT) takes 1,000 random samples of each set and then divides them. It does not state whether classes
+    are balanced, which share is for testing, or whether sets share labels.
 
     Attributes:
-        per_dataset: images of each set's training split, the same number of each class.
-        test: share of every class held out for the test split.
-        size: pixels along either side, resized bilinearly without a crop; the sets' own are 28 and 32.
+        per_dataset: images taken from each set's training subset, the same number of each class.
+        test: share of every class that is held out for the test subset.
+        size: height and width in pixels; images of 28 or 32 pixels are resized to it bilinearly, without a crop.
         seed: of all draws.
     """
 
@@ -49,13 +49,16 @@ class FiveSettings(Settings):
     seed: int = 0
 
 
-def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mapping[str, Split]:
-    """Both splits, in colour, sorted by set.
+def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mapping[str, Subset]:
+    """Make both subsets, images uint8 [N, size, size, 3] sorted by set.
 
     Args:
-        settings: how much is taken.
-        sources: where files come from.
-        merged: classes of the same position share a label, so that there are 10; otherwise there are 50.
+        settings: how many samples are taken.
+        sources: finds the files.
+        merged: whether class i of every set has label i, which makes 10 classes; otherwise there are 50.
+
+    Raises:
+        HetflError: a set has too few images, or its files cannot be obtained.
     """
     draws = Draws(settings.seed)
     images: list[np.ndarray] = []
@@ -71,13 +74,13 @@ def prepare(settings: FiveSettings, sources: Sources, *, merged: bool) -> Mappin
     train, test = held_out(apart, settings.test, draws, "data:five:test")
     target = label if merged else apart
 
-    def split(places: np.ndarray) -> Split:
+    def subset(places: np.ndarray) -> Subset:
         resized = np.empty((len(places), settings.size, settings.size, 3), np.uint8)
         for number, place in enumerate(places):
             resized[number] = _resized(images[place], settings.size)
-        return Split(resized, target[places], {"domain": domain[places]})
+        return Subset(resized, target[places], {"domain": domain[places]})
 
-    return {"train": split(train), "test": split(test)}
+    return {"train": subset(train), "test": subset(test)}
 
 
 def _balanced(labels: np.ndarray, per_class: int, draws: Draws, name: str) -> np.ndarray:

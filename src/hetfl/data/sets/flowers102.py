@@ -11,7 +11,7 @@ from hetfl.config import Settings
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import matlab, pictures, reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
 _HOME = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
@@ -24,13 +24,13 @@ SPLITS = RemoteFile("setid.mat", (f"{_HOME}/setid.mat",), "md5:a5357ecc9cb78c4be
 
 
 class Flowers102Settings(Settings):
-    """``size``: pixels of the square that every image is stretched to; FedTGP's generator uses 64."""
+    """``size``: height and width in pixels that every image is stretched to; FedTGP's generator uses 64."""
 
     size: int = Field(default=64, ge=1)
 
 
-def prepare(settings: Flowers102Settings, sources: Sources) -> Mapping[str, Split]:
-    """The three published splits, each in the order of its list; label 0 is the authors' class 1."""
+def prepare(settings: Flowers102Settings, sources: Sources) -> Mapping[str, Subset]:
+    """Read the three published subsets, each in the order of its list; label 0 is the authors' class 1."""
     archive, *lists = (sources.get("flowers102", file) for file in (IMAGES, LABELS, SPLITS))
     (labels,) = matlab(lists[0], "labels")
     ids = dict(zip(("train", "val", "test"), matlab(lists[1], "trnid", "valid", "tstid"), strict=True))
@@ -41,8 +41,8 @@ def prepare(settings: Flowers102Settings, sources: Sources) -> Mapping[str, Spli
     with reading(lists[1]):
         rows = {name: found.reshape(-1).astype(np.int64) - 1 for name, found in ids.items()}
         if min(index.min() for index in rows.values()) < 0:
-            raise ValueError("names an image 0, images are counted from 1")
-        return {name: Split(images[index], labels[index]) for name, index in rows.items()}
+            raise ValueError("names image 0, but image numbers start at 1")
+        return {name: Subset(images[index], labels[index]) for name, index in rows.items()}
 
 
 ENTRY = Entry(

@@ -11,7 +11,7 @@ from hetfl.data.entry import Entry, NoSettings
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import arrays, idx
 from hetfl.data.sets.cifar import compact_copies
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 
 
 def _files(homes: tuple[str, ...], *rows: tuple[str, str, int]) -> tuple[RemoteFile, ...]:
@@ -38,17 +38,17 @@ FASHION = _files(
 
 def prepare(
     settings: NoSettings, sources: Sources, *, name: str, files: tuple[RemoteFile, ...]
-) -> Mapping[str, Split]:
-    """Both splits in the authors' order, 28x28x1."""
+) -> Mapping[str, Subset]:
+    """Read both subsets in the authors' order: images uint8 [N, 28, 28, 1]."""
     mirrored = all(sources.mirrored(name, file) for file in files)
     if not mirrored and (copies := compact_copies(sources, name)):
-        return {split: _split(*arrays(path, "images", "labels")) for split, path in copies.items()}
+        return {subset: _subset(*arrays(path, "images", "labels")) for subset, path in copies.items()}
     found = [idx(sources.get(name, file)) for file in files]
-    return {"train": _split(*found[:2]), "test": _split(*found[2:])}
+    return {"train": _subset(*found[:2]), "test": _subset(*found[2:])}
 
 
-def _split(images: np.ndarray, labels: np.ndarray) -> Split:
-    return Split(images[..., None], labels.astype(np.int64))
+def _subset(images: np.ndarray, labels: np.ndarray) -> Subset:
+    return Subset(images[..., None], labels.astype(np.int64))
 
 
 ENTRIES = (

@@ -11,7 +11,7 @@ from hetfl.config import Settings
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import held_out, pictures, reading, take
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 
 FILE = RemoteFile(
@@ -27,24 +27,24 @@ UNREADABLE = {
     "A/RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png",
     "F/Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png",
 }
-"""The two files of the archive that never were images."""
+"""Two files of the archive that are not images."""
 LETTERS = tuple("ABCDEFGHIJ")
 
 
 class NotMnistSettings(Settings):
-    """The archive has one part; ``test`` of every letter is held out."""
+    """How the archive, which has no subsets, is divided: ``test`` is the share of every letter that is held out."""
 
     test: float = Field(default=0.2, gt=0, lt=1)
     seed: int = 0
 
 
-def prepare(settings: NotMnistSettings, sources: Sources) -> Mapping[str, Split]:
-    """28x28x1, in the order of their names, cut by a keyed permutation of every letter."""
+def prepare(settings: NotMnistSettings, sources: Sources) -> Mapping[str, Subset]:
+    """Divide the images, uint8 [N, 28, 28, 1] in order of their names, by a keyed permutation of every letter."""
     path = sources.get("notmnist", FILE)
     names, images = pictures(path, _is_image, (28, 28), "L")
     with reading(path):
         labels = np.array([LETTERS.index(name.split("/")[-2]) for name in names], dtype=np.int64)
-    everything = Split(images, labels)
+    everything = Subset(images, labels)
     train, test = held_out(labels, settings.test, Draws(settings.seed), "data:notmnist")
     return {"train": take(everything, train), "test": take(everything, test)}
 

@@ -11,7 +11,7 @@ from hetfl.config import Settings
 from hetfl.data.entry import Entry
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import held_out, pictures, reading, take
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 from hetfl.draws import Draws
 
 FILE = RemoteFile("office_caltech_10.zip", (), "")
@@ -30,16 +30,16 @@ CLASSES = (
     "projector",
 )
 OFFICE31_NAMES = {"back_pack": "backpack"}
-"""Folders that keep Office-31's spelling in some archives."""
+"""Class folders that have Office-31's spelling in some archives, and their names here."""
 
 
 class OfficeCaltech10Settings(Settings):
-    """How images are stored and split; the authors publish no split.
+    """How images are stored and divided into training and test; the authors publish no division.
 
     Attributes:
-        size: pixels of the square that every image is stretched to.
-        test: share of every class of every domain that is held out.
-        seed: of the split.
+        size: height and width in pixels that every image is stretched to.
+        test: share of every class of every domain that is held out for the test subset.
+        seed: of the random division.
     """
 
     size: int = Field(default=224, ge=1)
@@ -47,8 +47,8 @@ class OfficeCaltech10Settings(Settings):
     seed: int = 0
 
 
-def prepare(settings: OfficeCaltech10Settings, sources: Sources) -> Mapping[str, Split]:
-    """Images by domain, class and file name, from any archive whose members end in ``<domain>/<class>/<file>``."""
+def prepare(settings: OfficeCaltech10Settings, sources: Sources) -> Mapping[str, Subset]:
+    """Read images by domain, class and file name, from an archive with members ``<any>/<domain>/<class>/<file>``."""
     path = None if sources.mirrored("office-caltech10", FILE) else sources.copy("office-caltech10", COPY)
     path = path or sources.get("office-caltech10", FILE)
     names, images = pictures(path, lambda name: name.endswith(".jpg"), (settings.size, settings.size))
@@ -56,7 +56,7 @@ def prepare(settings: OfficeCaltech10Settings, sources: Sources) -> Mapping[str,
         places = [name.split("/")[-3:-1] for name in names]
         domains = np.array([DOMAINS.index(domain) for domain, _ in places], dtype=np.int64)
         labels = np.array([CLASSES.index(OFFICE31_NAMES.get(label, label)) for _, label in places], dtype=np.int64)
-    everything = Split(images, labels, {"domain": domains})
+    everything = Subset(images, labels, {"domain": domains})
     groups = domains * len(CLASSES) + labels
     train, test = held_out(groups, settings.test, Draws(settings.seed), "data:office-caltech10")
     return {"train": take(everything, train), "test": take(everything, test)}

@@ -1,4 +1,4 @@
-"""SVHN's cropped digits, without its extra part."""
+"""SVHN's cropped digits, without its ``extra`` subset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hetfl.data.entry import Entry, NoSettings
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import matlab, reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 
 _HOME = "http://ufldl.stanford.edu/housenumbers"
 
@@ -23,9 +23,9 @@ FILES = {
 }
 
 
-def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Split]:
-    """Both splits in the authors' order, 32x32x3; the files' label 10 is the digit 0."""
-    splits = {}
+def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Subset]:
+    """Read both subsets in the authors' order: images uint8 [N, 32, 32, 3]; the files' label 10 is the digit 0."""
+    subsets = {}
     for name, file in FILES.items():
         path = sources.get("svhn", file)
         images, labels = matlab(path, "X", "y")
@@ -33,8 +33,8 @@ def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Split]:
             digits = labels.reshape(-1).astype(np.int64)
             if wrong := set(digits.tolist()) - set(range(1, 11)):
                 raise ValueError(f"label {min(wrong)}, labels run from 1 to 10")
-            splits[name] = Split(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), digits % 10)
-    return splits
+            subsets[name] = Subset(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), digits % 10)
+    return subsets
 
 
 ENTRY = Entry(

@@ -11,7 +11,7 @@ from hetfl.data.archive import members
 from hetfl.data.entry import Entry, NoSettings
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.readers import pictures, reading
-from hetfl.data.store import Split
+from hetfl.data.store import Subset
 
 FILE = RemoteFile(
     "tiny-imagenet-200.zip",
@@ -41,27 +41,30 @@ n06596364 n07579787 n07583066 n07614500 n07615774 n07695742 n07711569 n07715103 
 n07749582 n07753592 n07768694 n07871810 n07873807 n07875152 n07920052 n09193705 n09246464 n09256479 n09332890
 n09428293 n12267677
 """.split()  # noqa: SIM905, as a list it fills a screen
-"""WordNet's ids of the classes, sorted: the order of labels."""
+"""WordNet ids of the classes, sorted: label i is the i-th."""
 
 
-def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Split]:
-    """Training and validation images, 64x64x3, sorted by class and file name; the test images have no labels."""
+def prepare(settings: NoSettings, sources: Sources) -> Mapping[str, Subset]:
+    """Read training and validation images, uint8 [N, 64, 64, 3], sorted by class and file name.
+
+    The published test images have no labels, so they are not read.
+    """
     path = sources.get("tiny-imagenet", FILE)
     listed: dict[str, str] = {}
     for name, content in members(path, lambda name: name.endswith("val_annotations.txt")):
         with reading(f"{path}: {name}"):
             listed |= dict(line.split("\t")[:2] for line in content.decode().splitlines())
-    splits = {}
+    subsets = {}
     for part in ("train", "val"):
         names, images = pictures(path, re.compile(rf"/{part}/(.+/)?images/.+\.JPEG$").search, (64, 64))
         with reading(path):
             classes = [listed[name.split("/")[-1]] if part == "val" else name.split("/")[-3] for name in names]
             labels = np.array([CLASSES.index(wnid) for wnid in classes], dtype=np.int64)
-        if part == "val":  # a training image's name begins with its class: sorted already, and 1.2 GB to copy
+        if part == "val":  # training images are sorted already, since their names begin with their class
             order = np.argsort(labels, kind="stable")
             images, labels = images[order], labels[order]
-        splits[part] = Split(images, labels)
-    return splits
+        subsets[part] = Subset(images, labels)
+    return subsets
 
 
 ENTRY = Entry(
