@@ -11,7 +11,7 @@ import torch
 from hetfl.draws import Draws
 from hetfl.experiments.plan import load_params
 from hetfl.message import Message
-from hetfl.methods import create
+from hetfl.methods import METHODS, create
 from hetfl.tables.counted.exchange import (
     Exchange,
     encoder,
@@ -196,9 +196,7 @@ def test_a_whole_run_of_a_whole_transformer():
     assert round(run_bytes(first_round(method, VIT), FAMILY.at[MAIN]) / 1e9) == 206
 
 
-@pytest.mark.parametrize(
-    "method", ["fed-dualprompt", "fedmix", "fedmoon", "fedpr", "fgpt", "fgpt-fedmix", "pfedhn", "pt-fedavg", "sgpt"]
-)
+@pytest.mark.parametrize("method", ["sgpt", *(row for row in SENDERS if row in METHODS)])
 def test_engines_send_the_same(toy_engine, method):
     engine = toy_engine(method)
     state, registration = start(engine, Draws(0))

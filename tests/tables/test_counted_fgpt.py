@@ -63,9 +63,7 @@ def test_a_changed_setting_changes_what_is_counted():
     protocol = PARAMS.protocols["fgpt"]
     changed = protocol.model_copy(update={"settings": protocol.settings | {"groups": 30}})
     params = PARAMS.model_copy(update={"protocols": {**PARAMS.protocols, "fgpt": changed}})
-    more = sum(
-        sign * family.exchange("fgpt").up[0].size.elements for sign, family in ((1, Family(params)), (-1, FAMILY))
-    )
+    before, after = (family.exchange("fgpt").up[0].size.elements for family in (FAMILY, Family(params)))
     # A prompt and a count of each group.
     assert after - before == 10 * (WIDTH + 1)
     assert FAMILY.method("sgpt", "sgpt-office").settings.vote

@@ -72,7 +72,7 @@ def table_12(params: Params) -> Counts:
     """Operations of one step with one sample per client; and Table 8, of each architecture."""
     of, table = setting(params), layout("fedtgp-table-12")
     names = [*table.models.values()]
-    listed = {name: table.printed[name, "forward"] * B for name in names}
+    listed = {name: table.printed[name, "forward"] for name in names}
     single = {name: step(of, name=name) for name in names}
     alone = single[SMALLEST]
     models = models_of(of)
@@ -84,13 +84,14 @@ def table_12(params: Params) -> Counts:
         second = quick(of, row).model_options().auxiliary
         networks = sum(listed[name] + (listed[second] if second else 0) for name in models)
         # Clients do not train the generator.
-        generator = 0 if second else of.clients * added.forward
+        generator = 0 if second else of.clients * added.forward / B
         found[row, "times-4"] = 4 * networks + generator
         found[row, "times-3"] = 3 * networks + generator
-        found[row, "forward"] = (sum(single[name].forward for name in models) + of.clients * added.forward) / 2
-        found[row, "training"] = sum(sum(single[name]) for name in models) + of.clients * sum(added)
+        forward = sum(single[name].forward for name in models) + of.clients * added.forward
+        found[row, "forward"] = forward / 2 / B
+        found[row, "training"] = (sum(sum(single[name]) for name in models) + of.clients * sum(added)) / B
     for name, cost in single.items():
-        found[name, "forward"], found[name, "training"] = cost.forward / 2, sum(cost)
+        found[name, "forward"], found[name, "training"] = cost.forward / 2 / B, sum(cost) / B
     seen = [len(labels) for labels in gathered_labels(of, quick(of, "fedproto"))]
     facts = {
         "clients": of.clients,

@@ -37,23 +37,24 @@ def _named(written: Any) -> Any:
 
 
 class Column(Settings):
-    """How a column shows its numbers.
+    """A column's title, and how its numbers are shown; in ``cells`` what a single place has otherwise.
 
     Attributes:
-        title: the heading.
-        unit: in which they are shown; the file's ``units`` say how much one is.
+        unit: in which they are shown; the file's ``units`` say how much one is, others are 1.
         digits: decimals.
         thousands: whole numbers with a comma between thousands.
+        footnote: on a single place.
     """
 
     title: str = ""
     unit: str = ""
     digits: int = 0
     thousands: bool = False
+    footnote: str = ""
 
 
 class Row(Settings):
-    """A row: its title, and what the paper prints in its first columns (null: nothing)."""
+    """A row's title, and what the paper prints in its first columns (null: nothing)."""
 
     title: str = ""
     printed: list[int | float | str | None] = []
@@ -65,28 +66,16 @@ class Part(Settings):
     title: str = ""
     prefix: str = ""
     columns: Annotated[dict[str, Column], BeforeValidator(_named), Field(min_length=1)]
-    rows: Annotated[dict[str, Row], BeforeValidator(_named), Field(min_length=1)]
+    rows: Annotated[dict[str, Row], BeforeValidator(_named)]
 
-
-class Changes(Settings):
-    """What a single place says otherwise than its column, and its footnote."""
-
-    unit: str | None = None
-    digits: int | None = None
-    footnote: str | None = None
+    def name(self, column: str) -> str:
+        """A column's name in cells."""
+        return f"{self.prefix}-{column}" if self.prefix else column
 
 
 class Layout(Settings):
-    """A table.
-
-    Attributes:
-        title: the heading a reader sees.
-        head: what the rows are.
-        models: names of the architectures behind the numbers, by what the paper calls them.
-        packages: whose versions may decide a number.
-        parts: its grids.
-        cells: row -> column -> changes.
-        footnotes: sentences on the table as a whole.
+    """A table: ``head`` says what its rows are, ``models`` maps the paper's names of architectures to ours, and
+    versions of ``packages`` may decide a number.
     """
 
     title: str
@@ -94,19 +83,19 @@ class Layout(Settings):
     models: dict[str, str]
     packages: list[str] = ["torch", "timm"]
     parts: list[Part]
-    cells: dict[str, dict[str, Changes]] = {}
+    cells: dict[str, dict[str, Column]] = {}
     footnotes: list[str] = []
 
     @property
     def columns(self) -> dict[str, Column]:
         """All columns, by their names in cells."""
-        return {prefixed(part, name): column for part in self.parts for name, column in part.columns.items()}
+        return {part.name(column): how for part in self.parts for column, how in part.columns.items()}
 
     @property
     def printed(self) -> dict[Place, Any]:
         """What the paper prints."""
         return {
-            (row, prefixed(part, column)): number
+            (row, part.name(column)): number
             for part in self.parts
             for row, settings in part.rows.items()
             for column, number in zip(part.columns, settings.printed, strict=False)
@@ -115,15 +104,7 @@ class Layout(Settings):
 
 
 class File(Settings):
-    """A paper's counted tables.
-
-    Attributes:
-        note: what holds for all of them.
-        units: how much one unit is; of others it is 1.
-        titles: of rows in several tables.
-        shared: what tables refer to by YAML's anchors.
-        tables: by name of the stage.
-    """
+    """A paper's counted tables: a ``note`` on all, titles of rows in several, and what YAML's anchors refer to."""
 
     note: str
     units: dict[str, int]
@@ -170,11 +151,6 @@ def layout(name: str) -> Layout:
     return file(name.partition("-")[0]).tables[name]
 
 
-def prefixed(part: Part, column: str) -> str:
-    """A column's name in cells."""
-    return f"{part.prefix}-{column}" if part.prefix else column
-
-
 def laid_out(name: str, counts: Counts) -> dict[str, Any]:
     """A table in the form of :func:`hetfl.report.table.build_table`.
 
@@ -183,62 +159,52 @@ def laid_out(name: str, counts: Counts) -> dict[str, Any]:
     there is something to say.
     """
     paper, table = file(name.partition("-")[0]), layout(name)
-    titles = {**counts.titles, **paper.titles}
-    given = {**table.printed, **counts.printed}
+    titles, given, facts = {**counts.titles, **paper.titles}, {**table.printed, **counts.printed}, counts.facts
+    rows = {row: settings.title for part in table.parts for row, settings in part.rows.items()}
     cells = []
     for (row, column), value in counts.cells.items():
-        changes = table.cells.get(row, {}).get(column, Changes())
-        how = table.columns[column].model_copy(update=changes.model_dump(exclude={"footnote"}, exclude_none=True))
-        cell = _cell(row, column, value, how, paper.units.get(how.unit, 1), given.get((row, column)))
-        footnote = changes.footnote and changes.footnote.format_map(counts.facts)
-        cells.append(cell | {"footnote": footnote})
+        changes = table.cells.get(row, {}).get(column, Column())
+        how = table.columns[column].model_copy(update=changes.model_dump(exclude_unset=True))
+        told = _cell(value, how, paper.units.get(how.unit, 1), given.get((row, column)))
+        footnote = how.footnote.format_map(facts) or None
+        cells.append({"row": row, "column": column, **told, "footnote": footnote, "seeds": [], "provenance": []})
     blocks = [
-        {
-            "title": part.title.format_map(counts.facts),
-            "rows": [*part.rows],
-            "columns": [prefixed(part, column) for column in part.columns],
-        }
+        {"title": part.title.format_map(facts), "rows": [*part.rows], "columns": [*map(part.name, part.columns)]}
         for part in table.parts
         if part.title
     ]
     own = [cell["footnote"] for cell in cells if cell["footnote"]]
-    whole = [footnote.format_map(counts.facts) for footnote in table.footnotes]
+    nothing = {key: [] for key in ("rounds", "clients", "engines", "devices")}
     return {
         "table": name,
         "title": table.title,
         "note": paper.note,
         "seeds": [],
         "head": table.head,
-        "columns": {column: how.title or titles.get(column, column) for column, how in table.columns.items()},
-        "rows": {
-            row: settings.title or titles.get(row, row) for part in table.parts for row, settings in part.rows.items()
-        },
+        "columns": {column: how.title or column for column, how in table.columns.items()},
+        "rows": {row: title or titles.get(row, row) for row, title in rows.items()},
         **({"blocks": blocks} if blocks else {}),
         "cells": cells,
-        "footnotes": list(dict.fromkeys([*own, *whole])),
+        "footnotes": list(dict.fromkeys([*own, *(footnote.format_map(facts) for footnote in table.footnotes)])),
         "provenance": {
             "datasets": {},
             "partitions": {},
             "models": [*table.models.values()],
             "weights": {},
-            "rounds": [],
-            "clients": [],
-            "engines": [],
-            "devices": [],
+            **nothing,
             "versions": {package: [version(package)] for package in table.packages},
             "commits": [],
         },
     }
 
 
-def _cell(row: str, column: str, value: int | float | str, how: Column, unit: int, given: Any) -> dict[str, Any]:
+def _cell(value: int | float | str, how: Column, unit: int, given: Any) -> dict[str, Any]:
+    """What a cell says of its value beside the printed one; texts are compared as they are."""
     number = None if isinstance(value, str) else value if how.thousands else value / unit
     text = str(value) if number is None else f"{number:,}" if how.thousands else rounded(number, how.digits)
-    compared = not (number is None or given is None)
+    compared = number is not None and given is not None
     given_text = rounded(given, how.digits) if compared else "" if given is None else str(given)
     return {
-        "row": row,
-        "column": column,
         "printed": float(given) if compared else None,
         "printed_text": given_text,
         "value": number,
@@ -246,9 +212,6 @@ def _cell(row: str, column: str, value: int | float | str, how: Column, unit: in
         "unit": how.unit,
         "status": "arithmetic",
         "agrees": None if given is None else text == given_text,
-        "footnote": None,
-        "seeds": [],
-        "provenance": [],
     }
 
 
