@@ -7,10 +7,12 @@ from typing import Any
 
 from hetfl.errors import unknown
 from hetfl.experiments.plan import Params
-from hetfl.tables.counted import fedhpl, fedtgp, fgpt
+from hetfl.tables.counted.fedhpl import TABLES as FEDHPL
+from hetfl.tables.counted.fedtgp import TABLES as FEDTGP
+from hetfl.tables.counted.fgpt import TABLES as FGPT
 from hetfl.tables.counted.layout import Counts, laid_out
 
-COUNTED_TABLES: dict[str, Callable[[Params], Counts]] = {**fedhpl.TABLES, **fedtgp.TABLES, **fgpt.TABLES}
+COUNTED_TABLES: dict[str, Callable[[Params], Counts]] = {**FEDHPL, **FEDTGP, **FGPT}
 """By the name of the stage."""
 
 

@@ -174,7 +174,6 @@ def laid_out(name: str, counts: Counts) -> dict[str, Any]:
         if part.title
     ]
     own = [cell["footnote"] for cell in cells if cell["footnote"]]
-    nothing = {key: [] for key in ("rounds", "clients", "engines", "devices")}
     return {
         "table": name,
         "title": table.title,
@@ -191,7 +190,7 @@ def laid_out(name: str, counts: Counts) -> dict[str, Any]:
             "partitions": {},
             "models": [*table.models.values()],
             "weights": {},
-            **nothing,
+            **{key: [] for key in ("rounds", "clients", "engines", "devices")},
             "versions": {package: [version(package)] for package in table.packages},
             "commits": [],
         },
