@@ -117,7 +117,7 @@ def device_of(model: Model) -> torch.device:
 class Exchange:
     """The messages of a method's first round, without training; each is made when it is first asked for.
 
-    Images are zeros, and so are the parameters of a model of which only the shapes are there.
+    Images are zeros, and so are prompts and heads of a model of which only the shapes are there.
 
     Args:
         method: that is run.
@@ -150,11 +150,12 @@ class Exchange:
     @cached_property
     def server(self) -> Tensors:
         """The server's first state."""
-        with torch.device(device_of(self.model)):
-            state = self.method.initial_server(
-                [self.model] * len(self._clients), dict(enumerate(self.registered)), Draws(0)
-            )
-        # Methods read values of what they send.
+        registered = dict(enumerate(self.registered))
+        with device_of(self.model):
+            state = self.method.initial_server([self.model] * len(self._clients), registered, Draws(0))
+        # Whole networks travel as shapes; methods that tune prompts read values of what they are sent.
+        if "body" in self.method.trains():
+            return state
         return {
             name: torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
             for name, tensor in state.items()
