@@ -22,6 +22,7 @@ LEVELS = [
     {"training"},
     {"experiments"},
     {"papers"},
+    {"tables"},
     {"tracking", "report"},
     {"stages", "train"},
     {"cli"},

@@ -12,29 +12,30 @@ from playing import play_round, start
 from hetfl.draws import Draws
 from hetfl.experiments.plan import load_params
 from hetfl.message import Message
-from hetfl.methods import create
-from hetfl.papers.fgpt_counts import (
-    CIFAR100,
-    FAMILY,
-    FULL,
+from hetfl.methods import METHODS, create
+from hetfl.tables.counted.exchange import (
+    Exchange,
+    encoder,
+    fitted,
+    float_bytes,
+    float_elements,
+    integer_bytes,
+    of_all_classes,
+)
+from hetfl.tables.counted.fgpt import (
+    MAIN,
+    MODELS,
     PLACES,
     SENDERS,
     SGPTS,
-    Exchange,
-    Places,
+    VIT,
+    Family,
     client_sizes,
-    encoder,
-    exchange,
-    fitted,
-    integer_bytes,
+    first_round,
     run_bytes,
-    value_bytes,
-    values,
-    whole_network,
 )
 
-THERE = Places(load_params(Path(__file__).parents[2] / "params.yaml"))
-made = THERE.made
+FAMILY = Family(load_params(Path(__file__).parents[2] / "params.yaml"))
 BYTES = {
     "pt-fedavg-share": (322_960, 322_960, 169_160),
     **dict.fromkeys(["pt-fedavg", "fedmoon", "fedmix", "pfedhn"], (326_032, 326_032, 172_232)),
@@ -54,7 +55,7 @@ MADE = {
 
 @cache
 def sent(name: str) -> Exchange:
-    return exchange(made(*MADE[name]))
+    return FAMILY.exchange(*MADE[name])
 
 
 def payload(message: Message) -> int:
@@ -69,12 +70,12 @@ def test_every_method_is_there():
 @pytest.mark.parametrize(("row", "place"), CASES)
 def test_values_and_their_bytes(row, place):
     own, expected = sent(f"{row} {place}"), BYTES[row][[*PLACES].index(place)]
-    classes, groups = THERE.of(place).classes, made("fgpt", place).settings.groups
+    classes, groups = FAMILY.at[place].classes, FAMILY.method("fgpt", place).settings.groups
     tokens = {"pt-fedavg-share": 5, "fedpr": 5, "fed-dualprompt": 5 + 2 * groups}
     numbers = 769 * classes + 768 * tokens.get(row, 5 + (groups if row in COUNTING else 1))
     assert 4 * numbers == expected
-    for message in (own.up, own.down):
-        assert (values(message), value_bytes(message)) == (numbers, expected)
+    for way in (own.up, own.down):
+        assert (float_elements(way), float_bytes(way)) == (numbers, expected)
 
 
 @pytest.mark.parametrize(
@@ -83,26 +84,26 @@ def test_values_and_their_bytes(row, place):
 )
 def test_sgpt_sends_keys_and_picks_too(row, numbers, counts):
     own = sent(row)
-    for message in (own.up, own.down):
-        assert (values(message), value_bytes(message), integer_bytes(message)) == (numbers, 4 * numbers, counts)
-    assert own.up["counts"].dtype == own.down["picks"].dtype == torch.int32
+    for way in (own.up, own.down):
+        assert (float_elements(way), float_bytes(way), integer_bytes(way)) == (numbers, 4 * numbers, counts)
+    assert own.up[0]["counts"].dtype == own.down[0]["picks"].dtype == torch.int32
 
 
 @pytest.mark.parametrize(("row", "place"), CASES)
 def test_integers_travel_beside_the_values(row, place):
     own = sent(f"{row} {place}")
-    assert integer_bytes(own.up) == (4 * made(row, place).settings.groups if row in COUNTING else 0)
+    assert integer_bytes(own.up) == (4 * FAMILY.method(row, place).settings.groups if row in COUNTING else 0)
     # FedPR's seed, from the second round on.
     assert integer_bytes(own.down) == (4 if row == "fedpr" else 0)
     assert integer_bytes(own.first) == 0
-    assert [integer_bytes(message) for message in own.registered] == [4]
+    assert [integer_bytes([message]) for message in own.registered] == [4]
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_bytes_are_the_payload_of_safetensors(name):
     own = sent(name)
-    for message in (*own.registered, own.first, own.up, own.down):
-        assert payload(message) == message.size.bytes == value_bytes(message) + integer_bytes(message)
+    for message in (*own.registered, *own.first, *own.up, *own.down):
+        assert payload(message) == message.size.bytes == float_bytes([message]) + integer_bytes([message])
 
 
 @pytest.mark.parametrize(
@@ -114,65 +115,66 @@ def test_bytes_are_the_payload_of_safetensors(name):
     ],
 )
 def test_whole_networks(row, numbers, size):
-    own = whole_network(create("fedavg", {}, 100), FULL[row][1])
-    assert own.up.size == own.down.size
-    assert (values(own.up), own.up.size.bytes) == (numbers, size)
+    own = first_round(create("fedavg", {}, 100), MODELS[row])
+    assert own.up[0].size == own.down[0].size
+    assert (float_elements(own.up), own.up[0].size.bytes) == (numbers, size)
 
 
 def test_what_trains_is_what_travels_and_the_backbone_does_not():
     for row in SENDERS:
-        method = made(row)
-        model = fitted(method)
-        assert model.elements(method.trains()) == values(sent(f"{row} cifar100-20").up)
+        method = FAMILY.method(row)
+        model = fitted(method, VIT)
+        assert model.elements(method.trains()) == float_elements(sent(f"{row} cifar100-20").up)
         assert model.total_elements - model.elements(method.trains()) == 85_798_656
-        assert not any(name.startswith("body.") for name in sent(f"{row} cifar100-20").down)
-    assert sum(tensor.numel() for tensor in sent("fgpt cifar100-20").server.values()) == 96_100 + 1
+        assert not any(name.startswith("body.") for name in sent(f"{row} cifar100-20").down[0])
+    assert sum(tensor.numel() for tensor in sent("fgpt cifar100-20").after.values()) == 96_100 + 1
 
 
 @pytest.mark.parametrize("row", POOLED)
 def test_fedmix_sends_its_pool_once(row):
     item = 4 * (3 * 32 * 32 + 100)
     assert item == 12_688
-    whole = exchange(made(row), client_sizes(THERE.of(CIFAR100)))
-    assert {value_bytes(message) for message in whole.registered} == {item}
-    assert value_bytes(whole.first) - value_bytes(whole.down) == 100 * item == 1_268_800
-    chunks = [-(-size // 5) for size in client_sizes(THERE.of(CIFAR100))]
-    parts = exchange(made(row, chunk=5), client_sizes(THERE.of(CIFAR100)))
-    assert [value_bytes(message) for message in parts.registered] == [many * item for many in chunks]
-    assert value_bytes(parts.first) - value_bytes(parts.down) == sum(chunks) * item
+    sizes = client_sizes(FAMILY.at[MAIN])
+    whole = FAMILY.exchange(row, sizes=sizes)
+    assert {float_bytes([message]) for message in whole.registered} == {item}
+    assert float_bytes(whole.first) - float_bytes(whole.down) == 100 * item == 1_268_800
+    chunks = [-(-size // 5) for size in sizes]
+    parts = FAMILY.exchange(row, sizes=sizes, chunk=5)
+    assert [float_bytes([message]) for message in parts.registered] == [many * item for many in chunks]
+    assert float_bytes(parts.first) - float_bytes(parts.down) == sum(chunks) * item
     # The sheet's round figures: 99 items, 1.26 MB up and 126 MB down.
     assert sum(chunks) / 100 == pytest.approx(99, abs=0.5)
     assert sum(chunks) * item == pytest.approx(126e6, rel=5e-3)
-    assert {"pool/images", "pool/labels"} == set(whole.first) - set(whole.down)
+    assert {"pool/images", "pool/labels"} == set(whole.first[0]) - set(whole.down[0])
 
 
 def test_others_get_the_same_in_every_round():
     for row in (row for row in SENDERS if row not in (*POOLED, "fedpr")):
         own = sent(f"{row} cifar100-20")
-        assert own.first.size == own.down.size
+        assert own.first[0].size == own.down[0].size
 
 
 def test_keys_are_never_sent():
     for row, size in (("fgpt", 61_440), ("fgpt-resnet", 163_840)):
-        method = made(row)
-        keys = method.keys({}, torch.zeros(1, encoder(method).width))
-        assert value_bytes({"keys": keys}) == size
+        method = FAMILY.method(row)
+        keys = method.keys({}, torch.zeros(1, encoder(method, fitted(method, VIT)).width))
+        assert float_bytes([{"keys": keys}]) == size
         own = sent(f"{row} cifar100-20")
-        every = [*own.registered, own.first, own.up, own.down]
+        every = [*own.registered, *own.first, *own.up, *own.down]
         assert all("keys" not in name for message in every for name in message)
 
 
 def test_what_else_stays_where_it_is():
-    assert value_bytes(sent("fedmoon cifar100-20").kept) == 18_432
-    own = exchange(made("pfedhn"), [1] * 100)
-    assert values(made("pfedhn").server_parameters(own.server)) == 795_908
-    assert set(own.down) == set(own.up) == {"shared", "group", "head.weight", "head.bias"}
-    assert values({"shared": own.up["shared"], "group": own.up["group"]}) == 4_608
-    assert 4 * encoder(made("fgpt")).width == 3_072
+    assert float_bytes([sent("fedmoon cifar100-20").kept]) == 18_432
+    own = FAMILY.exchange("pfedhn", sizes=[1] * 100)
+    assert float_elements([own.method.server_parameters(own.server)]) == 795_908
+    assert set(own.down[0]) == set(own.up[0]) == {"shared", "group", "head.weight", "head.bias"}
+    assert float_elements([{name: own.up[0][name] for name in ("shared", "group")}]) == 4_608
+    assert 4 * own.model.width == 3_072
 
 
 def test_split_is_the_sheets():
-    sizes = client_sizes(THERE.of(CIFAR100))
+    sizes = client_sizes(FAMILY.at[MAIN])
     assert len(sizes) == 100
     assert sum(sizes) == pytest.approx(49_490, abs=50)
     assert min(sizes) > 430
@@ -183,20 +185,18 @@ def test_split_is_the_sheets():
     ("name", "megabytes"), [("fgpt cifar100-20", 230.6), ("pt-fedavg cifar100-20", 195.6), ("sgpt-s10", 339.4)]
 )
 def test_a_whole_run(name, megabytes):
-    row, place = MADE[name]
-    method = made(row, place)
-    assert round(run_bytes(method, sent(name), THERE.of(place)) / 1e6, 1) == megabytes
-    one = value_bytes(sent(name).up)
-    assert run_bytes(method, sent(name), THERE.of(place)) == 60 * 5 * 2 * one
+    place = FAMILY.at[MADE[name][1]]
+    assert round(run_bytes(sent(name), place) / 1e6, 1) == megabytes
+    one = float_bytes(sent(name).up)
+    assert run_bytes(sent(name), place) == 60 * 5 * 2 * one
 
 
 def test_a_whole_run_of_a_whole_transformer():
     method = create("fedavg", {"rounds": 60, "participation": 0.05}, 100)
-    place = THERE.of(CIFAR100)
-    assert round(run_bytes(method, whole_network(method, FULL["vit_b16"][1]), place) / 1e9) == 206
+    assert round(run_bytes(first_round(method, VIT), FAMILY.at[MAIN]) / 1e9) == 206
 
 
-@pytest.mark.parametrize("method", sorted({name for _, name, _ in FAMILY.values()}))
+@pytest.mark.parametrize("method", ["sgpt", *(row for row in SENDERS if row in METHODS)])
 def test_engines_send_the_same(toy_engine, method):
     engine = toy_engine(method)
     state, registration = start(engine, Draws(0))
@@ -205,13 +205,14 @@ def test_engines_send_the_same(toy_engine, method):
         state, line = play_round(engine, state, Draws(0).at(round))
         lines.append(line)
     clients = engine.federation.clients
-    own = exchange(engine.method, [client.samples for client in clients], clients[0].model, pixels=8)
+    held = [of_all_classes(client.samples, engine.method.num_classes) for client in clients]
+    own = Exchange(engine.method, clients[0].model, held, stored=8)
     for measured, counted in (
         (registration.up, own.registered),
-        (lines[0].down, [own.first] * 3),
-        (lines[0].up, [own.up] * 3),
-        (lines[1].down, [own.down] * 3),
-        (lines[1].up, [own.up] * 3),
+        (lines[0].down, own.first * 3),
+        (lines[0].up, own.up * 3),
+        (lines[1].down, own.down * 3),
+        (lines[1].up, own.up * 3),
     ):
         assert measured.elements == sum(message.size.elements for message in counted)
         assert measured.bytes == sum(message.size.bytes for message in counted)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hetfl.data.batches import Batch
 from hetfl.message import Tensors
-from hetfl.methods.base import Method
+from hetfl.methods.base import Method, Phase
 from hetfl.models.base import Model
 
 
@@ -36,7 +36,9 @@ def flops(function: Callable[[], Any]) -> int:
     return int(counter.get_total_flops())
 
 
-def step_flops(method: Method, model: Model, params: Tensors, batch: Batch, received: Tensors) -> StepFlops:
+def step_flops(
+    method: Method, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase | None = None
+) -> StepFlops:
     """Count the operations of a client's optimiser step on a batch, with its method's objective.
 
     Args:
@@ -45,8 +47,9 @@ def step_flops(method: Method, model: Model, params: Tensors, batch: Batch, rece
         params: its parameters by name.
         batch: samples of the client.
         received: the tensors that it received, from :meth:`Method.receive`.
+        phase: of local training; None: the one that the settings describe.
     """
-    phase = method.phase()
+    phase = phase or method.phase()
     leaves = {name: params[name].detach().clone().requires_grad_() for name in model.names(phase.trains)}
     size = len(batch.labels)
     training = model.train(model.masks(batch.seed, size))

@@ -11,36 +11,33 @@ import torch
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.errors import HetflError
 from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import step_flops
 from hetfl.papers.fedtgp import METHODS
-from hetfl.papers.fedtgp_counts import (
-    ARITHMETIC_TABLES,
-    CLASSES,
-    HTFE_8,
-    LABELS,
-    Setting,
-    architecture_flops,
-    arithmetic_table,
-    fitted,
-    floating_elements,
+from hetfl.report.formats import blocks, filled, footnotes, render_text
+from hetfl.tables.counted import counted_table
+from hetfl.tables.counted.exchange import fitted, float_elements
+from hetfl.tables.counted.fedtgp import (
+    TABLES,
+    exchange,
     formulas,
     gathered_labels,
     held_classes,
-    messages,
-    method_flops,
+    models_of,
     quick,
+    setting,
+    step,
 )
-from hetfl.report.formats import blocks, filled, footnotes, render_text
+from hetfl.tables.counted.layout import layout
 
 PARAMS = load_params(Path("params.yaml"))
 OWNED = [33, 47, 54, 47, 57, 42, 41, 32, 39, 46, 47, 47, 41, 44, 40, 38, 44, 38, 45, 99]
 """C_i of all samples, training and test."""
 
-OF = Setting.of(PARAMS)
-table = cache(lambda name: arithmetic_table(name, PARAMS))
-of_architecture = cache(lambda name: architecture_flops(OF, name))
+OF = setting(PARAMS)
+table = cache(lambda name: counted_table(name, PARAMS))
+of_architecture = cache(lambda name: step(OF, name=name))
+HTFE_8 = [*layout("fedtgp-table-12").models.values()]
 
 
 def found(name: str, row: str, column: str) -> dict:
@@ -52,13 +49,13 @@ def test_a_changed_setting_changes_what_is_counted():
     protocol = PARAMS.protocols["fedtgp"]
     changed = protocol.model_copy(update={"settings": protocol.settings | {"embedding": 64}})
     params = PARAMS.model_copy(update={"protocols": {**PARAMS.protocols, "fedtgp": changed}})
-    assert formulas(Setting.of(params))["fedproto"] == 64 * (869 + 2000)
-    assert [OF.dealt.count(name) for name in HTFE_8] == [3] * 4 + [2] * 4
+    assert formulas(setting(params))["fedproto"] == 64 * (869 + 2000)
+    assert [models_of(OF).count(name) for name in HTFE_8] == [3] * 4 + [2] * 4
 
 
 def test_split_is_the_reference_partition():
-    split = OF.split
-    train, test = (split.class_counts(LABELS, CLASSES, side) for side in ("train", "test"))
+    split = OF.partition
+    train, test = (split.class_counts(OF.labels, OF.classes, side) for side in ("train", "test"))
     assert np.count_nonzero(train + test, axis=1).tolist() == OWNED
     assert (held_classes(OF), held_classes(OF, ["train", "test"])) == (869, 921)
     gathered = {
@@ -101,14 +98,15 @@ def test_messages_have_the_formulas_elements(row, elements, integers):
 
 def test_bytes_are_the_payload_of_safetensors():
     for row in METHODS:
-        for message in (some[0] for some in messages(OF, quick(OF, row), clients=2)):
+        sent = exchange(OF, row, clients=2)
+        for message in (sent.up[0], sent.down[0]):
             content = message.to_bytes()
             assert len(content) - 8 - int.from_bytes(content[:8], "little") == message.size.bytes
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "resnet18"])
 def test_what_travels_does_not_depend_on_the_architecture(name):
-    smallest, other = (fitted(OF, quick(OF, "fedkd"), some) for some in ("cnn", name))
+    smallest, other = (fitted(quick(OF, "fedkd"), some, 32) for some in ("cnn", name))
     shapes = [
         {key: tuple(tensor.shape) for key, tensor in model.init(Draws(0), 0).items() if not key.startswith("body.")}
         for model in (smallest, other)
@@ -118,13 +116,12 @@ def test_what_travels_does_not_depend_on_the_architecture(name):
 
 
 def test_fedkd_sends_whole_ranks_if_all_energy_must_travel():
-    whole = quick(OF, "fedkd", energy_start=1.0, energy_end=1.0)
-    up, down = messages(OF, whole, clients=1)
+    whole = exchange(OF, "fedkd", clients=1, energy_start=1.0, energy_end=1.0)
     # t(o + i + 1) of the full rank t of each matrix, t o c (h + w + 1) of the 5 x 5 kernels; biases as they are.
     matrices = 512 * (512 + 1600 + 1) + 100 * (100 + 512 + 1) + 5 * (32 * 3 + 64 * 32) * (5 + 5 + 1)
-    assert floating_elements(up) == floating_elements(down) == matrices + 32 + 64 + 512 + 100
-    cut_up, cut_down = messages(OF, quick(OF, "fedkd"), clients=1)
-    assert floating_elements(cut_down) < floating_elements(cut_up) < floating_elements(up)
+    assert float_elements(whole.up) == float_elements(whole.down) == matrices + 32 + 64 + 512 + 100
+    cut = exchange(OF, "fedkd", clients=1)
+    assert float_elements(cut.down) < float_elements(cut.up) < float_elements(whole.up)
 
 
 def test_table_5_agrees_but_for_trained_weights_and_another_split():
@@ -175,18 +172,18 @@ def test_table_12_is_four_times_the_sum_of_table_8(row, four, three, forward):
     cell = found("fedtgp-table-12", row, "times-4")
     assert (cell["value_text"], cell["printed_text"], cell["agrees"]) == (four, four, True)
     assert found("fedtgp-table-12", row, "times-3")["value_text"] == three
-    plain = sum(of_architecture(name).forward for name in OF.dealt) // 2
+    plain = sum(of_architecture(name).forward for name in models_of(OF)) // 2
     assert found("fedtgp-table-12", row, "forward")["value"] == (plain + OF.clients * forward) / 1e9
 
 
 @pytest.mark.parametrize("row", ["fedgen", "fml", "fedkd"])
 def test_what_a_method_adds_does_not_depend_on_the_architecture(row):
-    method = quick(OF, row)
-    received = method.receive(messages(OF, method, clients=1)[1][0], {})
-    model = fitted(OF, method, "resnet18")
-    batch = Batch(torch.zeros(10, 3, OF.pixels, OF.pixels), torch.zeros(10, dtype=torch.int64))
+    sent = exchange(OF, row, clients=1)
+    method, received = sent.method, sent.method.receive(sent.down[0], {})
+    model = fitted(method, "resnet18", 32, "cpu")
+    batch = Batch(torch.zeros(10, 3, 32, 32), torch.zeros(10, dtype=torch.int64))
     both = step_flops(method, model, method.initial(model, Draws(0), 0), batch, received)
-    alone, own, plain = of_architecture("resnet18"), method_flops(OF, row), method_flops(OF, "lg-fedavg")
+    alone, own, plain = of_architecture("resnet18"), step(OF, row), step(OF)
     assert both.forward == 10 * (alone.forward + own.forward - plain.forward)
     assert both.backward == 10 * (alone.backward + own.backward - plain.backward)
 
@@ -197,7 +194,7 @@ def test_server_of_fedtgp_is_counted():
     assert f"FedTGP's takes {steps / 1e9:,.0f} B FLOP" in " ".join(table("fedtgp-table-12")["footnotes"])
 
 
-@pytest.mark.parametrize("name", ARITHMETIC_TABLES)
+@pytest.mark.parametrize("name", TABLES)
 def test_cells_fill_the_blocks(name):
     content = filled(table(name))
     places = [(cell["row"], cell["column"]) for cell in content["cells"]]
@@ -208,9 +205,4 @@ def test_cells_fill_the_blocks(name):
 
 
 def test_table_is_the_same_every_time():
-    assert arithmetic_table("fedtgp-table-5", PARAMS) == table("fedtgp-table-5")
-
-
-def test_unknown_table_is_one_line():
-    with pytest.raises(HetflError, match="did you mean 'fedtgp-table-5'"):
-        arithmetic_table("fedtgp-table-55", PARAMS)
+    assert counted_table("fedtgp-table-5", PARAMS) == table("fedtgp-table-5")

@@ -12,26 +12,25 @@ from hetfl.data.batches import Batch
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import flops, step_flops
-from hetfl.papers.fgpt_counts import (
-    ARITHMETIC_TABLES,
+from hetfl.report.formats import blocks, filled, footnotes, render_markdown, render_text
+from hetfl.report.table import write_table
+from hetfl.tables.counted import counted_table
+from hetfl.tables.counted.exchange import fitted
+from hetfl.tables.counted.fgpt import (
     COSTS,
-    FULL,
-    MORE_COSTS,
     SENDERS,
     SGPTS,
-    Places,
-    arithmetic_table,
-    exchange,
-    fitted,
+    STAGES,
+    TABLES,
+    VIT,
+    Family,
     image_gradient,
     server_cost,
 )
-from hetfl.report.formats import blocks, filled, footnotes, render_markdown, render_text
-from hetfl.report.table import write_table
+from hetfl.tables.counted.layout import layout
 
 PARAMS = load_params(Path("params.yaml"))
 TOKENS, WIDTH = 197, 768
-STAGES = ("sgpt-first", "sgpt-second")
 PATCHES = 196 * WIDTH * WIDTH
 
 EMPTY = {
@@ -40,9 +39,9 @@ EMPTY = {
 }
 """Where samples are not sorted there is no embedding, and SGPT's stages have steps alone."""
 
-PLACES = Places(PARAMS)
-made = PLACES.made
-table = cache(lambda name: arithmetic_table(name, PARAMS))
+FAMILY = Family(PARAMS)
+PRINTED = [*layout("fgpt-table-10").parts[0].rows]
+table = cache(lambda name: counted_table(name, PARAMS))
 
 
 def found(name: str, row: str, column: str) -> dict:
@@ -64,10 +63,10 @@ def test_a_changed_setting_changes_what_is_counted():
     protocol = PARAMS.protocols["fgpt"]
     changed = protocol.model_copy(update={"settings": protocol.settings | {"groups": 30}})
     params = PARAMS.model_copy(update={"protocols": {**PARAMS.protocols, "fgpt": changed}})
-    more = exchange(Places(params).made("fgpt")).up.size.elements - exchange(made("fgpt")).up.size.elements
+    before, after = (family.exchange("fgpt").up[0].size.elements for family in (FAMILY, Family(params)))
     # A prompt and a count of each group.
-    assert more == 10 * (WIDTH + 1)
-    assert made("sgpt", "sgpt-office").settings.vote
+    assert after - before == 10 * (WIDTH + 1)
+    assert FAMILY.method("sgpt", "sgpt-office").settings.vote
 
 
 @pytest.mark.parametrize(
@@ -177,10 +176,9 @@ def test_references_of_fedmoon_cost_two_passes():
 
 
 def test_fedmix_takes_the_gradient_of_the_images_along():
-    method = made("fedmix")
-    model = fitted(method)
-    sent = exchange(method)
-    received = {name: tensor.to("meta") for name, tensor in method.receive(sent.down, sent.kept).items()}
+    sent = FAMILY.exchange("fedmix")
+    method, model = sent.method, sent.model
+    received = {name: tensor.to("meta") for name, tensor in method.receive(sent.down[0], sent.kept).items()}
     params = method.adopt({}, received)
     images = torch.zeros(1, 3, 224, 224, device="meta", requires_grad=True)
     batch = Batch(images, torch.zeros(1, dtype=torch.int64, device="meta"))
@@ -193,7 +191,7 @@ def test_fedmix_takes_the_gradient_of_the_images_along():
 
     needed = flops(forward) + flops(lambda: torch.autograd.grad(loss[0], list(leaves.values())))
     assert whole - needed == 2 * PATCHES
-    assert image_gradient(PLACES) == PATCHES / 1e9
+    assert image_gradient(FAMILY) == PATCHES / 1e9
     assert f"{needed / 2e9:.2f}" == "76.10"
     assert "76.10 without 0.12" in found("fgpt-table-10", "fedmix", "training")["footnote"]
 
@@ -201,14 +199,14 @@ def test_fedmix_takes_the_gradient_of_the_images_along():
 def test_server_of_pfedhn_costs_next_to_nothing():
     # Two products of each layer's size for each of five clients backward and one, made twice, forward, at least.
     layers = 128 * 150 + 3 * 150 * 150 + 150 * 6 * WIDTH
-    assert 2 * 5 * layers < server_cost(PLACES) * 1e9 < 5 * 5 * layers
-    assert server_cost(PLACES) < 0.02
+    assert 2 * 5 * layers < server_cost(FAMILY) * 1e9 < 5 * 5 * layers
+    assert server_cost(FAMILY) < 0.02
 
 
 def test_a_batch_costs_as_much_as_its_samples():
-    method = made("fgpt")
-    model, width = fitted(method), WIDTH
-    params = {name: tensor.to("meta") for name, tensor in exchange(method).down.items()}
+    method, width = FAMILY.method("fgpt"), WIDTH
+    model = fitted(method, VIT)
+    params = {name: tensor.to("meta") for name, tensor in FAMILY.exchange("fgpt").down[0].items()}
     counts = []
     for size in (1, 3):
         with torch.device("meta"):
@@ -226,7 +224,7 @@ def test_verdicts_of_table_10():
             (cell["printed_text"], cell["value_text"], cell["agrees"])
             for cell in (found("fgpt-table-10", row, f"{column}-ratio") for column in ("testing", "training"))
         )
-        for row in COSTS
+        for row in PRINTED
     }
     assert ratios == {
         "fgpt": (("1.81", "1.97", False), ("1.00", "1.00", True)),
@@ -235,16 +233,16 @@ def test_verdicts_of_table_10():
         "fedmoon": (("1.00", "1.00", True), ("1.11", "1.98", False)),
         "pfedhn": (("1.00", "1.00", True), ("1.53", "1.00", False)),
     }
-    totals = {row: found("fgpt-table-10", row, "constant") for row in COSTS}
+    totals = {row: found("fgpt-table-10", row, "constant") for row in PRINTED}
     assert totals["fgpt"]["printed_text"] == "33.11 + 16.55"
     assert totals["fgpt-resnet"]["printed_text"] == "22.44 + 4.12"
     assert totals["fgpt"]["value_text"] == "35.64 + 17.56"
     assert totals["fedmix"]["value_text"] == "18.08"
     assert found("fgpt-table-10", "fgpt", "slope")["value"] == found("fgpt-table-10", "fgpt", "training")["value"]
-    assert not any(cell["printed_text"] for cell in table("fgpt-table-10")["cells"] if cell["row"] in MORE_COSTS)
+    assert not any(cell["printed_text"] for cell in table("fgpt-table-10")["cells"] if cell["row"] not in PRINTED)
 
 
-@pytest.mark.parametrize("name", ARITHMETIC_TABLES)
+@pytest.mark.parametrize("name", TABLES)
 def test_cells_fill_the_blocks(name, tmp_path):
     content = filled(table(name))
     places = [(cell["row"], cell["column"]) for cell in content["cells"]]
@@ -261,14 +259,14 @@ def test_cells_fill_the_blocks(name, tmp_path):
 
 def test_rows_are_all_there():
     rows = table("fgpt-table-2")["rows"]
-    assert {*FULL, *SENDERS, *SGPTS} < set(rows)
-    assert [*table("fgpt-table-10")["rows"]] == [*COSTS, *MORE_COSTS, *STAGES]
+    assert {"resnet18", "resnet50", "vit_b16", *SENDERS, *SGPTS} < set(rows)
+    assert [*table("fgpt-table-10")["rows"]] == [*COSTS, *STAGES]
 
 
 def test_table_is_the_same_every_time():
-    assert arithmetic_table("fgpt-table-10", PARAMS) == table("fgpt-table-10")
+    assert counted_table("fgpt-table-10", PARAMS) == table("fgpt-table-10")
 
 
 def test_unknown_table_is_one_line():
     with pytest.raises(HetflError, match="did you mean 'fgpt-table-10'"):
-        arithmetic_table("fgpt-table-1o", PARAMS)
+        counted_table("fgpt-table-1o", PARAMS)

@@ -1,0 +1,297 @@
+"""What methods send and compute, found by running them without data, weights or training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from hetfl.data.batches import Batch
+from hetfl.data.inputs import InputSettings
+from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition
+from hetfl.data.sets import CATALOGUE
+from hetfl.data.store import Dataset, Subset
+from hetfl.draws import Draws
+from hetfl.experiments.plan import Cell, Params, cells, shared_settings
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import Client, Method, Statistics, Uplinks, Work, create
+from hetfl.methods.fedmix import FedMix
+from hetfl.metrics.flops import StepFlops, flops, step_flops
+from hetfl.models import Model, ModelOptions, build
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """An experiment, as far as messages and operations depend on it.
+
+    Attributes:
+        params: with the experiment.
+        experiment: its name.
+        samples: of each class in each split of the data set, which decides how many each client holds.
+    """
+
+    params: Params
+    experiment: str
+    samples: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The first of the experiment."""
+        return cells(self.params, self.experiment)[0]
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return int(self.cell.partition["clients"])
+
+    @cached_property
+    def classes(self) -> int:
+        """Number of classes of the data set."""
+        return len(CATALOGUE[self.cell.dataset].class_names)
+
+    def method(self, name: str, **changes: Any) -> Method:
+        """A method with the settings that it has in the experiment, and some changes."""
+        settings = shared_settings(self.params, self.experiment, name)
+        return create(name, {**settings, **changes}, self.classes)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The data set's partition, drawn without images."""
+        settings = self.cell.partition | ({"pool": [*self.samples]} if "pool" in self.cell.partition else {})
+        scheme: Scheme = TypeAdapter(PartitionSettings).validate_python(settings)
+        return make_partition(scheme, self._dataset, Draws(self.cell.seed))
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Classes of the samples that the partition's training indices count through, int64 [N]."""
+        return self._dataset.labels(self.partition.train_from)
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        labels = {name: np.repeat(np.arange(self.classes), many) for name, many in self.samples.items()}
+        splits = {name: Subset(np.empty((len(some), 0), np.uint8), some) for name, some in labels.items()}
+        names = tuple(map(str, range(self.classes)))
+        return Dataset(self.cell.dataset, self.cell.dataset, names, splits, checksum="")
+
+
+def fitted(method: Method, name: str, pixels: int | None = None, device: str = "meta") -> Model:
+    """An architecture as a method wants it.
+
+    Args:
+        method: whose options it has; published weights are left out, they have the same shapes.
+        name: of the architecture.
+        pixels: side of the images; None: the architecture's own.
+        device: ``meta`` for a model of which only the shapes are there.
+    """
+    options = method.model_options().model_copy(update={"weights": "scratch"})
+    return _built(name, method.num_classes, options, pixels, device)
+
+
+@cache
+def _built(name: str, classes: int, options: ModelOptions, pixels: int | None, device: str) -> Model:
+    with torch.device(device):
+        return build(name, classes, options, inputs=InputSettings(size=pixels))
+
+
+def encoder(method: Method, model: Model) -> Model | None:
+    """The network whose features a method sorts samples by; None where it does not sort any."""
+    query = method.queries()
+    if query is None:
+        return None
+    if query.model is None:
+        return model
+    return _built(query.model, method.num_classes, ModelOptions(weights="scratch"), None, "meta")
+
+
+def device_of(model: Model) -> torch.device:
+    """Where a model's tensors are."""
+    return model.tensors()[0].device
+
+
+class Exchange:
+    """The messages of a method's first round, without training; each is made when it is first asked for.
+
+    Images are zeros, and so are prompts and heads of a model of which only the shapes are there.
+
+    Args:
+        method: that is run.
+        model: every client's architecture.
+        held: classes of each client's training samples, int64 [n].
+        participants: the first so many clients take part in the round.
+        seen: classes of the samples that each client computes its statistics on; None: of all that it holds.
+        stored: side of the images as the data set stores them, in pixels.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: Model,
+        held: Sequence[Tensor],
+        participants: int = 1,
+        seen: Sequence[Tensor] | None = None,
+        stored: int = 32,
+    ) -> None:
+        self.method, self.model = method, model
+        self._participants, self._seen, self._stored = range(participants), seen or held, stored
+        counts = [torch.bincount(labels, minlength=method.num_classes) for labels in held]
+        self._clients = [Client(index, model, some) for index, some in enumerate(counts)]
+
+    @cached_property
+    def registered(self) -> list[Message]:
+        """What each client sends before the first round."""
+        return [self.method.register(self._work(client, 0, {})) for client in self._clients]
+
+    @cached_property
+    def server(self) -> Tensors:
+        """The server's first state."""
+        registered = dict(enumerate(self.registered))
+        with device_of(self.model):
+            state = self.method.initial_server([self.model] * len(self._clients), registered, Draws(0))
+        # Whole networks travel as shapes; methods that tune prompts read values of what they are sent.
+        if "body" in self.method.trains():
+            return state
+        return {
+            name: torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
+            for name, tensor in state.items()
+        }
+
+    @cached_property
+    def first(self) -> list[Message]:
+        """What the participants are sent in the first round."""
+        return self.downlinks(self.server)
+
+    @cached_property
+    def work(self) -> list[Work]:
+        """What the participants do in the first round."""
+        return [
+            self._work(self._clients[index], 1, self.method.receive(message, {}))
+            for index, message in zip(self._participants, self.first, strict=True)
+        ]
+
+    @cached_property
+    def up(self) -> list[Message]:
+        """What the participants send in a round."""
+        return [self.method.uplink(work) for work in self.work]
+
+    @cached_property
+    def after(self) -> Tensors:
+        """The server's state after the first round."""
+        return self.aggregate(self.server)
+
+    @cached_property
+    def down(self) -> list[Message]:
+        """What the participants are sent in a later round."""
+        return self.downlinks(self.after)
+
+    @property
+    def kept(self) -> Tensors:
+        """What the first participant remembers."""
+        return self.method.remember(self.work[0])
+
+    def aggregate(self, server: Tensors, round: int = 1) -> Tensors:
+        """The server's state after a round in which it got the participants' messages."""
+        return self.method.aggregate(server, Uplinks(self._participants, self.up), Draws(0, round))
+
+    def downlinks(self, server: Tensors) -> list[Message]:
+        """What the server sends to the participants."""
+        return [self.method.downlink(server, index) for index in self._participants]
+
+    def params(self, received: Tensors) -> Tensors:
+        """A participant's parameters at the start of a round, on the model's device."""
+        device = device_of(self.model)
+        with device:
+            fresh = self.method.initial(self.model, Draws(0), 0)
+        return {name: tensor.to(device) for name, tensor in self.method.adopt(fresh, received).items()}
+
+    def _work(self, client: Client, round: int, received: Tensors) -> Work:
+        source, params, statistics = self.method.statistics_source(round), dict[str, Tensor](), Statistics()
+        if round or source != "none":
+            with device_of(self.model):
+                params = self.method.initial(self.model, Draws(0), client.index)
+        if round:
+            params = self.method.adopt(params, received)
+        if source != "none":
+            labels, spec = self._seen[client.index], self.model.spec
+            side, by = self._stored if source == "stored" else spec.size, encoder(self.method, self.model)
+            batch = Batch(
+                torch.zeros(1, 1, 1, 1).expand(len(labels), spec.channels, side, side),
+                labels,
+                rows=torch.arange(len(labels)),
+                queries=torch.zeros(len(labels), by.width) if by else None,
+            )
+            with torch.no_grad():
+                statistics = self.method.statistics(self.model, params, batch, received)
+        return Work(client, Draws(0, round), received, params, params, statistics, steps=round)
+
+
+class SampleCost:
+    """Operations that one sample costs a client after the first round, by its method's own functions.
+
+    Args:
+        sent: the first round.
+    """
+
+    SAMPLES = 2
+    """Of the batch that is counted: FedGen's generator makes no less at once."""
+
+    def __init__(self, sent: Exchange) -> None:
+        self.method, self.model = sent.method, sent.model
+        device, size = device_of(self.model), self.model.spec.size
+        received = self.method.receive(sent.down[0], sent.kept)
+        self._params = sent.params(received)
+        self._received = {name: tensor.to(device) for name, tensor in received.items()}
+        self._encoder = encoder(self.method, self.model)
+        with device:
+            images = torch.zeros(self.SAMPLES, self.model.spec.channels, size, size)
+            labels = torch.zeros(self.SAMPLES, dtype=torch.int64)
+            queries = torch.zeros(self.SAMPLES, self._encoder.width) if self._encoder else None
+        # The counter cannot follow a gradient that is taken of the very tensor that enters a network.
+        self._batch = Batch(images.requires_grad_(isinstance(self.method, FedMix)), labels, queries=queries)
+
+    @property
+    def embedding(self) -> int:
+        """Of the feature that the sample is sorted by; 0 where it is not sorted."""
+        query, by = self.method.queries(), self._encoder
+        return flops(lambda: by.query(self._batch.images, query.block)) // self.SAMPLES if by and query else 0
+
+    @property
+    def prediction(self) -> int:
+        """Of its prediction, without the embedding."""
+        with torch.no_grad():
+            count = flops(lambda: self.method.predict(self.model, self._params, self._batch, self._received))
+        return count // self.SAMPLES
+
+    @property
+    def steps(self) -> list[StepFlops]:
+        """Its share of an optimiser step, in each phase of local training."""
+        counted = (
+            step_flops(self.method, self.model, self._params, self._batch, self._received, phase)
+            for phase in self.method.phases(1)
+        )
+        return [StepFlops(*(count // self.SAMPLES for count in step)) for step in counted]
+
+
+def of_all_classes(samples: int, classes: int) -> Tensor:
+    """Labels [samples] that go through the classes again and again."""
+    return torch.arange(samples) % classes
+
+
+def float_elements(sent: Iterable[Tensors]) -> int:
+    """Elements of the floating-point tensors, which are what the papers count."""
+    return sum(tensor.numel() for tensors in sent for tensor in tensors.values() if tensor.is_floating_point())
+
+
+def float_bytes(sent: Iterable[Tensors]) -> int:
+    """Bytes of the floating-point tensors."""
+    return sum(tensor.nbytes for tensors in sent for tensor in tensors.values() if tensor.is_floating_point())
+
+
+def integer_bytes(sent: Iterable[Tensors]) -> int:
+    """Bytes of the other tensors."""
+    return sum(tensor.nbytes for tensors in sent for tensor in tensors.values() if not tensor.is_floating_point())
