@@ -13,10 +13,10 @@ from record_factory import CLIENTS, make_round, write_metrics, write_record
 
 from hetfl.experiments.plan import load_params
 from hetfl.papers.panels import ResultFigure, SelectionFigure, TheoremFigure
-from hetfl.papers.spec import Entry
 from hetfl.report.groups import selection_figure
 from hetfl.report.results import Results, result_figure
 from hetfl.report.terms import theorem_figure
+from hetfl.tables.spec import Entry
 from hetfl.tensors import write_tensors
 
 ROOT = Path(__file__).parents[2]

@@ -26,11 +26,11 @@ from hetfl.papers.panels import (
     SelectionFigure,
     TradeoffPanel,
 )
-from hetfl.papers.spec import Entry
 from hetfl.report.groups import selection_figure
 from hetfl.report.images import Features, feature_figure, image_figure, read_features
 from hetfl.report.results import result_figure, sides
 from hetfl.report.style import CLASSES
+from hetfl.tables.spec import Entry
 
 CPU = torch.device("cpu")
 FEATURES = FeatureFigure("some", (1, 2), "coarse", 2, "Caption.", samples=30)

@@ -18,7 +18,6 @@ from record_factory import make_round, rewrite_rounds, rewrite_run, write_metric
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
-from hetfl.papers.spec import Block, Entry, TableSpec, grid
 from hetfl.report.figures import accuracy_curves, communication_figure
 from hetfl.report.formats import render_markdown
 from hetfl.report.partitions import Panel, partition_figure
@@ -32,6 +31,7 @@ from hetfl.report.table import (
     write_table,
 )
 from hetfl.schema import needed_run, read_rounds
+from hetfl.tables.spec import Block, Entry, TableSpec, grid
 
 CLIENTS = 5
 ROUNDS = 5

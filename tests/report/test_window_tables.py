@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
 
 from hetfl.experiments.evaluation import of_window
-from hetfl.papers.spec import Entry, TableSpec
 from hetfl.report.figures import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
 from hetfl.report.records import Record, accuracy_of
 from hetfl.report.site import build_site
 from hetfl.report.table import build_table, write_table
+from hetfl.tables.spec import Entry, TableSpec
 
 ROUNDS, WINDOW = 6, 2
 POOLED = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7]

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 
 from hetfl.errors import HetflError
 from hetfl.files import write_text
-from hetfl.papers.spec import Cosine, Entry, Statistic, TableSpec
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
 from hetfl.report.records import Record, accuracy_of, missing, read_record
 from hetfl.schema import Round, Run
+from hetfl.tables.spec import Cosine, Entry, Statistic, TableSpec
 
 __all__ = [
     "build_table",
