@@ -12,7 +12,7 @@ from hetfl.draws import Draws
 from hetfl.files import read_json
 from hetfl.methods import create
 from hetfl.models import build
-from hetfl.report.table import render_text
+from hetfl.report.formats import render_text
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.printed import content, methods
 

@@ -11,7 +11,8 @@ from table_helpers import CELLS, PARAMS, built, entries, identities, runs, write
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json
-from hetfl.report.table import render_text, verdict
+from hetfl.report.formats import render_text
+from hetfl.report.table import verdict
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.printed import content, methods
 

@@ -18,18 +18,12 @@ from record_factory import make_round, rewrite_rounds, rewrite_run, write_metric
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
+from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.figures import accuracy_curves, communication_figure
-from hetfl.report.formats import render_markdown
+from hetfl.report.formats import render_markdown, render_text
 from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
-from hetfl.report.table import (
-    build_table,
-    compare_tables,
-    render_comparison,
-    render_text,
-    verdict,
-    write_table,
-)
+from hetfl.report.table import build_table, verdict, write_table
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tables.spec import Block, Entry, TableSpec, grid
 
