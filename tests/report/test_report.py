@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
 from hetfl.report.table import build_table, verdict, write_table
 from hetfl.schema import needed_run, read_rounds
-from hetfl.tables.spec import Block, Entry, TableSpec, grid
+from hetfl.tables.spec import Block, Entry, TableSpec
 
 CLIENTS = 5
 ROUNDS = 5
@@ -34,6 +35,11 @@ COLUMNS = {"iid": "IID", "dirichlet": "Dirichlet (α=0.1)", "pathological": "2 c
 SEEDS = [0, 1, 2]
 # Elements one client sends and receives in one round; FedHPL's upload shrinks while it learns.
 SIZES = {"fedhpl": (1600, 800), "fedavg": (20000, 20000), "local": (0, 0)}
+
+
+def grid(rows: Iterable[str], columns: Iterable[str], make: Callable[[str, str], Entry]) -> dict[str, Any]:
+    """A cell for every row and column."""
+    return {row: {column: make(row, column) for column in columns} for row in rows}
 
 
 def cell_spec(row: str, column: str, **more: Any) -> Entry:

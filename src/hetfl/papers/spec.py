@@ -3,4 +3,3 @@
 from hetfl.tables.spec import Entry as Entry
 from hetfl.tables.spec import TableSpec as TableSpec
 from hetfl.tables.spec import entry as entry
-from hetfl.tables.spec import grid as grid

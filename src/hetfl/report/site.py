@@ -16,7 +16,8 @@ from hetfl.errors import HetflError
 from hetfl.files import read_json, write_text
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES
 from hetfl.report import style
-from hetfl.report.formats import (
+from hetfl.report.formats import footnotes
+from hetfl.report.shown import (
     DIVERGED,
     MISSING,
     RANDOM,
@@ -26,7 +27,6 @@ from hetfl.report.formats import (
     blocks,
     costs,
     filled,
-    footnotes,
     has_cost,
     show,
     show_bytes,

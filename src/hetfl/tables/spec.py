@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -124,11 +123,3 @@ def entry(params: Params, experiment: str, row: str, split: str, **more: Any) ->
     of_row = settings.rows[row]
     seeds = of_row.seeds or settings.seeds
     return Entry(experiment=experiment, method=of_row.method, row=row, split=split, seeds=seeds, **more)
-
-
-def grid(
-    rows: Iterable[str], columns: Iterable[str], make: Callable[[str, str], Entry]
-) -> dict[str, dict[str, Entry]]:
-    """A cell for every row and column."""
-    names = list(columns)
-    return {row: {column: make(row, column) for column in names} for row in rows}
