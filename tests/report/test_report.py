@@ -376,7 +376,7 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
     page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
     for text in (page, *(path.read_text() for path in tmp_path.glob("*.[mt]*")), render_text(table)):
         assert re.search(r"printed 85\.0,\s+other setting|printed 85\.0\s+other setting", text)
-    assert "it judges nothing here" in render_text(table)
+    assert "the two are not compared" in render_text(table)
     assert "1 of 1 cells run</span>" in page
 
 

@@ -264,12 +264,12 @@ def test_own_tables_show_the_window_and_its_lowest_client(name, rows, columns, t
 @pytest.mark.parametrize(
     ("name", "row", "column", "words"),
     [
-        ("1", "fgpt-u", "s10", "a variance of 0.39 and Table 6 one of 0.41"),
-        ("6", "fgpt-u", "s10", "a variance of 0.39 and Table 6 one of 0.41"),
+        ("1", "fgpt-u", "s10", "a variance of 0.39, Table 6 prints it with 0.41"),
+        ("6", "fgpt-u", "s10", "a variance of 0.39, Table 6 prints it with 0.41"),
         ("1", "fedmoon", "five", "Underlined"),
         ("9", "fedmix", "s10", "80.23 (0.40) in Tables 1, 8 and 10 and as 80.52 (0.41)"),
-        ("8", "fed-dualprompt", "s10-e2", "a variance of 0.41 and Table 11 one of 0.11"),
-        ("11", "fed-dualprompt", "accuracy", "a variance of 0.41 and Table 11 one of 0.11"),
+        ("8", "fed-dualprompt", "s10-e2", "a variance of 0.41, Table 11 prints it with 0.11"),
+        ("11", "fed-dualprompt", "accuracy", "a variance of 0.41, Table 11 prints it with 0.11"),
         ("3", "25", "s5", "same runs as in Table 1"),
     ],
 )
