@@ -4,9 +4,10 @@ from pathlib import Path
 
 from hetfl.cli import run
 from hetfl.experiments.plan import Workspace, load_params
-from hetfl.papers.tables import ARITHMETIC_TABLES, arithmetic_table, table_spec
 from hetfl.report.figures import accuracy_curves, communication_figure
-from hetfl.report.table import build_table, render_text, write_table
+from hetfl.report.formats import render_text
+from hetfl.report.table import build_table, write_table
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec
 
 
 def main(name: str) -> None:

@@ -21,6 +21,7 @@ LEVELS = [
     {"metrics"},
     {"training"},
     {"experiments"},
+    {"tables"},
     {"papers"},
     {"tables"},
     {"tracking", "report"},

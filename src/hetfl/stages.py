@@ -26,15 +26,15 @@ from hetfl.experiments.settings import Experiment
 from hetfl.files import write_text
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
 from hetfl.papers.panels import FeatureFigure
-from hetfl.papers.spec import Entry
-from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
+from hetfl.tables.spec import Entry
 
 ROOT = "dvc.yaml"
 PAPERS = ("fedhpl", "fedtgp", "fgpt")
 """Folders of pipeline/ with a paper's experiments, which have the paper's tables and none of their own."""
 EMBEDDED = "digits-"
 """Prefix of the names of the embedded default's experiments."""
-_HEAD = "# Written by `hetfl stages` from params.yaml, pipeline/*/params.yaml and src/hetfl/papers/: do not edit.\n"
+_HEAD = "# Written by `hetfl stages` from params.yaml, pipeline/*/params.yaml and src/hetfl/tables/: do not edit.\n"
 _SOURCE = Path(hetfl.__file__).parent
 COUNTED_ON = [f"src/hetfl/{part}" for part in ("data", "draws.py", "message.py", "methods", "metrics", "models")]
 """Source that computed tables depend on, since they build models and messages."""
@@ -334,7 +334,7 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
     return {
         "desc": title,
         "cmd": f"python pipeline/table.py {name}",
-        "deps": [*deps, "pipeline/table.py", "src/hetfl/papers", "src/hetfl/report"],
+        "deps": [*deps, "pipeline/table.py", "src/hetfl/tables", "src/hetfl/report"],
         **_shown(used),
         # If only the commit differs, the stage leaves the table unchanged, so DVC must not remove it first.
         "outs": [{f"tables/{name}": {"cache": False, "persist": True}}],
@@ -370,7 +370,7 @@ def _figure(name: str, params: Params, every: Sequence[Unit]) -> Stage:
     return {
         "desc": TITLES[name],
         "cmd": f"python pipeline/figure.py {name}",
-        "deps": [*deps, "pipeline/figure.py", "src/hetfl/papers", "src/hetfl/report"],
+        "deps": [*deps, "pipeline/figure.py", "src/hetfl/papers", "src/hetfl/tables", "src/hetfl/report"],
         **_shown(used, groups),
         "outs": [_kept(f"figures/{name}")],
     }
@@ -389,6 +389,7 @@ def _report(params: Params) -> Stage:
             *(f"partitions/{name}" for name in sets),
             "pipeline/report.py",
             "src/hetfl/papers",
+            "src/hetfl/tables",
             "src/hetfl/report",
         ],
         "outs": [_kept("report")],

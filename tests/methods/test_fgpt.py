@@ -145,7 +145,7 @@ def test_ensembles_are_tested_in_the_window_as_runs_of_their_own_would_be(toy_en
     settings = {**GROUPED, "rounds": 3, "window": 2}
     _, lines = run(toy_engine("fgpt", dtype=torch.float64, ensembles=(1, 2), **settings), 3)
     _, branched = run(toy_engine("fgpt", dtype=torch.float64, branches=2, **settings), 3)
-    assert lines[1].also == {}
+    assert lines[1].extra == {}
     for line, other in zip(lines[2:], branched[2:], strict=True):
         assert (line.test("top-1"), line.test("top-2")) == (line.test(), other.test())
 

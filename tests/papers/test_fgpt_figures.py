@@ -16,7 +16,7 @@ from hetfl.models.registry import creator
 from hetfl.papers.fgpt import METHODS
 from hetfl.papers.fgpt_figures import DATA_FIGURES, FIGURES, MOMENTA, figure_2, figure_3, figure_6
 from hetfl.papers.panels import FeatureFigure, ImageFigure, SelectionFigure
-from hetfl.papers.spec import Entry
+from hetfl.tables.spec import Entry
 
 ROOT = Path(__file__).parents[2]
 PARAMS = load_params(ROOT / "params.yaml")

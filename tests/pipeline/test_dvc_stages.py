@@ -18,7 +18,7 @@ from hetfl.experiments.plan import Params, Workspace, cells, load_params, weight
 from hetfl.experiments.schedule import identities
 from hetfl.experiments.versions import used
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
-from hetfl.papers.tables import ARITHMETIC_TABLES, PAPER_TABLES
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES
 
 ROOT = Path(__file__).parents[2]
 PARAMS = load_params(ROOT / "params.yaml")

@@ -13,10 +13,10 @@ from record_factory import CLIENTS, make_round, write_metrics, write_record
 
 from hetfl.experiments.plan import load_params
 from hetfl.papers.panels import ResultFigure, SelectionFigure, TheoremFigure
-from hetfl.papers.spec import Entry
 from hetfl.report.groups import selection_figure
 from hetfl.report.results import Results, result_figure
 from hetfl.report.terms import theorem_figure
+from hetfl.tables.spec import Entry
 from hetfl.tensors import write_tensors
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def write_cell(
     metrics |= {"window_pooled": pooled, "window_lowest": lowest, "congruence": average + 0.2}
     better = {"window_pooled": pooled + 0.01, "window_lowest": lowest + 0.01}
     evaluation = write_metrics(
-        root / "evaluations", entry.path(seed), fingerprint="f" * 64, also={"top-5": better}, **metrics
+        root / "evaluations", entry.path(seed), fingerprint="f" * 64, extra={"top-5": better}, **metrics
     )
     with (evaluation / "per_class.csv").open("w", newline="") as file:
         writer = csv.writer(file)

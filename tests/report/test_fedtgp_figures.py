@@ -13,11 +13,11 @@ from record_factory import rewrite_rounds
 from hetfl.errors import HetflError
 from hetfl.papers.fedtgp_figures import FIGURES
 from hetfl.papers.panels import EmbeddingPanel, MarginPanel, ResultFigure, RoundsPanel
-from hetfl.papers.spec import Entry
 from hetfl.report.prototypes import embed
 from hetfl.report.results import result_figure
 from hetfl.report.style import CLASSES, DARK, INK, SERIES
 from hetfl.schema import Round, read_rounds
+from hetfl.tables.spec import Entry
 from hetfl.tensors import read_tensors, write_tensors
 
 NAMES = ("cat", "dog", "owl")

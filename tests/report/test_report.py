@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,14 @@ from record_factory import make_round, rewrite_rounds, rewrite_run, write_metric
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, write_json, write_text
-from hetfl.papers.spec import Block, Entry, TableSpec, grid
+from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.figures import accuracy_curves, communication_figure
-from hetfl.report.formats import render_markdown
+from hetfl.report.formats import render_markdown, render_text
 from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
-from hetfl.report.table import (
-    build_table,
-    compare_tables,
-    render_comparison,
-    render_text,
-    verdict,
-    write_table,
-)
+from hetfl.report.table import build_table, verdict, write_table
 from hetfl.schema import needed_run, read_rounds
+from hetfl.tables.spec import Block, Entry, TableSpec
 
 CLIENTS = 5
 ROUNDS = 5
@@ -40,6 +35,11 @@ COLUMNS = {"iid": "IID", "dirichlet": "Dirichlet (α=0.1)", "pathological": "2 c
 SEEDS = [0, 1, 2]
 # Elements one client sends and receives in one round; FedHPL's upload shrinks while it learns.
 SIZES = {"fedhpl": (1600, 800), "fedavg": (20000, 20000), "local": (0, 0)}
+
+
+def grid(rows: Iterable[str], columns: Iterable[str], make: Callable[[str, str], Entry]) -> dict[str, Any]:
+    """A cell for every row and column."""
+    return {row: {column: make(row, column) for column in columns} for row in rows}
 
 
 def cell_spec(row: str, column: str, **more: Any) -> Entry:
@@ -376,7 +376,7 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
     page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
     for text in (page, *(path.read_text() for path in tmp_path.glob("*.[mt]*")), render_text(table)):
         assert re.search(r"printed 85\.0,\s+other setting|printed 85\.0\s+other setting", text)
-    assert "it judges nothing here" in render_text(table)
+    assert "the two are not compared" in render_text(table)
     assert "1 of 1 cells run</span>" in page
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -36,14 +36,18 @@ def compare_tables(
         One mapping per cell of either table: ``row``, ``column``, ``reference``, ``fresh`` and ``difference``
         (percent, None where not run), ``sizes_equal`` (exactly), ``ok``, and ``problem`` (empty when ok).
     """
-    tolerance, alone = accuracy_tolerance, False
-    if elsewhere_tolerance is not None and _computed_by(reference) != _computed_by(fresh):
-        tolerance, alone = elsewhere_tolerance, True
+    elsewhere = elsewhere_tolerance is not None and _computed_by(reference) != _computed_by(fresh)
+    tolerance = elsewhere_tolerance if elsewhere and elsewhere_tolerance is not None else accuracy_tolerance
     old, new = ({(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (reference, fresh))
-    return [
-        _compare(key, old.get(key, {}), new.get(key, {}), tolerance, size_tolerance, alone)
-        for key in dict.fromkeys([*old, *new])
-    ]
+    rows = []
+    for row, column in dict.fromkeys([*old, *new]):
+        told, made = old.get((row, column), {}), new.get((row, column), {})
+        before, after = told.get("value"), made.get("value")
+        problem = "; ".join(_problems(told, made, tolerance, size_tolerance, elsewhere))
+        difference = None if before is None or after is None else round(after - before, 6)
+        rows.append({"row": row, "column": column, "reference": before, "fresh": after, "difference": difference})
+        rows[-1] |= {"sizes_equal": _sizes(told) == _sizes(made), "ok": not problem, "problem": problem}
+    return rows
 
 
 def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -67,49 +71,28 @@ def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{tabulate(body, header, tablefmt='simple', disable_numparse=True, colalign=align)}\n\n{summary}\n"
 
 
-def _compare(
-    key: tuple[str, str],
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    accuracy_tolerance: float,
-    size_tolerance: float,
-    mean_alone: bool,
-) -> dict[str, Any]:
-    before, after = old.get("value"), new.get("value")
-    difference = None if before is None or after is None else round(after - before, 6)
-    sizes_old, sizes_new = _sizes(old), _sizes(new)
-    problems = []
+def _problems(
+    old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float, size_tolerance: float, mean_alone: bool
+) -> Iterator[str]:
+    """In what a fresh cell differs from the reference by more than it may."""
     if not old or not new:
-        problems.append(f"missing in the {'fresh table' if old else 'reference'}")
-    elif (before is None) != (after is None):
-        problems.append(f"not run in the {'fresh table' if after is None else 'reference'}")
+        yield f"missing in the {'fresh table' if old else 'reference'}"
+    elif (old["value"] is None) != (new["value"] is None):
+        yield f"not run in the {'fresh table' if new['value'] is None else 'reference'}"
     elif old.get("value_text") != new.get("value_text"):
-        problems.append(f"{new.get('value_text')}, not {old.get('value_text')}")
-    elif difference is not None:
+        yield f"{new.get('value_text')}, not {old.get('value_text')}"
+    elif old["value"] is not None:
         if old["seeds"] != new["seeds"]:
-            problems.append(f"seeds {new['seeds']}, not {old['seeds']}")
+            yield f"seeds {new['seeds']}, not {old['seeds']}"
         values = zip(_accuracies(old, mean_alone), _accuracies(new, mean_alone), strict=False)
-        moved = max(abs(b - a) for a, b in values)
-        if moved > accuracy_tolerance:
-            problems.append(f"an accuracy moved by {moved:.2f} points")
+        if (moved := max(abs(after - before) for before, after in values)) > tolerance:
+            yield f"an accuracy moved by {moved:.2f} points"
         if old.get("parameters") != new.get("parameters"):
-            problems.append("trainable parameters differ")
-        problems += [
-            f"{name} {sizes_new[name]:,}, not {size:,}"
-            for name, size in sizes_old.items()
-            if abs(sizes_new[name] - size) > (size_tolerance * size if _varies(old, new, name) else 0)
-        ]
-    row, column = key
-    return {
-        "row": row,
-        "column": column,
-        "reference": before,
-        "fresh": after,
-        "difference": difference,
-        "sizes_equal": sizes_old == sizes_new,
-        "ok": not problems,
-        "problem": "; ".join(problems),
-    }
+            yield "trainable parameters differ"
+        made = _sizes(new)
+        for name, size in _sizes(old).items():
+            if abs(made[name] - size) > (size_tolerance * size if _varies(old, new, name) else 0):
+                yield f"{name} {made[name]:,}, not {size:,}"
 
 
 def _sizes(cell: Mapping[str, Any]) -> dict[str, float]:

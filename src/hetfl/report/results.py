@@ -32,7 +32,6 @@ from hetfl.papers.panels import (
     SweepPanel,
     TradeoffPanel,
 )
-from hetfl.papers.spec import Entry
 from hetfl.report.prototypes import draw_embedding, draw_margins
 from hetfl.report.records import Record, read_record
 from hetfl.report.style import (
@@ -51,6 +50,7 @@ from hetfl.report.style import (
     settle,
 )
 from hetfl.schema import PER_CLASS
+from hetfl.tables.spec import Entry
 from hetfl.tensors import read_tensors
 
 STATISTICS: Mapping[str, Callable[..., float]] = {"average": np.mean, "highest": np.max, "lowest": np.min}

@@ -16,7 +16,8 @@ from hetfl.errors import HetflError
 from hetfl.files import read_json, write_text
 from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES
 from hetfl.report import style
-from hetfl.report.formats import (
+from hetfl.report.formats import footnotes
+from hetfl.report.shown import (
     DIVERGED,
     MISSING,
     RANDOM,
@@ -26,20 +27,13 @@ from hetfl.report.formats import (
     blocks,
     costs,
     filled,
-    footnotes,
     has_cost,
-    has_run,
+    show,
     show_bytes,
     show_count,
     show_differences,
     show_digits,
-    show_marks,
     show_measure,
-    show_missing,
-    show_print,
-    show_range,
-    show_seeds,
-    show_status,
 )
 
 _COLOURS = {
@@ -143,7 +137,7 @@ def _block_view(table: Mapping[str, Any], block: Block, best: set[tuple[str, str
         rows.append(
             {
                 "title": table["rows"][row],
-                "cells": [cell and _cell_view(table, cell, (row, cell["column"]) in best, scale) for cell in cells],
+                "cells": [cell and _cell_view(table, cell, best, scale) for cell in cells],
                 "costs": costs(table, cells),
                 "per_client": ", ".join(map(show_count, counts)),
                 "registration": _registration(known),
@@ -152,34 +146,22 @@ def _block_view(table: Mapping[str, Any], block: Block, best: set[tuple[str, str
     return {"title": block.title, "columns": list(block.columns.values()), "rows": rows}
 
 
-def _cell_view(table: Mapping[str, Any], cell: Mapping[str, Any], best: bool, scale: float) -> dict[str, Any]:
+def _cell_view(
+    table: Mapping[str, Any], cell: Mapping[str, Any], best: set[tuple[str, str]], scale: float
+) -> dict[str, Any]:
+    shown, exact = show(table, cell, best), max(2, show_digits(table, cell))
     view = {
+        **shown._asdict(),
         "id": re.sub(r"[^A-Za-z0-9_-]", "-", f"{table['table']}--{cell['row']}--{cell['column']}"),
         "column": table["columns"][cell["column"]],
         "status": cell["status"],
-        "printed": show_print(table, cell),
-        "marks": show_marks(table, cell),
-        "best": best,
-        "value": None,
-        "runs": [],
-    }
-    if not has_run(cell):
-        return view | {"empty": show_missing(cell)}
-    digits = show_digits(table, cell)
-    view |= {
-        "value": cell["value_text"] or f"{cell['value']:.{digits}f}",
-        "exact": cell["value_text"] or f"{cell['value']:.{max(2, digits)}f}",
-        "std": _number(cell["std"], f".{digits}f"),
-        "range": show_range(table, cell),
+        "exact": cell["value_text"] or _number(cell["value"], f".{exact}f"),
         "of_clients": cell["lowest"] is not None,
-        "missing": show_seeds(cell),
-        "verdict": show_status(cell),
-        "difference": _number(cell["difference"], f"+.{digits}f"),
-        "seeds": ", ".join(map(str, cell["seeds"])),
+        "done": ", ".join(map(str, cell["seeds"])),
         "best_round": _number(cell["best"], ".2f"),
         "last_round": _number(cell["last"], ".2f"),
         "runs": [
-            run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.{max(2, digits)}f}"}
+            run | {"short": run["fingerprint"][:12], "shown": f"{run['value']:.{exact}f}"}
             for run in cell["provenance"]
         ],
     }

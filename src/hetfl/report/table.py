@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Literal, get_args
+from typing import Any, get_args
+
+import pandas as pd
 
 from hetfl.errors import HetflError
 from hetfl.files import write_text
-from hetfl.papers.spec import Cosine, Entry, Statistic, TableSpec
-from hetfl.report.comparison import compare_tables, render_comparison
-from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
-from hetfl.report.records import Record, accuracy_of, missing, read_record
-from hetfl.schema import Round, Run
-
-__all__ = [
-    "build_table",
-    "compare_tables",
-    "render_comparison",
-    "render_text",
-    "verdict",
-    "write_table",
-]
-
-
-M = 1024**2
+from hetfl.report.formats import render_csv, render_latex, render_markdown
+from hetfl.schema import Run
+from hetfl.tables.records import Record
+from hetfl.tables.results import CELL, WAYS, cell_of, results
+from hetfl.tables.spec import Cosine, Entry, Statistic, TableSpec
 
 
 def verdict(value: float, std: float | None, printed: float | None, statistic: Statistic = "average") -> str:
@@ -50,25 +40,15 @@ def verdict(value: float, std: float | None, printed: float | None, statistic: S
     return "differs" if cosine else "better" if value > printed else "worse"
 
 
-def build_table(
-    spec: TableSpec,
-    runs: Path,
-    evaluations: Path,
-) -> dict[str, Any]:
+def build_table(spec: TableSpec, runs: Path, evaluations: Path) -> dict[str, Any]:
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
-    Accuracies are percent, cosines have no unit, other values are M elements (``unit``). ``value`` is the mean over
-    seeds of what the cell reads from its runs, ``std`` its sample standard deviation (None with one seed),
-    ``difference`` the value less the printed one. ``statistic`` says what is read where it is not the clients'
-    average, ``reading`` by which inference rule where it is not the method's usual one. Of an average, ``lowest``
-    and ``highest`` are means over seeds of the lowest and highest client. Of a pooled accuracy over the last rounds,
-    ``window`` says how many these are and ``variance`` is that between them in squared points, mean over seeds; like
-    the paper's ``printed_variance`` it judges nothing. Of any accuracy, ``best``
-    and ``last`` are means over seeds of the best and the last round. ``parameters`` counts trainable elements per
-    client. ``up`` and ``down`` hold elements and bytes per client and round, averaged over all participations in
-    rounds >= 1 and over seeds, the first and the last round's elements per client, whether they vary between
-    rounds, and the registration's totals (round 0, all clients). ``random`` says that a frozen backbone had
-    random weights.
+    A cell pivots the columns of :func:`~hetfl.tables.results.results`, in which their units are told: ``value``,
+    ``lowest``, ``highest``, ``best``, ``last``, ``variance``, ``parameters``, ``up`` and ``down`` are means over
+    seeds, ``std`` is the values' sample standard deviation (None with one seed), ``difference`` the value less the
+    printed one. ``statistic`` says what is read where it is not the clients' average, ``reading`` by which inference
+    rule where it is not the method's usual one. Variances, ours and the paper's ``printed_variance``, judge nothing.
+    ``random`` says that a frozen backbone had random weights.
 
     ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``other setting`` (without a
     difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
@@ -86,13 +66,13 @@ def build_table(
     Raises:
         HetflError: cells were made from different inputs.
     """
-    records: list[Record] = []
-    cells = []
-    for row, entries in spec.entries.items():
-        for column, entry in entries.items():
-            done, wrong = _read(runs, evaluations, entry)
-            records += done
-            cells.append({"row": row, "column": column} | _cell(entry, done) | _wrong(entry, done, wrong))
+    entries = {(row, column): entry for row, some in spec.entries.items() for column, entry in some.items()}
+    frame = results(entries.values(), runs, evaluations)
+    seeds = dict(iter(frame.groupby(CELL, sort=False)))
+    cells = [
+        {"row": row, "column": column} | _cell(entry, seeds[cell_of(entry)])
+        for (row, column), entry in entries.items()
+    ]
     blocks = {"blocks": [block.model_dump() for block in spec.blocks]} if spec.blocks else {}
     return {
         "table": spec.name,
@@ -106,7 +86,7 @@ def build_table(
         "decimals": spec.decimals,
         "cells": cells,
         "footnotes": spec.footnotes,
-        "provenance": _shared(records),
+        "provenance": _shared([*frame.record[frame.status == "done"]]),
     }
 
 
@@ -128,30 +108,6 @@ def write_table(table: Mapping[str, Any], folder: Path) -> list[Path]:
     return [folder / f"{table['table']}.{suffix}" for suffix in contents]
 
 
-def _read(runs: Path, evaluations: Path, entry: Entry) -> tuple[list[Record], dict[str, str]]:
-    """The records of a cell's seeds; and of seeds that are not evaluated or damaged, what to say and their status."""
-    records, wrong = [], {}
-    for seed in entry.seeds:
-        try:
-            record = read_record(runs, evaluations, entry, seed)
-            if record is not None:
-                records.append(record)
-            elif (status := missing(runs, entry, seed)) != "not run":
-                wrong[f"Seed {seed} is {status}: run the evaluate stage of {entry.experiment}."] = status
-        except HetflError as error:
-            # Tables are committed: no folder of this machine may enter.
-            wrong[f"Seed {seed} is broken: {str(error).replace(f'{runs.parent}/', '')}."] = "broken"
-    return records, wrong
-
-
-def _wrong(entry: Entry, records: list[Record], wrong: Mapping[str, str]) -> dict[str, Any]:
-    """A cell's status where no seed can be shown, and its footnote where one is damaged or not evaluated."""
-    if not wrong:
-        return {}
-    note = {"footnote": " ".join([entry.footnote, *wrong]).strip()}
-    return note if records else note | {"status": min(wrong.values())}  # "broken" comes first
-
-
 def _settled(table: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     try:
         told = json.loads(path.read_text())
@@ -167,143 +123,71 @@ def _without_commits(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "provenance": shared | {"differences": differences}}
 
 
-def _cell(entry: Entry, records: list[Record]) -> dict[str, Any]:
-    cell = _numbers(entry, records)
+def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
+    """A cell's content, from the lines of its seeds."""
     usual = {"unit": "%", "footnote": "", "statistic": "average", "reading": "", "comparable": True}
     usual |= {"printed_variance": None}
     optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
-    return {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds} | cell | optional
+    told = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
+    told |= _numbers(entry, seeds[seeds.status == "done"]) | optional
+    if told["status"] == "not run":
+        told["status"] = min(seeds.status)  # "broken" comes first, then "not evaluated"
+    problems = [f"Seed {line.seed} is {line.status}: {line.problem}." for line in seeds.itertuples() if line.problem]
+    return told | ({"footnote": " ".join([entry.footnote, *problems]).strip()} if problems else {})
 
 
-def _numbers(entry: Entry, records: list[Record]) -> dict[str, Any]:
-    if not records:
+def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
+    """What a cell says of the seeds that are done."""
+    if done.empty:
         accuracies = ("value", "std", "difference", "lowest", "highest", "best", "last")
-        nothing = dict.fromkeys((*accuracies, "rounds", "parameters", "up", "down"))
+        nothing = dict.fromkeys((*accuracies, "rounds", "parameters", *WAYS))
         return {"seeds": [], "random": False, "status": "not run", "provenance": []} | nothing
-    values = [_value(entry, record) for record in records]
-    curves = [_curve(entry, record) for record in records]
-    value, std = mean(values), stdev(values) if len(values) > 1 else None
+
+    def over_seeds(name: str) -> float | None:
+        return None if done[name].isna().any() else _tidy(mean(done[name]))
+
+    def traffic(way: str) -> dict[str, Any]:
+        sizes = {name: over_seeds(f"{way}_{name}") for name in ("elements", "bytes", "first", "last")}
+        totals = {
+            part: {unit: over_seeds(f"{way}_{part}_{unit}") for unit in ("elements", "bytes")}
+            for part in ("registration", "total")
+        }
+        return sizes | {"varies": bool(done[f"{way}_varies"].any())} | totals
+
+    value, std = mean(done.value), stdev(done.value) if len(done) > 1 else None
     printed = entry.printed if entry.comparable else None
-    per_client = [mean(counts) for counts in zip(*(r.run.parameters.trainable for r in records), strict=True)]
-
-    def over_clients(name: Literal["lowest", "highest"]) -> float | None:
-        if entry.statistic != "average":
-            return None
-        return _tidy(mean(100 * getattr(record.metrics, name) for record in records))
-
+    per_client = [mean(counts) for counts in zip(*done.parameters, strict=True)]
+    windowed = entry.statistic == "window_pooled"
+    models = [model for record in done.record for model in record.run.models]
     return {
         "value": _tidy(value),
         "std": None if std is None else _tidy(std),
         "difference": None if printed is None else _tidy(value - printed),
-        "seeds": [record.run.seed for record in records],
-        "lowest": over_clients("lowest"),
-        "highest": over_clients("highest"),
-        **_window(entry, records),
-        "best": _tidy(mean(max(curve) for curve in curves)) if all(curves) else None,
-        "last": _tidy(mean(curve[-1] for curve in curves)) if all(curves) else None,
-        "rounds": max(record.run.rounds for record in records),
-        "parameters": {"per_client": [_tidy(count) for count in per_client], "mean": _tidy(mean(per_client))},
-        "up": _traffic(records, "up"),
-        "down": _traffic(records, "down"),
-        "random": any(model.endswith(".random") for record in records for model in record.run.models),
+        "seeds": [*done.seed],
+        "lowest": over_seeds("lowest"),
+        "highest": over_seeds("highest"),
+        **({"variance": over_seeds("variance"), "window": int(done.window.max())} if windowed else {}),
+        "best": over_seeds("best"),
+        "last": over_seeds("last"),
+        "rounds": int(done.rounds.max()),
+        "parameters": {"per_client": [*map(_tidy, per_client)], "mean": _tidy(mean(per_client))},
+        **{way: traffic(way) for way in WAYS},
+        "random": any(model.endswith(".random") for model in models),
         "status": verdict(value, std, printed, entry.statistic) if entry.comparable else "other setting",
-        "provenance": [
-            {
-                "run": record.path,
-                "seed": record.run.seed,
-                "fingerprint": record.run.fingerprint,
-                "value": _tidy(number),
-                **({"rounds": record.played} if record.played < record.run.rounds else {}),
-                **({} if record.diverged is None else {"diverged": record.diverged}),
-            }
-            for record, number in zip(records, values, strict=True)
-        ],
+        "provenance": [_run(record, value) for record, value in zip(done.record, done.value, strict=True)],
     }
 
 
-def _window(entry: Entry, records: list[Record]) -> dict[str, Any]:
-    """How a pooled accuracy over the last rounds varies between them; nothing of any other."""
-    if entry.statistic != "window_pooled":
-        return {}
+def _run(record: Record, value: float) -> dict[str, Any]:
+    """One of the runs behind a cell."""
     return {
-        "variance": _tidy(mean(100**2 * record.measured("window_variance", entry.reading) for record in records)),
-        "window": max(int(record.measured("window_rounds", entry.reading)) for record in records),
+        "run": record.path,
+        "seed": record.run.seed,
+        "fingerprint": record.run.fingerprint,
+        "value": _tidy(value),
+        **({"rounds": record.played} if record.played < record.run.rounds else {}),
+        **({} if record.diverged is None else {"diverged": record.diverged}),
     }
-
-
-def _value(entry: Entry, record: Record) -> float:
-    """What a cell reads from one run."""
-    parameters = record.run.parameters
-    match entry.statistic:
-        case "best_pooled":
-            return max(_curve(entry, record))
-        case "up_first":
-            return record.training[0].up.elements / M
-        case "up_last":
-            return record.training[-1].up.elements / M
-        case "parameters" | "parameters_total":
-            clients = parameters.trainable if entry.statistic == "parameters_total" else parameters.trainable[:1]
-            return (sum(clients) + (parameters.server if entry.server else 0)) / M
-        case "cosine_shared" | "cosine_group_global" | "cosine_group_local":
-            last = record.training[-record.run.settings["window"] :]
-            found = [line.diagnostics.get(entry.statistic) for line in last]
-            if not (known := [cosine for cosine in found if isinstance(cosine, int | float)]):
-                remedy = "train with more clients" if record.diverged is None else "it diverged; lower lr"
-                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; {remedy}")
-            return mean(known)
-        case _:
-            return 100 * record.measured(entry.statistic, entry.reading)
-
-
-def _curve(entry: Entry, record: Record) -> list[float]:
-    """An accuracy in percent after every round that has it; empty for what is no accuracy."""
-    shares = [accuracy_of(entry.statistic, entry.reading, line) for line in record.tested]
-    return [100 * share for share in shares if share is not None]
-
-
-Way = Literal["up", "down"]
-
-
-def _traffic(records: list[Record], way: Way) -> dict[str, Any]:
-    """Sizes of one client's message: mean, first and last over the rounds that send one; and the run's total."""
-
-    def size(line: Round, unit: str) -> int:
-        found: int = getattr(getattr(line, way), unit)
-        return found
-
-    def mean_size(record: Record, unit: str, lines: slice = slice(None)) -> float:
-        sizes = [size(line, unit) / len(line.participants) for line in _sending(record, way)[lines]]
-        return mean(sizes) if sizes else 0
-
-    def total(lines: Iterable[Round], unit: str) -> float:
-        return sum(size(line, unit) for line in lines)
-
-    units = ("elements", "bytes")
-    return {unit: _tidy(mean(mean_size(r, unit) for r in records)) for unit in units} | {
-        "first": _tidy(mean(mean_size(r, "elements", slice(1)) for r in records)),
-        "last": _tidy(mean(mean_size(r, "elements", slice(-1, None)) for r in records)),
-        "varies": any(_varies(record, way) for record in records),
-        "registration": {
-            unit: _tidy(mean(total((line for line in r.rounds if line.round == 0), unit) for r in records))
-            for unit in units
-        },
-        "total": {unit: _tidy(mean(total(r.rounds, unit) for r in records)) for unit in units},
-    }
-
-
-def _sending(record: Record, way: Way) -> list[Round]:
-    # Many servers have nothing to say in round 1; an empty message would blur the size of the others.
-    return [line for line in record.training if _elements(line, way)]
-
-
-def _elements(line: Round, way: Way) -> int:
-    return (line.up if way == "up" else line.down).elements
-
-
-def _varies(record: Record, way: Way) -> bool:
-    """Whether a client's messages change in size from round to round."""
-    sizes = {_elements(line, way) / len(line.participants) for line in _sending(record, way)}
-    return len(sizes) > 1
 
 
 def _tidy(number: float) -> float:
@@ -314,34 +198,40 @@ def _tidy(number: float) -> float:
 
 def _shared(records: list[Record]) -> dict[str, Any]:
     """What stands behind the whole table; cells from different data must not stand side by side."""
-    datasets: dict[str, str] = {}
-    partitions: dict[str, str] = {}
-    weights: dict[str, str] = {}
+    inputs: dict[str, dict[str, str]] = {"data set": {}, "partition": {}, "weights of": {}}
     versions: dict[str, list[str]] = {}
     for record in records:
-        run, inputs = record.run, record.run.inputs
-        _agree(datasets, run.dataset, inputs.dataset, "data set", record.path)
-        _agree(partitions, f"{run.dataset}/{run.split}-s{run.seed}", inputs.partition, "partition", record.path)
-        if run.public and inputs.public:
-            _agree(datasets, run.public["dataset"], inputs.public, "data set", record.path)
-        for model, checksum in inputs.weights.items():
-            _agree(weights, model, checksum, "weights of", record.path)
-        for package, version in run.versions.items():
-            if version not in versions.setdefault(package, []):
-                versions[package].append(version)
+        for kind, name, checksum in _inputs(record.run):
+            if (known := inputs[kind].setdefault(name, checksum)) != checksum:
+                raise HetflError(
+                    f"{record.path}: {kind} {name} has checksum {checksum[:12]}, other cells of the table have "
+                    f"{known[:12]}; train the older cells again with dvc repro"
+                )
+        for package, version in record.run.versions.items():
+            versions[package] = _distinct([*versions.get(package, []), version])
+    runs = [record.run for record in records]
     return {
-        "datasets": datasets,
-        "partitions": dict(sorted(partitions.items())),
-        "models": _distinct(model for record in records for model in record.run.models),
-        "weights": weights,
-        "rounds": _distinct(record.run.rounds for record in records),
-        "clients": _distinct(record.run.clients for record in records),
-        "engines": _distinct(_engine(record.run) for record in records),
-        "devices": _distinct(record.run.device for record in records),
+        "datasets": inputs["data set"],
+        "partitions": dict(sorted(inputs["partition"].items())),
+        "models": _distinct(model for run in runs for model in run.models),
+        "weights": inputs["weights of"],
+        "rounds": _distinct(run.rounds for run in runs),
+        "clients": _distinct(run.clients for run in runs),
+        "engines": _distinct(_engine(run) for run in runs),
+        "devices": _distinct(run.device for run in runs),
         "versions": versions,
-        "commits": _distinct(record.run.commit for record in records),
+        "commits": _distinct(run.commit for run in runs),
         "differences": _differences(records),
     }
+
+
+def _inputs(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Kind, name and checksum of all that a run reads."""
+    yield "data set", run.dataset, run.inputs.dataset
+    yield "partition", f"{run.dataset}/{run.split}-s{run.seed}", run.inputs.partition
+    if run.public and run.inputs.public:
+        yield "data set", run.public["dataset"], run.inputs.public
+    yield from (("weights of", model, checksum) for model, checksum in run.inputs.weights.items())
 
 
 _WHICH_CODE = ("commit", "source")
@@ -362,14 +252,6 @@ def _differences(records: list[Record]) -> dict[str, dict[str, int]]:
 def _engine(run: Run) -> str:
     """An engine's name, and its precision where that is not the usual one."""
     return run.engine if run.precision == "float32" else f"{run.engine}, frozen blocks in {run.precision}"
-
-
-def _agree(known: dict[str, str], name: str, checksum: str, kind: str, path: str) -> None:
-    if known.setdefault(name, checksum) != checksum:
-        raise HetflError(
-            f"{path}: {kind} {name} has checksum {checksum[:12]}, other cells of the table have "
-            f"{known[name][:12]}; train the older cells again with dvc repro"
-        )
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -1,1 +1,1 @@
-"""The papers' tables."""
+"""The papers' tables: what they print, which of our cells stand beside it, and the results of those cells."""

@@ -10,9 +10,10 @@ from record_factory import make_round, write_metrics, write_record
 
 from hetfl.experiments.evaluation import of_window
 from hetfl.experiments.plan import Cell, cells, load_params
-from hetfl.papers.spec import Entry, TableSpec
-from hetfl.papers.tables import table_spec
-from hetfl.report.table import build_table, render_text, write_table
+from hetfl.report.formats import render_text
+from hetfl.report.table import build_table, write_table
+from hetfl.tables.catalogue import table_spec
+from hetfl.tables.spec import Entry, TableSpec
 
 PARAMS = load_params(Path("params.yaml"))
 CELLS = {name: {cell.path: cell for cell in cells(PARAMS, name)} for name in PARAMS.experiments}

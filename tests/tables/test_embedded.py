@@ -9,8 +9,8 @@ from table_helpers import PARAMS, entries
 
 from hetfl.methods import METHODS
 from hetfl.methods.base import MethodSettings
-from hetfl.papers.spec import Entry
-from hetfl.papers.tables import PAPER_TABLES, table_spec
+from hetfl.tables.catalogue import PAPER_TABLES, table_spec
+from hetfl.tables.spec import Entry
 
 EMBEDDED = [name for name, experiment in PARAMS.experiments.items() if experiment.dataset == "digits"]
 PRINTED = [name for name in PAPER_TABLES if name not in PARAMS.experiments]

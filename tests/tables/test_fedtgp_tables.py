@@ -12,10 +12,12 @@ from hetfl.draws import Draws
 from hetfl.files import read_json
 from hetfl.methods import create
 from hetfl.models import build
-from hetfl.papers.fedtgp import METHODS, TABLES, printed
-from hetfl.papers.tables import table_spec
-from hetfl.report.table import render_text
+from hetfl.report.formats import render_text
+from hetfl.tables.catalogue import table_spec
+from hetfl.tables.printed import content, methods
 
+METHODS = methods("fedtgp")
+TABLES = [*content("fedtgp")["tables"]]
 OF_PAPER = [name for name in CELLS if name.startswith("fedtgp-")]
 HTC4 = ("fedtgp-classifiers-res34-htc4", "fedtgp-classifiers-htfe8-htc4")
 OF_FEDTGP = ("fedtgp-ablations", "fedtgp-margin", "fedtgp-server")
@@ -215,11 +217,16 @@ def test_few_rounds_are_no_reproduction_of_table_10(tmp_path):
 
 
 def test_what_the_text_says_otherwise_is_in_a_footnote():
-    groups, ablations = printed()["table_2"]["rows"], printed()["table_6"]["rows"]
-    falls = [round(row["HtFE2"][0] - row["HtFE9"][0], 2) for name, row in groups.items() if name != "FedTGP"]
+    groups, ablations = (table_spec(f"fedtgp-table-{number}", PARAMS).entries for number in (2, 6))
+    falls = [
+        round(row["htfe2"].printed - row["htfe9"].printed, 2) for name, row in groups.items() if name != "fedtgp"
+    ]
     gains = [
-        [f"{ablations[dataset][variant] - ablations[dataset]['FedProto']:.2f}" for variant in ("SCL", "FM", "FedTGP")]
-        for dataset in ("Flowers102", "Cifar100")
+        [
+            f"{ablations[variant][dataset].printed - ablations['fedproto'][dataset].printed:.2f}"
+            for variant in ("fedtgp-scl", "fedtgp-fm", "fedtgp")
+        ]
+        for dataset in ("flowers102", "cifar100")
     ]
     said = {number: " ".join(table_spec(f"fedtgp-table-{number}", PARAMS).footnotes) for number in (2, 6)}
     assert (min(falls), max(falls)) == (3.53, 11.23)

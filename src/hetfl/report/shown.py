@@ -1,0 +1,247 @@
+"""What a table says, as texts that all its faces share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Table = Mapping[str, Any]
+Cell = Mapping[str, Any]
+
+WAYS = ("up", "down")
+RANDOM = "‡"
+"""Marks a number of random backbone weights."""
+DIVERGED = "§"
+"""Marks a number of runs of which some diverged."""
+MISSING = ("not run", "not evaluated", "broken")
+"""Statuses of a cell without a value."""
+
+
+class Block(NamedTuple):
+    """A part of a table: its title, its columns' titles, and each row's cells in the order of the columns."""
+
+    title: str
+    columns: dict[str, str]
+    rows: dict[str, list[Cell | None]]
+
+
+class Shown(NamedTuple):
+    """What every face says of a cell: texts, empty where there is nothing to say.
+
+    Attributes:
+        has_run: whether there is a number to show; otherwise ``number`` says why not.
+        best: whether it is the best accuracy of its column.
+        number, std: ``91.2`` and ``0.4``; no deviation with one seed.
+        marks: of its footnotes, such as `` ‡ [1]``.
+        range: lowest to highest client, ``88.0–93.1``, or the variance between rounds, ``var 0.40``.
+        seeds: ``2/3 seeds`` where some are missing.
+        print: what the paper prints, ``92.1``, ``92.1±0.3`` or ``92.1 var 0.4``.
+        difference: ours less the paper's, ``-0.9``.
+        verdict: the status; of what is computed, whether it agrees with the print.
+    """
+
+    has_run: bool
+    best: bool
+    number: str
+    std: str
+    marks: str
+    range: str
+    seeds: str
+    print: str
+    difference: str
+    verdict: str
+
+    @property
+    def value(self) -> str:
+        """``91.2 ± 0.4 ‡ [1]``."""
+        return f"{self.number}{self.std and f' ± {self.std}'}{self.marks}"
+
+    @property
+    def printed(self) -> str:
+        """``printed 92.1 (-0.9), worse``, ``printed 92.1`` where nothing is run, or empty."""
+        if not self.print or not self.has_run:
+            return self.print and f"printed {self.print}"
+        return f"printed {self.print}{self.difference and f' ({self.difference})'}, {self.verdict}"
+
+
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("printed_std", "printed_variance", "variance", "window", "std", "difference")),
+    **dict.fromkeys(("lowest", "highest", "best", "last", "rounds", "parameters", *WAYS)),
+    **dict.fromkeys(("value_text", "printed_text", "footnote", "reading"), ""),
+    **{"seeds": [], "random": False, "unit": "%", "statistic": "average", "comparable": True, "provenance": []},
+}
+
+
+def filled(table: Table) -> dict[str, Any]:
+    """A table with everything that the renderers ask for: rows and columns named, what may be missing left empty."""
+    axes = {axis: table[axis] for axis in ("rows", "columns")}
+    axes = {axis: {name: name for name in told} if isinstance(told, list) else told for axis, told in axes.items()}
+    whole = {"title": "", **{axis: list(names) for axis, names in axes.items()}}
+    empty = {"head": "Method", "note": "", "seeds": [], "blocks": [whole], "decimals": 1, "footnotes": []}
+    return {**empty, "provenance": {}, **table, **axes, "cells": [{**_EMPTY, **cell} for cell in table["cells"]]}
+
+
+def blocks(table: Table) -> list[Block]:
+    """The parts of a table that stand one below the other."""
+    found = {(cell["row"], cell["column"]): cell for cell in table["cells"]}
+    return [
+        Block(
+            block["title"],
+            {column: table["columns"][column] for column in block["columns"]},
+            {row: [found.get((row, column)) for column in block["columns"]] for row in block["rows"]},
+        )
+        for block in table["blocks"]
+    ]
+
+
+def has_cost(table: Table) -> bool:
+    """Whether any run told its parameters and messages."""
+    return any(cell["parameters"] for cell in table["cells"])
+
+
+def best_cells(table: Table) -> set[tuple[str, str]]:
+    """The (row, column) with the highest accuracy of each column of a block; equal as displayed is equal."""
+    best = set()
+    for block in blocks(table):
+        for column in zip(*block.rows.values(), strict=True):
+            shown = [
+                (round(cell["value"], table["decimals"]), (cell["row"], cell["column"]))
+                for cell in column
+                if cell and cell["value"] is not None and cell["unit"] == "%"
+            ]
+            best |= {place for value, place in shown if value == max(shown)[0]}
+    return best
+
+
+def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
+    """A cell as texts; ``best`` as :func:`best_cells` has it."""
+    digits, decimals = show_digits(table, cell), table["decimals"]
+    marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) else "")
+    note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
+    missing = cell["status"] if cell["status"] in MISSING else "not run"
+    number = cell["value_text"] or (missing if cell["value"] is None else f"{cell['value']:.{digits}f}")
+    ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
+    variance = _number(cell["variance"], f".{decimals}f")
+    wanted, done = len(cell.get("wanted", cell["seeds"])), len(cell["seeds"])
+    agrees = {None: cell["status"], True: "agrees", False: "differs"}
+    return Shown(
+        has_run=cell["value"] is not None or bool(cell["value_text"]),
+        best=(cell["row"], cell["column"]) in best,
+        number=number,
+        std="" if cell["value_text"] else _number(cell["std"], f".{digits}f"),
+        marks="".join(f" {mark}" for mark in (*marks, note) if mark),
+        range=f"var {variance}" if variance else ends.strip("–"),
+        seeds=f"{done}/{wanted} seeds" if 0 < done < wanted else "",
+        print=_print(cell, decimals),
+        difference=_number(cell["difference"], f"+.{digits}f"),
+        verdict=agrees[cell.get("agrees")],
+    )
+
+
+def _print(cell: Cell, decimals: int) -> str:
+    """What the paper prints; an accuracy has no fewer decimals than ours."""
+    if cell["printed"] is None or cell["printed_text"]:
+        return str(cell["printed_text"])
+    text = f"{cell['printed']:g}"
+    least = f"{cell['printed']:.{decimals}f}" if cell["unit"] == "%" else text
+    std, variance = (_number(cell[name], f".{decimals}f") for name in ("printed_std", "printed_variance"))
+    return max(text, least, key=len) + (f" var {variance}" if variance else std and f"±{std}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def show_digits(table: Table, cell: Cell) -> int:
+    """Decimals of a cell: the table's of accuracies, more of cosines and of millions."""
+    return table["decimals"] if cell["unit"] == "%" else 3 if cell["unit"] else 4
+
+
+def show_diverged(cell: Cell) -> str:
+    """When which of a cell's runs diverged, ``seed 0 in round 3, seed 2 in round 1``; empty where none did."""
+    runs = [run for run in cell["provenance"] if "diverged" in run]
+    return ", ".join(f"seed {run['seed']} in round {run['diverged']}" for run in runs)
+
+
+def numbered(table: Table) -> dict[str, int]:
+    """The footnotes of single cells with their numbers."""
+    texts = dict.fromkeys(cell["footnote"] for cell in table["cells"] if cell["footnote"])
+    return {text: number for number, text in enumerate(texts, 1)}
+
+
+def show_count(number: float) -> str:
+    """A count with thousands separators, rounded to a whole one."""
+    return f"{number:,.0f}"
+
+
+def show_bytes(number: float) -> str:
+    """A size with three significant digits in B, kB, MB, ... (powers of 1000)."""
+    size = float(number)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    digits = 0 if unit == "B" or size >= 99.95 else 1 if size >= 9.995 else 2
+    return f"{size:.{digits}f} {unit}"
+
+
+def show_span(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """One value, or lowest–highest where they differ as displayed; a common unit is said once."""
+    if not values:
+        return "–"
+    low, high = show(min(values)), show(max(values))
+    if low == high:
+        return high
+    number, _, unit = low.partition(" ")
+    return f"{number}–{high}" if unit and high.endswith(f" {unit}") else f"{low}–{high}"
+
+
+def show_traffic(cells: Sequence[Cell], way: str) -> tuple[str, str]:
+    """Elements and bytes per client and round over a row's cells; a dagger where training changes them."""
+    sent = [cell[way] for cell in cells if cell[way]]
+    dagger = "†" if any(traffic["varies"] for traffic in sent) else ""
+    elements = show_span([traffic["elements"] for traffic in sent], show_count)
+    size = show_span([traffic["bytes"] for traffic in sent], show_bytes)
+    return elements + dagger, "" if not sent or elements == "0" else size
+
+
+def costs(table: Table, cells: Sequence[Cell | None]) -> list[tuple[str, str]]:
+    """A row's parameters, upload and download, each as two lines; nothing where no run told any."""
+    if not has_cost(table):
+        return []
+    known = [cell for cell in cells if cell is not None]
+    counts = [count for cell in known if cell["parameters"] for count in cell["parameters"]["per_client"]]
+    return [(show_span(counts, show_count), ""), *(show_traffic(known, way) for way in WAYS)]
+
+
+def show_measure(table: Table) -> str:
+    """What the accuracies of a table are."""
+    if not pooled(table):
+        return "mean of the clients' test accuracies with the final model"
+    sizes = [cell["window"] for cell in table["cells"] if cell["window"]]
+    window = f" {show_span(sizes, show_count)}" if sizes else ""
+    rounds = "in the best round" if _has(table, "best_pooled") else f"mean over the last{window} rounds"
+    return f"correct predictions of all clients over all their test samples, {rounds} of each run"
+
+
+def pooled(table: Table) -> bool:
+    """Whether the accuracies of a table are of all clients' test samples together."""
+    return _has(table, "best_pooled", "window_pooled")
+
+
+def lowest(table: Table) -> bool:
+    """Whether a table has the accuracies of each round's lowest client beside those."""
+    return _has(table, "window_lowest")
+
+
+def _has(table: Table, *statistics: str) -> bool:
+    return any(cell.get("statistic") in statistics for cell in table["cells"])
+
+
+def show_differences(table: Table) -> list[str]:
+    """In what the runs of a table differ that is no part of their identity, in one line; none if in nothing."""
+    parts = [
+        f"{what} " + ", ".join(f"{value} ({many} run{'' if many == 1 else 's'})" for value, many in kinds.items())
+        for what, kinds in table["provenance"].get("differences", {}).items()
+    ]
+    return [f"Runs differ in: {'; '.join(parts)}."] if parts else []

@@ -1,0 +1,89 @@
+"""Every table by the name of its stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from hetfl.errors import unknown
+from hetfl.experiments.plan import Params, cells
+from hetfl.tables.layout import layouts, paper_table
+from hetfl.tables.printed import PAPERS, content
+from hetfl.tables.spec import Entry, TableSpec, entry
+
+PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {name: partial(paper_table, name) for name in layouts()}
+"""The tables of the papers that show runs."""
+
+ARITHMETIC_TABLES: dict[str, tuple[str, ...]] = {
+    name: tuple(experiments) for paper in PAPERS for name, experiments in content(paper)["counted_with"].items()
+}
+"""The tables of the papers that are computed, each with the experiments whose settings it counts with."""
+
+
+def table_spec(name: str, params: Params) -> TableSpec:
+    """What a table prints; an experiment's own name stands for the table of all its rows and splits.
+
+    Where all methods report a window of rounds, it shows that window's accuracy, and of each round's lowest client;
+    a run that is also tested with ensembles has a row for each of them.
+
+    Raises:
+        HetflError: there is no table of that name.
+    """
+    if name in PAPER_TABLES:
+        return PAPER_TABLES[name](params)
+    if name not in params.experiments:
+        raise unknown("table", name, [*PAPER_TABLES, *ARITHMETIC_TABLES, *params.experiments])
+    experiment = params.experiments[name]
+    splits = {row: settings.splits or [*experiment.splits] for row, settings in experiment.rows.items()}
+    columns = experiment.splits | {s: s for some in splits.values() for s in some if s not in experiment.splits}
+    spec = TableSpec(
+        name=name,
+        title=experiment.title,
+        rows={row: settings.title for row, settings in experiment.rows.items()},
+        columns=columns,
+        entries={row: {split: entry(params, name, row, split) for split in some} for row, some in splits.items()},
+        note=experiment.note,
+        curves=all(list(some) == list(columns) for some in splits.values()),
+    )
+    settings = {cell.row: cell.settings for cell in cells(params, name)}
+    windowed = all("window" in of_row for of_row in settings.values())
+    return _windowed(spec, {row: s.get("ensembles", ()) for row, s in settings.items()}) if windowed else spec
+
+
+def _windowed(spec: TableSpec, ensembles: Mapping[str, Sequence[int]]) -> TableSpec:
+    """The same table of the window's accuracies.
+
+    Args:
+        spec: an experiment's table.
+        ensembles: row -> numbers of branches that its runs are also tested with.
+    """
+    rows, entries = {}, {}
+    for row, title in spec.rows.items():
+        also = {f"top-{many}": f"{title}-U (top-{many})" for many in ensembles[row]}
+        for reading, name in {"": title, **also}.items():
+            shown: dict[str, Entry] = {}
+            for split, cell in spec.entries[row].items():
+                for column, statistic in ((split, "window_pooled"), (f"{split}-lowest", "window_lowest")):
+                    shown[column] = cell.model_copy(update={"statistic": statistic, "reading": reading})
+            place = f"{row}-{reading}".rstrip("-")
+            rows[place], entries[place] = name, shown
+    columns = {
+        column: name
+        for split, title in spec.columns.items()
+        for column, name in ((split, title), (f"{split}-lowest", f"{title}, lowest client"))
+    }
+    return spec.model_copy(update={"rows": rows, "columns": columns, "entries": entries, "decimals": 2})
+
+
+def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
+    """A table of :data:`ARITHMETIC_TABLES`, computed anew, as its JSON file holds it."""
+    # It sees no experiments but those that its stage watches.
+    params = params.model_copy(
+        update={"experiments": {key: params.experiments[key] for key in ARITHMETIC_TABLES[name]}}
+    )
+    # They build models, which takes seconds that other tables need not wait for.
+    counts = import_module(f"hetfl.papers.{name.partition('-')[0]}_counts")
+    table: dict[str, Any] = counts.arithmetic_table(name, params)
+    return table

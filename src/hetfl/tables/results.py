@@ -1,0 +1,153 @@
+"""All results as one tidy table: a line for each seed of each cell, read once from its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import pandas as pd
+
+from hetfl.errors import HetflError
+from hetfl.schema import Round
+from hetfl.tables.records import Record, accuracy_of, missing, read_record
+from hetfl.tables.spec import Entry
+
+M = 1024**2
+WAYS: tuple[Literal["up", "down"], ...] = ("up", "down")
+CELL = ["experiment", "method", "row", "split", "statistic", "reading", "round", "server"]
+"""The columns that tell one cell from another."""
+
+
+def cell_of(entry: Entry) -> tuple[Any, ...]:
+    """What a cell has in the columns :data:`CELL`."""
+    return tuple(getattr(entry, name) or 0 if name == "round" else getattr(entry, name) for name in CELL)
+
+
+def results(entries: Iterable[Entry], runs: Path, evaluations: Path) -> pd.DataFrame:
+    """Read what some cells show.
+
+    Args:
+        entries: the cells; one that is there twice is read once.
+        runs: the folder of run records; it need not exist.
+        evaluations: the folder of evaluations.
+
+    Returns:
+        A line for each seed of each cell, in order. Columns :data:`CELL` and ``seed`` say whose it is (``round`` is 0
+        where the whole run is read), ``status`` is ``done``, ``not run``, ``not evaluated`` or ``broken``, and
+        ``problem`` says what to do about the latter two. The others are empty unless it is done:
+
+        - ``record``: the :class:`Record`; ``run``: its path.
+        - ``value``: the statistic, in percent, M elements, or without a unit.
+        - ``lowest``, ``highest``: of an average, the lowest and the highest client, percent.
+        - ``best``, ``last``: of an accuracy, the best and the last round, percent.
+        - ``variance``, ``window``: of a pooled accuracy over the last rounds, the variance between them in squared
+          points, and how many they are.
+        - ``rounds``, ``played``: rounds that the settings ask for, and those that the run went through.
+        - ``parameters``: trainable elements of each client.
+        - ``up_elements``, ``up_bytes``: of one client's message, mean over the rounds that send one; ``up_first``,
+          ``up_last``: elements of it in the first and the last of these rounds; ``up_varies``: whether they differ;
+          ``up_registration_elements``, ``up_total_elements`` and the same of bytes: of all clients in round 0, and in
+          the whole run. The same with ``down``.
+
+    Raises:
+        HetflError: an evaluation lacks the statistic.
+    """
+    lines = []
+    cells = {cell_of(entry): entry for entry in entries}
+    for cell, entry in cells.items():
+        for seed in entry.seeds:
+            line = {
+                **dict(zip(CELL, cell, strict=True)),
+                "seed": seed,
+                "status": "done",
+                "problem": "",
+                "record": None,
+            }
+            try:
+                if (record := read_record(runs, evaluations, entry, seed)) is None:
+                    line["status"] = missing(runs, entry, seed)
+                    if line["status"] == "not evaluated":
+                        line["problem"] = f"run the evaluate stage of {entry.experiment}"
+            except HetflError as error:
+                # Tables are committed: no folder of this machine may enter.
+                line |= {"status": "broken", "problem": str(error).replace(f"{runs.parent}/", "")}
+            else:
+                line |= {} if record is None else {"record": record, **_measured(entry, record)}
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _measured(entry: Entry, record: Record) -> dict[str, Any]:
+    """The columns of a line that is done."""
+    curve = [100 * share for share in _shares(entry, record)]
+    windowed, averaged = entry.statistic == "window_pooled", entry.statistic == "average"
+    return {
+        "run": record.path,
+        "value": _value(entry, record, curve),
+        "lowest": 100 * record.metrics.lowest if averaged else None,
+        "highest": 100 * record.metrics.highest if averaged else None,
+        "best": max(curve, default=None),
+        "last": curve[-1] if curve else None,
+        "variance": 100**2 * record.measured("window_variance", entry.reading) if windowed else None,
+        "window": record.measured("window_rounds", entry.reading) if windowed else None,
+        "rounds": record.run.rounds,
+        "played": record.played,
+        "parameters": record.run.parameters.trainable,
+        **{f"{way}_{name}": size for way in WAYS for name, size in _traffic(record, way).items()},
+    }
+
+
+def _shares(entry: Entry, record: Record) -> list[float]:
+    """An accuracy after every round that has it; empty for what is no accuracy."""
+    shares = (accuracy_of(entry.statistic, entry.reading, line) for line in record.tested)
+    return [share for share in shares if share is not None]
+
+
+def _value(entry: Entry, record: Record, curve: list[float]) -> float:
+    """What a cell reads from one run."""
+    parameters = record.run.parameters
+    match entry.statistic:
+        case "best_pooled":
+            return max(curve)
+        case "up_first":
+            return record.training[0].up.elements / M
+        case "up_last":
+            return record.training[-1].up.elements / M
+        case "parameters" | "parameters_total":
+            clients = parameters.trainable if entry.statistic == "parameters_total" else parameters.trainable[:1]
+            return (sum(clients) + (parameters.server if entry.server else 0)) / M
+        case "cosine_shared" | "cosine_group_global" | "cosine_group_local":
+            last = record.training[-record.run.settings["window"] :]
+            found = [line.diagnostics.get(entry.statistic) for line in last]
+            if not (known := [cosine for cosine in found if isinstance(cosine, int | float)]):
+                remedy = "train with more clients" if record.diverged is None else "it diverged; lower lr"
+                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; {remedy}")
+            return mean(known)
+        case _:
+            return 100 * record.measured(entry.statistic, entry.reading)
+
+
+def _traffic(record: Record, way: Literal["up", "down"]) -> dict[str, float]:
+    """Sizes of one client's message over the rounds that send one, and the run's totals."""
+
+    def sizes(unit: str, lines: Iterable[Round]) -> list[int]:
+        return [getattr(getattr(line, way), unit) for line in lines]
+
+    # Many servers have nothing to say in round 1; an empty message would blur the size of the others.
+    sending = [line for line in record.training if getattr(line, way).elements]
+    clients = [len(line.participants) for line in sending]
+    own = {
+        unit: [size / many for size, many in zip(sizes(unit, sending), clients, strict=True)] or [0]
+        for unit in ("elements", "bytes")
+    }
+    registration = [line for line in record.rounds if line.round == 0]
+    return {
+        **{unit: mean(values) for unit, values in own.items()},
+        "first": own["elements"][0],
+        "last": own["elements"][-1],
+        "varies": len(set(own["elements"])) > 1,
+        **{f"registration_{unit}": sum(sizes(unit, registration)) for unit in own},
+        **{f"total_{unit}": sum(sizes(unit, record.rounds)) for unit in own},
+    }

@@ -1,0 +1,125 @@
+"""What a table prints: cells taken from any runs, beside what the paper prints in their place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from hetfl.config import Settings
+from hetfl.errors import unknown
+from hetfl.experiments.plan import Params
+
+Accuracy = Literal["average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest"]
+"""Read in percent: over clients after the last round; of all clients' test samples together in the round where it is
+best; that one or each round's lowest client, on average over the last rounds that a method reports."""
+Size = Literal["up_first", "up_last", "parameters", "parameters_total"]
+"""Elements in M = 1024^2: the uploads of all clients in the first or last round, or the trainable parameters of one
+client or of all."""
+Cosine = Literal["cosine_shared", "cosine_group_global", "cosine_group_local"]
+"""Of prompts, as a record's diagnostics have them, on average over the last rounds that a method reports."""
+Statistic = Accuracy | Size | Cosine
+"""What is read from a run."""
+
+
+class Entry(Settings):
+    """One cell: the runs that its number is taken from, and what the paper prints.
+
+    Attributes:
+        experiment, method, row, split: where the runs lie.
+        seeds: of the runs; the number is their mean.
+        statistic: what is read from each.
+        reading: the inference rule that an accuracy is of, as a record names others than the method's usual one.
+        round: read when this round was over; None: when the run was.
+        server: whether ``parameters`` count the server's network.
+        printed: the paper's number, in the unit of the statistic.
+        printed_std: the deviation that the paper prints with it.
+        printed_variance: the variance between rounds of one run that the paper prints with it, in squared points.
+        comparable: whether the printed number is of the same setting; if not, it is shown and nothing concluded.
+        footnote: what a reader must know about this cell.
+    """
+
+    experiment: str
+    method: str
+    row: str
+    split: str
+    seeds: list[int] = Field(min_length=1)
+    statistic: Statistic = "average"
+    reading: str = ""
+    round: int | None = None
+    server: bool = False
+    printed: float | None = None
+    printed_std: float | None = None
+    printed_variance: float | None = None
+    comparable: bool = True
+    footnote: str = ""
+
+    @property
+    def unit(self) -> str:
+        """``%`` for accuracies, ``M`` for elements, nothing for cosines."""
+        if self.statistic in get_args(Accuracy):
+            return "%"
+        return "M" if self.statistic in get_args(Size) else ""
+
+    def path(self, seed: int) -> Path:
+        """Where a run lies below ``runs``, and its evaluation below ``evaluations``."""
+        return Path(self.experiment) / self.method / self.row / f"{self.split}-s{seed}"
+
+
+class Block(Settings):
+    """A part of a table that is laid out by itself."""
+
+    title: str
+    rows: list[str]
+    columns: list[str]
+
+
+class TableSpec(Settings):
+    """One table.
+
+    Attributes:
+        name: the stage's and the files' name.
+        title: the heading a reader sees.
+        head: what the rows are.
+        rows, columns: name -> title.
+        entries: row -> column -> cell; a place without one stays empty.
+        blocks: parts that are laid out one below the other; empty: the whole at once.
+        note: what a reader must know before reading a number, shown beside the title.
+        footnotes: what a reader must know besides.
+        decimals: of the accuracies.
+        curves: whether accuracy over rounds and over traffic are drawn as well.
+    """
+
+    name: str = Field(min_length=1)
+    title: str
+    head: str = "Method"
+    rows: dict[str, str] = Field(min_length=1)
+    columns: dict[str, str] = Field(min_length=1)
+    entries: dict[str, dict[str, Entry]]
+    blocks: list[Block] = []
+    note: str = ""
+    footnotes: list[str] = []
+    decimals: int = 1
+    curves: bool = False
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds that a cell asks for."""
+        return sorted({seed for row in self.entries.values() for entry in row.values() for seed in entry.seeds})
+
+
+def entry(params: Params, experiment: str, row: str, split: str, **more: Any) -> Entry:
+    """The cell of an experiment's row and split.
+
+    Raises:
+        HetflError: there is no such experiment or row.
+    """
+    if experiment not in params.experiments:
+        raise unknown("experiment", experiment, params.experiments)
+    settings = params.experiments[experiment]
+    if row not in settings.rows:
+        raise unknown("row", row, settings.rows, f"{settings.file}: experiments.{settings.written}")
+    of_row = settings.rows[row]
+    seeds = of_row.seeds or settings.seeds
+    return Entry(experiment=experiment, method=of_row.method, row=row, split=split, seeds=seeds, **more)
