@@ -5,8 +5,8 @@
 The task is the IID CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurIPS 2024): 1,000 clients with 50 images
 each, 50 clients per round, one local epoch of SGD with batches of 10. All implementations get the same initial
 weights, participants and batches. The other frameworks are installed from requirements-peers.txt into a separate
-environment, whose interpreter is --python; the table names those that are missing. Images are those of
-data/cifar10 (dvc repro download-cifar10) if it is prepared, otherwise random. The table is written beside this file.
+environment, whose interpreter is --python; the table names those that are missing. Images are those of data/cifar10
+(dvc repro download-cifar10) if it is prepared, otherwise random. The table is written beside this file.
 
 Every implementation is a separate process. The other frameworks' interpreter also runs this file, so it imports hetfl
 only in hetfl's own process.
