@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hetfl.cli import run
 from hetfl.experiments.plan import Workspace, load_params
+from hetfl.figures.curves import accuracy_curves, communication_figure
 from hetfl.papers.tables import ARITHMETIC_TABLES, arithmetic_table, table_spec
-from hetfl.report.figures import accuracy_curves, communication_figure
 from hetfl.report.table import build_table, render_text, write_table
 
 

@@ -22,6 +22,7 @@ LEVELS = [
     {"training"},
     {"experiments"},
     {"papers"},
+    {"figures"},
     {"tracking", "report"},
     {"stages", "train"},
     {"cli"},

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
 
 from hetfl.experiments.evaluation import of_window
+from hetfl.figures.curves import accuracy_curves
 from hetfl.papers.spec import Entry, TableSpec
-from hetfl.report.figures import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
 from hetfl.report.records import Record, accuracy_of
 from hetfl.report.site import build_site
