@@ -122,9 +122,8 @@ def stage(folder: Path, name: str) -> tuple[list[str], str]:
 def test_what_is_missing_is_said_in_one_line_with_its_remedy(tmp_path: Path, name: str, remedy: str) -> None:
     said, text = stage(tmp_path, name)
     assert sum(remedy in line for line in said) == 1
-    assert text.count("not prepared") == {"sgpt-figure-5": 5, "cifar100-s10-short-tsne": 4, "sgpt-figure-7": 4}.get(
-        name, 1
-    )
+    panels = {"sgpt-figure-5": 5, "cifar100-s10-short-tsne": 4, "sgpt-figure-7": 4}
+    assert text.count("not prepared") == panels.get(name, 1)
 
 
 def test_clients_have_a_panel_each_with_the_classes_they_hold(tmp_path: Path) -> None:

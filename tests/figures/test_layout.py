@@ -61,9 +61,7 @@ PANEL = {"kind": "tradeoff", "title": "a", "rows": {"FGPT": "fgpt-five/fgpt/doma
         ({"kind": "run"}, "unknown kind 'run'; did you mean 'runs'?"),
     ],
 )
-def test_a_mistake_in_a_layout_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str
-) -> None:
+def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str) -> None:
     written = {"kind": "runs", "name": "mine", "title": "Mine", "columns": 1, "panels": [PANEL]}
     monkeypatch.setattr(catalogue, "_layouts", lambda: {"mine": ("mine.yaml", written | change)})
     with pytest.raises(HetflError) as error:
