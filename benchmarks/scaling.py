@@ -33,8 +33,8 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid
 from hetfl.draws import Draws
 from hetfl.experiments.record import device_name, versions
+from hetfl.figures.style import MARKERS, PAPER, SERIES, STYLE, save
 from hetfl.files import write_text
-from hetfl.report.style import MARKERS, PAPER, SERIES, STYLE, save
 from hetfl.training.engines import make_engine
 from hetfl.training.memory import peak_memory, reset_peak_memory
 
@@ -124,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device, rounds = torch.device(arguments.device), 1 if arguments.quick else 2
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["hetfl.training.engines", "hetfl.report.style", "timm"])
+    processes.set_forkserver_preload(["hetfl.training.engines", "hetfl.figures.style", "timm"])
     load, points = os.getloadavg()[0], []
     with ProcessPoolExecutor(1, processes, max_tasks_per_child=1) as pool:
         for name in arguments.only:

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from hetfl.cli import run
-from hetfl.data.partitions import class_counts, make_partition, write_partition
+from hetfl.data.partitions import make_partition, write_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import unknown
 from hetfl.experiments.plan import Workspace, load_params
-from hetfl.report.partitions import Panel, partition_figure
+from hetfl.figures.grid import PartitionFigure
+from hetfl.figures.sources import Sources
 
 
 def main(name: str) -> None:
@@ -26,10 +27,12 @@ def main(name: str) -> None:
     for split, seed, settings, partition in drawn:
         folder = workspace.partition(name, split, seed)
         write_partition(folder, partition, settings, dataset, seed)
-        counts = sum(class_counts(partition, dataset).values())
-        panel = Panel(f"{dataset.title}, {split}, seed {seed}", counts, dataset.class_names)
         # As the papers draw them: a few clients as a heat map, many with test data of their own as bubbles.
-        partition_figure([panel], "heatmap" if partition.test is None else "bubbles", folder / "samples")
+        kind = "heat-map" if partition.test is None else "bubbles"
+        title = f"{dataset.title}, {split}, seed {seed}"
+        panel = {"kind": f"partition-{kind}", "title": title, "dataset": name, "split": split, "seed": seed}
+        figure = PartitionFigure(name="samples", title=title, columns=1, panels=[panel])
+        figure.write(Sources(workspace, params), folder / "samples")
 
 
 if __name__ == "__main__":

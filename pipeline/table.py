@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hetfl.cli import run
 from hetfl.experiments.plan import Workspace, load_params
-from hetfl.report.figures import accuracy_curves, communication_figure
+from hetfl.figures.curves import accuracy_curves, communication_figure
 from hetfl.report.formats import render_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec

@@ -24,6 +24,7 @@ LEVELS = [
     {"tables"},
     {"papers"},
     {"tables"},
+    {"figures"},
     {"tracking", "report"},
     {"stages", "train"},
     {"cli"},

@@ -90,7 +90,7 @@ Source = tuple[Path, *tuple[str, ...]]
 """A YAML file, and the keys that lead to a location in it."""
 
 
-def validate(kind: type[S], raw: Any, where: str, source: Source | None = None) -> S:
+def validate(kind: type[S], raw: Any, where: str, source: Source | None = None, context: Any = None) -> S:
     """Turn raw values into settings.
 
     Args:
@@ -98,12 +98,13 @@ def validate(kind: type[S], raw: Any, where: str, source: Source | None = None) 
         raw: what the YAML file held.
         where: the location to name in an error, e.g. ``"params.yaml: experiments.x"``.
         source: the YAML file and the keys that lead to the values; if given, an error also names the line.
+        context: what the class's own validators look names up in.
 
     Raises:
         HetflError: a key is unknown, missing or out of range; it names the first mistake and counts the others.
     """
     try:
-        return kind.model_validate(raw)
+        return kind.model_validate(raw, context=context)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         line = f" (line {_line(source[0], (*source[1:], *problems[0]['loc']))})" if source else ""

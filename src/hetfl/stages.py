@@ -23,9 +23,9 @@ from hetfl.errors import HetflError
 from hetfl.experiments import versions
 from hetfl.experiments.plan import Cell, Params, cells, weights_read
 from hetfl.experiments.settings import Experiment
+from hetfl.figures.base import Figure
+from hetfl.figures.catalogue import figures
 from hetfl.files import write_text
-from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES, TITLES
-from hetfl.papers.panels import FeatureFigure
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
 from hetfl.tables.spec import Entry
 
@@ -128,26 +128,8 @@ def table_names(params: Params) -> list[str]:
     return [*dict.fromkeys([*own, *shown, *counted])]
 
 
-def figure_names(params: Params) -> list[str]:
-    """All figures that have a stage."""
-    drawn = []
-    for name in TITLES:
-        if name in PARTITION_FIGURES:
-            there = all(dataset in params.partitions for dataset, _ in PARTITION_FIGURES[name].panels.values())
-        elif name in DATA_FIGURES:
-            figure = DATA_FIGURES[name]
-            if isinstance(figure, FeatureFigure):
-                there = figure.experiment in params.experiments
-            else:
-                there = figure.dataset in params.data.sets
-        else:
-            there = _complete(RESULT_FIGURES[name], params)
-        drawn += [name] * there
-    return drawn
-
-
 def _complete(make: Callable[[Params], Any], params: Params) -> bool:
-    """Whether the experiments of a table or figure exist; a project may leave out a paper's."""
+    """Whether the experiments that a table shows exist; a project may leave out a paper's."""
     try:
         make(params)
     except (KeyError, HetflError):
@@ -187,12 +169,12 @@ def files(params: Params) -> dict[str, str]:
             f"evaluate-{unit.name}": _evaluate(unit, params),
         }
     stages[ROOT] |= {name: _table(name, params, every) for name in table_names(params)}
-    figures = figure_names(params)
-    stages[ROOT] |= {name: _figure(name, params, every) for name in figures}
+    drawn = figures(params)
+    stages[ROOT] |= {name: _figure(figure, params, every) for name, figure in drawn.items()}
     stages[ROOT] |= {"report": _report(params)}
     contents: dict[str, dict[str, Any]] = {file: {"stages": some} for file, some in stages.items()}
-    if figures:
-        contents[ROOT]["plots"] = [_drawing(name) for name in figures]
+    if drawn:
+        contents[ROOT]["plots"] = [_drawing(name) for name in drawn]
     return {file: _HEAD + _dump(content) for file, content in contents.items()}
 
 
@@ -334,61 +316,50 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
     return {
         "desc": title,
         "cmd": f"python pipeline/table.py {name}",
-        "deps": [*deps, "pipeline/table.py", "src/hetfl/tables", "src/hetfl/report"],
+        "deps": [*deps, "pipeline/table.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
         **_shown(used),
         # If only the commit differs, the stage leaves the table unchanged, so DVC must not remove it first.
         "outs": [{f"tables/{name}": {"cache": False, "persist": True}}],
     }
 
 
-def _figure(name: str, params: Params, every: Sequence[Unit]) -> Stage:
-    if name in PARTITION_FIGURES:
-        drawn = sorted({dataset for dataset, _ in PARTITION_FIGURES[name].panels.values()})
-        deps = [f"partitions/{dataset}" for dataset in drawn]
-        used: list[Experiment] = []
-    elif name in DATA_FIGURES:
-        figure = DATA_FIGURES[name]
-        deps, used = ["src/hetfl/data"], []
-        if isinstance(figure, FeatureFigure):
-            experiment = params.experiments[figure.experiment]
-            used = [experiment]
-            models = params.models[experiment.models]
-            made = {model for settings in params.pretrain.values() for model in settings.models}
-            deps = [
-                f"data/{experiment.dataset}",
-                *(_weights(model) for model in models[:1] if model in made),
-                *deps,
-                "src/hetfl/models",
-            ]
-        else:
-            deps = [f"data/{figure.dataset}", *deps]
-    else:
-        entries = [*RESULT_FIGURES[name](params).entries]
-        used = [params.experiments[one] for one in dict.fromkeys(entry.experiment for entry in entries)]
-        deps = [*_results(_folders(trained_for(entries, every), every)), "src/hetfl/metrics"]
-    groups = [experiment.models for experiment in used] if name in DATA_FIGURES else []
+def _figure(figure: Figure, params: Params, every: Sequence[Unit]) -> Stage:
+    used = [params.experiments[name] for name in figure.experiments()]
+    made = {model for settings in params.pretrain.values() for model in settings.models}
+    datasets, backbones, entries = figure.datasets(params), figure.backbones(params), [*figure.entries]
+    deps = [
+        *(f"partitions/{dataset}" for dataset in figure.partitions()),
+        *(f"data/{dataset}" for dataset in datasets),
+        *(_weights(model) for model in backbones if model in made),
+        *_results(_folders(trained_for(entries, every), every)),
+        *(["src/hetfl/data"] if datasets else []),
+        *(["src/hetfl/models"] if backbones else []),
+        *(["src/hetfl/metrics"] if entries else []),
+    ]
     return {
-        "desc": TITLES[name],
-        "cmd": f"python pipeline/figure.py {name}",
-        "deps": [*deps, "pipeline/figure.py", "src/hetfl/papers", "src/hetfl/tables", "src/hetfl/report"],
-        **_shown(used, groups),
-        "outs": [_kept(f"figures/{name}")],
+        "desc": figure.title,
+        "cmd": f"python pipeline/figure.py {figure.name}",
+        "deps": [*deps, "pipeline/figure.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
+        **_shown(used, [experiment.models for experiment in used] if backbones else []),
+        "outs": [_kept(f"figures/{figure.name}")],
     }
 
 
 def _report(params: Params) -> Stage:
     tables = [name for name in table_names(params) if name.startswith(EMBEDDED)]
-    figures = [name for name in figure_names(params) if name.startswith(EMBEDDED)]
+    drawn = [name for name in figures(params) if name.startswith(EMBEDDED)]
     sets = sorted({params.experiments[name].dataset for name in tables})
     return {
         "desc": "static report over all tables that exist",
         "cmd": "python pipeline/report.py",
         "deps": [
             *(f"tables/{name}" for name in tables),
-            *(f"figures/{name}" for name in figures),
+            *(f"figures/{name}" for name in drawn),
             *(f"partitions/{name}" for name in sets),
             "pipeline/report.py",
-            "src/hetfl/papers",
+            "src/hetfl/figures",
+            "src/hetfl/figures",
+            "src/hetfl/tables",
             "src/hetfl/tables",
             "src/hetfl/report",
         ],

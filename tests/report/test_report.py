@@ -13,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from record_factory import make_round, rewrite_rounds, rewrite_run, write_metrics, write_record
 
 from hetfl.errors import HetflError
+from hetfl.figures.curves import accuracy_curves, communication_figure
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
-from hetfl.report.figures import accuracy_curves, communication_figure
 from hetfl.report.formats import render_markdown, render_text
-from hetfl.report.partitions import Panel, partition_figure
 from hetfl.report.site import build_site
 from hetfl.report.table import build_table, verdict, write_table
 from hetfl.schema import needed_run, read_rounds
@@ -716,8 +714,9 @@ def test_site(finished: Path, tmp_path: Path) -> None:
     write_table(make(finished, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), tables)
     accuracy_curves(table, finished / "runs", tables)
     communication_figure(table, finished / "runs", tables)
-    panel = Panel("IID", np.array([[3, 0], [1, 4]]), ["a", "b"])
-    partition_figure([panel], "heatmap", partitions / "digits" / "iid-s0" / "samples")
+    drawing = partitions / "digits" / "iid-s0" / "samples.svg"
+    drawing.parent.mkdir(parents=True)
+    shutil.copy(tables / "digits-homogeneous-curves.svg", drawing)
     path = build_site(tables, figures, partitions, tmp_path / "report")
     assert path == tmp_path / "report" / "index.html"
     page = path.read_text()

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
 
 from hetfl.experiments.evaluation import of_window
-from hetfl.report.figures import accuracy_curves
+from hetfl.figures.curves import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
-from hetfl.report.records import Record, accuracy_of
 from hetfl.report.site import build_site
 from hetfl.report.table import build_table, write_table
+from hetfl.tables.records import Record, accuracy_of
 from hetfl.tables.spec import Entry, TableSpec
 
 ROUNDS, WINDOW = 6, 2

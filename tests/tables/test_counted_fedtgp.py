@@ -13,7 +13,6 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import step_flops
-from hetfl.papers.fedtgp import METHODS
 from hetfl.report.formats import blocks, filled, footnotes, render_text
 from hetfl.tables.counted import counted_table
 from hetfl.tables.counted.exchange import fitted, float_elements
@@ -29,6 +28,8 @@ from hetfl.tables.counted.fedtgp import (
     step,
 )
 from hetfl.tables.counted.layout import layout
+
+METHODS = methods("fedtgp")
 
 PARAMS = load_params(Path("params.yaml"))
 OWNED = [33, 47, 54, 47, 57, 42, 41, 32, 39, 46, 47, 47, 41, 44, 40, 38, 44, 38, 45, 99]

@@ -13,9 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hetfl.errors import HetflError
+from hetfl.figures import style
+from hetfl.figures.catalogue import names
 from hetfl.files import read_json, write_text
-from hetfl.papers.figures import DATA_FIGURES, PARTITION_FIGURES, RESULT_FIGURES
-from hetfl.report import style
 from hetfl.report.formats import footnotes
 from hetfl.report.shown import (
     DIVERGED,
@@ -78,8 +78,8 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
     page = environment.get_template("index.html.jinja").render(
         tables=[_table_view(table, path.parent) for table, path in zip(tables, paths, strict=True)],
         partitions=_partitions(tables, partitions_folder),
-        distributions=_drawn([*PARTITION_FIGURES, *DATA_FIGURES], figures_folder),
-        results=_drawn(RESULT_FIGURES, figures_folder),
+        distributions=_drawn(names(of_runs=False), figures_folder),
+        results=_drawn(names(of_runs=True), figures_folder),
     )
     write_text(out / "index.html", page)
     return out / "index.html"
@@ -205,11 +205,11 @@ def _partitions(tables: list[dict[str, Any]], folder: Path) -> list[dict[str, An
     return [{"dataset": dataset, "maps": list(maps.values())} for dataset, maps in found.items()]
 
 
-def _drawn(names: Iterable[str], folder: Path) -> list[dict[str, Any]]:
+def _drawn(wanted: Iterable[str], folder: Path) -> list[dict[str, Any]]:
     """Those of some figures that have been drawn."""
     return [
         {"name": name, "svg": inline_svg(path, name, name)}
-        for name in names
+        for name in wanted
         if (path := folder / name / f"{name}.svg").exists()
     ]
 

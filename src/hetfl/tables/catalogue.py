@@ -84,6 +84,5 @@ def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
         update={"experiments": {key: params.experiments[key] for key in ARITHMETIC_TABLES[name]}}
     )
     # They build models, which takes seconds that other tables need not wait for.
-    counts = import_module(f"hetfl.papers.{name.partition('-')[0]}_counts")
-    table: dict[str, Any] = counts.arithmetic_table(name, params)
+    table: dict[str, Any] = import_module("hetfl.tables.counted").counted_table(name, params)
     return table

@@ -14,7 +14,6 @@ from hetfl.draws import Draws
 from hetfl.experiments.plan import Params
 from hetfl.methods.base import Method, create
 from hetfl.models import Model
-from hetfl.papers.fedhpl import FRAME_3
 from hetfl.tables.counted.exchange import Exchange, fitted, float_elements, of_all_classes
 from hetfl.tables.counted.layout import Counts, layout, rounded
 
@@ -130,7 +129,7 @@ TABLES: dict[str, Callable[[Params], Counts]] = {
 
 
 def _framed(params: Params, name: str, pixels: int, classes: int) -> Model:
-    row = params.experiments[FRAME_3].rows["fedhpl-cnn-w3"]
+    row = params.experiments["fedhpl-resnet-frame-3"].rows["fedhpl-cnn-w3"]
     return fitted(create(row.method, row.settings, classes), name, pixels)
 
 

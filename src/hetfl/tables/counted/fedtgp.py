@@ -19,9 +19,11 @@ from hetfl.experiments.plan import Params
 from hetfl.methods.base import Method
 from hetfl.metrics.flops import StepFlops, flops
 from hetfl.models import Model
-from hetfl.papers.fedtgp import CIFAR100, METHODS
 from hetfl.tables.counted.exchange import Exchange, SampleCost, Setting, fitted, float_elements
 from hetfl.tables.counted.layout import Counts, layout, rounded
+from hetfl.tables.printed import methods
+
+METHODS = methods("fedtgp")
 
 M, B = 10**6, 10**9
 SMALLEST = "cnn"
@@ -29,7 +31,7 @@ SMALLEST = "cnn"
 
 def setting(params: Params) -> Setting:
     """The experiment behind Table 1's Cifar100, which has 600 samples of each class in its two splits."""
-    return Setting(params, CIFAR100, {"all": 600})
+    return Setting(params, "fedtgp-htfe8-cifar100-practical", {"all": 600})
 
 
 def table_5(params: Params) -> Counts:

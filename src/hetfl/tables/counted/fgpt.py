@@ -15,7 +15,6 @@ from hetfl.draws import Draws
 from hetfl.experiments.plan import Params
 from hetfl.methods.base import Method
 from hetfl.metrics.flops import flops
-from hetfl.papers.fgpt import METHODS
 from hetfl.tables.counted.exchange import (
     Exchange,
     SampleCost,
@@ -28,7 +27,10 @@ from hetfl.tables.counted.exchange import (
     of_all_classes,
 )
 from hetfl.tables.counted.layout import Counts, layout, rounded
+from hetfl.tables.printed import methods
 from hetfl.training.sampling import participants
+
+METHODS = methods("fgpt")
 
 MODELS = layout("fgpt-table-2").models
 VIT = MODELS["vit_b16"]

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from record_factory import CLIENTS, make_round, write_metrics, write_record
 
-from hetfl.experiments.plan import load_params
-from hetfl.papers.panels import ResultFigure, SelectionFigure, TheoremFigure
-from hetfl.report.groups import selection_figure
-from hetfl.report.results import Results, result_figure
-from hetfl.report.terms import theorem_figure
+from hetfl.experiments.plan import Workspace, load_params
+from hetfl.figures.base import Figure, Panel
+from hetfl.figures.grid import PartitionFigure, RunFigure
+from hetfl.figures.partitions import PartitionPanel
+from hetfl.figures.sources import Sources
 from hetfl.tables.spec import Entry
 from hetfl.tensors import write_tensors
 
@@ -58,6 +58,7 @@ def write_cell(
     counts = {side: [[step + 10 * k] * len(classes) for k in range(CLIENTS)] for side, step in SAMPLES.items()}
     settings = {"held_out": HELD_OUT, "window": 3, "groups": GROUPS}
     described = {"fingerprint": "f" * 64, "rounds": rounds, "class_counts": counts, "settings": settings}
+    described |= {"partition": {"classes": [2 * (k + 1) for k in range(CLIENTS)]}}
     write_record(root / "runs", entry.path(seed), lines, **described)
     average, lowest, highest = (float(value) for value in (final.mean(), final.min(), final.max()))
     metrics = {"accuracy": final.tolist(), "average": average, "lowest": lowest, "highest": highest}
@@ -104,13 +105,24 @@ def sorted_samples(draws: np.random.Generator, classes: int, samples: int = 60) 
     return {name: torch.from_numpy(array.astype(np.int16)) for name, array in arrays.items()}
 
 
-def results(root: Path) -> Results:
-    return Results(root / "runs", root / "evaluations")
+def sources(root: Path) -> Sources:
+    return Sources(Workspace(root), PARAMS)
 
 
-def draw(figure: ResultFigure | TheoremFigure | SelectionFigure, root: Path, name: str = "figure") -> list[str]:
+def grid(*panels: Panel, columns: int = 1, caption: str = "") -> RunFigure | PartitionFigure:
+    """A figure of some panels."""
+    kind = PartitionFigure if isinstance(panels[0], PartitionPanel) else RunFigure
+    return kind(name="figure", title="", columns=columns, panels=panels, caption=caption)
+
+
+def draw(figure: Figure, source: Path | Sources, path: Path) -> list[str]:
     """The words of the figure."""
-    makers = {TheoremFigure: theorem_figure, SelectionFigure: selection_figure, ResultFigure: result_figure}
-    written = makers[type(figure)](figure, results(root), root / name)
-    assert [path.name for path in written] == [f"{name}.svg", f"{name}.png"]
-    return re.findall(r"<text[^>]*>([^<]*)</text>", written[0].read_text())
+    (written,) = figure.write(sources(source) if isinstance(source, Path) else source, path)
+    assert written.name == f"{path.name}.svg"
+    return re.findall(r"<text[^>]*>([^<]*)</text>", written.read_text())
+
+
+def drawn_twice_alike(figure: Figure, source: Path, folder: Path) -> None:
+    """The figure's files are the same every time."""
+    one, two = (figure.write(sources(source), folder / copy) for copy in "ab")
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]

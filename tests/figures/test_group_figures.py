@@ -2,39 +2,44 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from figure_helpers import CLIENTS, GROUPS, HELD_OUT, PARAMS, SAMPLES, cell, draw, results, write_cell
+from figure_helpers import (
+    CLIENTS,
+    GROUPS,
+    HELD_OUT,
+    PARAMS,
+    SAMPLES,
+    cell,
+    draw,
+    drawn_twice_alike,
+    grid,
+    sources,
+    write_cell,
+)
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
+from record_factory import rewrite_run
 
 from hetfl.data.inputs import InputSettings
 from hetfl.data.store import Dataset, Subset
 from hetfl.errors import HetflError
+from hetfl.figures.catalogue import figure, names
+from hetfl.figures.groups import SelectionFigure
+from hetfl.figures.lines import MetricLine, MetricPanel
+from hetfl.figures.points import HeldOutPanel, TradeoffPanel, sides
+from hetfl.figures.samples import FeatureFigure, Features, ImageFigure, read_features
+from hetfl.figures.style import CLASSES
 from hetfl.metrics.groups import entropy
 from hetfl.models import Model, ModelOptions, build
-from hetfl.papers.fgpt_figures import FIGURES
-from hetfl.papers.panels import (
-    FeatureFigure,
-    HeldOutPanel,
-    ImageFigure,
-    MetricLine,
-    MetricPanel,
-    ResultFigure,
-    SelectionFigure,
-    TradeoffPanel,
-)
-from hetfl.report.groups import selection_figure
-from hetfl.report.images import Features, feature_figure, image_figure, read_features
-from hetfl.report.results import result_figure, sides
-from hetfl.report.style import CLASSES
 from hetfl.tables.spec import Entry
 
 CPU = torch.device("cpu")
-FEATURES = FeatureFigure("some", (1, 2), "coarse", 2, "Caption.", samples=30)
-IMAGES = ImageFigure("some", "coarse", {"cat": "Cats", "dog": "Dogs"}, "Caption.")
+SOME = {"name": "some", "title": "", "caption": "Caption.", "attribute": "coarse"}
+FEATURES = FeatureFigure(experiment="some", blocks=[1, 2], columns=2, samples=30, **SOME)
+IMAGES = ImageFigure(dataset="some", rows={"cat": "Cats", "dog": "Dogs"}, **SOME)
 
 
 def dataset(samples: int = 40) -> Dataset:
@@ -65,7 +70,7 @@ def points(axes) -> dict[str, tuple[float, float]]:
 def test_held_out_clients_are_weighed_by_their_test_samples(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
-    (record,) = results(tmp_path)(entry)
+    (record,) = sources(tmp_path).records(entry)
     here, there = sides(record)
     samples = np.array([2 * (SAMPLES["test"] + 10 * k) for k in range(CLIENTS)])
     accuracy = np.array([line.accuracy for line in record.training[-3:]])
@@ -83,7 +88,7 @@ def test_held_out_clients_are_weighed_by_their_test_samples(tmp_path: Path) -> N
 def test_a_client_without_test_samples_does_not_count(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
-    (record,) = results(tmp_path)(entry)
+    (record,) = sources(tmp_path).records(entry)
     before = sides(record)
     counts = record.run.class_counts
     lines = [line.model_copy(update={"accuracy": [*line.accuracy, None]}) for line in record.rounds]
@@ -93,64 +98,70 @@ def test_a_client_without_test_samples_does_not_count(tmp_path: Path) -> None:
     assert sides(replace(record, run=run, rounds=lines)) == before
 
 
-def test_without_held_out_clients_one_line_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held_out", [0, CLIENTS, CLIENTS + 1])
+def test_without_clients_on_both_sides_the_panel_says_so(tmp_path: Path, held_out: int) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
-    (record,) = results(tmp_path)(entry)
-    run = record.run.model_copy(update={"settings": record.run.settings | {"held_out": 0}})
-    with pytest.raises(HetflError, match=r"dir-s0/run\.json: settings\.held_out is 0"):
-        sides(replace(record, run=run))
+    rewrite_run(tmp_path / "runs" / entry.path(0), {"settings": {"held_out": held_out, "window": 3}})
+    panels = [HeldOutPanel(title="", rows={"FGPT": entry}, shows=shows) for shows in ("pooled", "lowest")]
+    words = draw(grid(*panels), tmp_path, tmp_path / "figure")
+    assert words.count("not run with clients held out") == 2
 
 
-def test_both_sides_of_a_row_are_points_with_bars_of_seeds(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_held_out_clients_without_test_samples_are_none(tmp_path: Path) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    (record,) = sources(tmp_path).records(entry)
+    counts = record.run.class_counts
+    empty = [*counts.test[:-HELD_OUT], *([[0, 0]] * HELD_OUT)]
+    run = record.run.model_copy(update={"class_counts": counts.model_copy(update={"test": empty})})
+    assert sides(record) is not None
+    assert sides(replace(record, run=run)) is None
+
+
+def test_both_sides_of_a_row_are_points_with_bars_of_seeds(tmp_path: Path) -> None:
     rows = {"FGPT": cell("fgpt", seeds=[0, 1]), "SGPT": cell("sgpt"), "PT-FedAvg": cell("missing")}
     for entry in [rows["FGPT"], rows["SGPT"]]:
         for seed in entry.seeds:
             write_cell(tmp_path, entry, seed)
-    result_figure(ResultFigure((HeldOutPanel("", rows, "lowest"),), 1, ""), results(tmp_path), tmp_path)
-    (axes,) = drawn[0].axes
+    (axes,) = grid(HeldOutPanel(title="", rows=rows, shows="lowest")).draw(sources(tmp_path)).axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["took part", "held out"]
-    read = [[side["lowest"] for side in sides(record)] for record in results(tmp_path)(rows["FGPT"])]
+    read = [[side["lowest"] for side in sides(record)] for record in sources(tmp_path).records(rows["FGPT"])]
     heights = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"]
     assert heights == pytest.approx(100 * np.mean(read, axis=0))
     assert len(axes.collections) == 2, "bars for the row of two seeds alone"
-    assert [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()] == ["FGPT", "SGPT"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["FGPT", "SGPT"]
 
 
-def test_trade_off_has_a_point_for_each_row_and_inference_rule(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_trade_off_has_a_point_for_each_row_and_inference_rule(tmp_path: Path) -> None:
     entry = cell(seeds=[0, 1])
     for seed in entry.seeds:
         write_cell(tmp_path, entry, seed)
-    panel = TradeoffPanel(
-        "", {"FGPT": entry, "FGPT-U": reading(entry, "top-5"), "U-2": reading(entry, "top-2"), "No": cell("no")}
-    )
-    result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
-    metrics = [record.metrics for record in results(tmp_path)(entry)]
+    rows = {"FGPT": entry, "FGPT-U": reading(entry, "top-5"), "U-2": reading(entry, "top-2"), "No": cell("no")}
+    (axes,) = grid(TradeoffPanel(title="", rows=rows)).draw(sources(tmp_path)).axes
+    metrics = [record.metrics for record in sources(tmp_path).records(entry)]
     for found, (x, y) in zip(
-        (metrics, [each.extra["top-5"] for each in metrics]), points(drawn[0].axes[0]).values(), strict=True
+        (metrics, [each.extra["top-5"] for each in metrics]), points(axes).values(), strict=True
     ):
         assert x == pytest.approx(100 * np.mean([each.window_pooled for each in found]))
         assert y == pytest.approx(100 * np.mean([each.window_lowest for each in found]))
 
 
-def test_numbers_over_a_setting_stand_beside_the_best_rival_and_the_printed_one(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_numbers_over_a_setting_stand_beside_the_best_rival_and_the_printed_one(tmp_path: Path) -> None:
     cells = {0.0: cell("none"), 0.5: cell("half", seeds=[0, 1]), 0.9: cell("missing")}
-    rivals = (cell("good"), cell("better"), cell("missing-too"))
-    for entry in [cells[0.0], cells[0.5], *rivals[:2]]:
+    rivals = {row: cell(row) for row in ("good", "better", "missing-too")}
+    for entry in [cells[0.0], cells[0.5], rivals["good"], rivals["better"]]:
         for seed in entry.seeds:
             write_cell(tmp_path, entry, seed)
-    line = MetricLine("Global", "window_pooled", cells, rivals, (0.5, 86.8))
-    panel = MetricPanel("", "Momentum", "Accuracy", (line,))
-    result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
+    line = MetricLine(title="Global", metric="window_pooled", points=cells, rivals=rivals, printed=(0.5, 86.8))
+    panel = MetricPanel(title="", xlabel="Momentum", ylabel="Accuracy", lines=[line])
+    (axes,) = grid(panel).draw(sources(tmp_path)).axes
 
     def read(entry) -> float:
-        return np.mean([100 * record.metrics.window_pooled for record in results(tmp_path)(entry)])
+        return np.mean([100 * record.metrics.window_pooled for record in sources(tmp_path).records(entry)])
 
-    (axes,) = drawn[0].axes
     level, curve, printed = axes.lines
-    assert set(level.get_ydata()) == {max(map(read, rivals[:2]))}
+    assert set(level.get_ydata()) == {max(map(read, [rivals["good"], rivals["better"]]))}
     assert list(curve.get_xdata()) == [0.0, 0.5]
     assert list(curve.get_ydata()) == pytest.approx([read(cells[0.0]), read(cells[0.5])])
     assert (printed.get_xdata()[0], printed.get_ydata()[0]) == (0.5, 86.8)
@@ -158,14 +169,14 @@ def test_numbers_over_a_setting_stand_beside_the_best_rival_and_the_printed_one(
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["Global", "printed", "best baseline"]
 
 
-def test_groups_are_shares_of_all_samples_and_of_each_clients_own(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_groups_are_shares_of_all_samples_and_of_each_clients_own(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
-    figure = SelectionFigure({"FGPT": entry, "SGPT": cell("missing")}, "Caption.", rounds=True)
-    selection_figure(figure, results(tmp_path), tmp_path)
-    bars, _, heat, empty, rounds = drawn[0].axes
-    (record,) = results(tmp_path)(entry)
-    stored = results(tmp_path).groups(record)
+    rows = {"FGPT": entry, "SGPT": cell("missing")}
+    shown = SelectionFigure(name="groups", title="", rows=rows, rounds=True)
+    bars, _, heat, empty, rounds = shown.draw(sources(tmp_path)).axes
+    (record,) = sources(tmp_path).records(entry)
+    stored = sources(tmp_path).stored(record, "groups")
     total = np.bincount(stored["group"], minlength=GROUPS)
     assert [bar.get_height() for bar in bars.patches] == pytest.approx(100 * np.sort(total)[::-1] / total.sum())
     assert bars.get_title("right") == f"entropy {entropy(total):.2f}"
@@ -186,7 +197,7 @@ def test_without_stored_groups_the_file_is_named(tmp_path: Path) -> None:
     write_cell(tmp_path, entry)
     (tmp_path / "evaluations" / entry.path(0) / "groups.safetensors").unlink()
     with pytest.raises(HetflError, match=r"groups\.safetensors: does not exist"):
-        draw(SelectionFigure({"FGPT": entry}, ""), tmp_path)
+        SelectionFigure(name="groups", title="", rows={"FGPT": entry}).draw(sources(tmp_path))
 
 
 def test_features_are_the_class_token_of_some_test_samples_after_each_block() -> None:
@@ -208,26 +219,25 @@ def test_features_are_the_class_token_of_some_test_samples_after_each_block() ->
 
 def test_an_attribute_that_is_not_there_is_one_line() -> None:
     with pytest.raises(HetflError, match="unknown attribute 'colour'"):
-        read_features(replace(FEATURES, attribute="colour"), dataset(), backbone(), CPU)
+        read_features(FEATURES.model_copy(update={"attribute": "colour"}), dataset(), backbone(), CPU)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
-def test_twenty_values_differ_in_colour_or_shape(tmp_path: Path, drawn: list[Figure], columns: int) -> None:
+def test_twenty_values_differ_in_colour_or_shape(columns: int) -> None:
     values = np.arange(60) % 20
     made = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
-    figure = replace(FEATURES, blocks=(1,), columns=columns)
-    feature_figure(figure, Features([made], values, [f"n_{value}" for value in range(20)]), tmp_path)
-    looks = [(to_hex(line.get_color()), line.get_marker()) for line in drawn[0].axes[0].lines]
+    shown = FEATURES.model_copy(update={"blocks": [1], "columns": columns})
+    canvas = shown.paint(Features([made], values, [f"n_{value}" for value in range(20)]))
+    looks = [(to_hex(line.get_color()), line.get_marker()) for line in canvas.axes[0].lines]
     assert len(set(looks)) == 20
     assert {colour for colour, _ in looks} == set(CLASSES)
     # In the place of a panel where one is free.
-    legend = drawn[0].axes[1].get_legend() if columns == 2 else drawn[0].legends[0]
+    legend = canvas.axes[1].get_legend() if columns == 2 else canvas.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == [f"n {value}" for value in range(20)]
 
 
-def test_images_are_one_of_each_class_in_the_row_of_their_value(tmp_path: Path, drawn: list[Figure]) -> None:
-    image_figure(IMAGES, dataset(), tmp_path)
-    (axes,) = drawn[0].axes
+def test_images_are_one_of_each_class_in_the_row_of_their_value() -> None:
+    (axes,) = IMAGES.draw(SimpleNamespace(dataset=lambda name: dataset())).axes
     (shown,) = axes.images
     picture = np.asarray(shown.get_array())
     rows, columns = (np.array(picture.shape[:2]) // 70).tolist()
@@ -240,28 +250,17 @@ def test_images_are_one_of_each_class_in_the_row_of_their_value(tmp_path: Path, 
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["Cats", "Dogs"]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_bytes_of_results_are_the_same_every_time(tmp_path: Path, name: str) -> None:
-    figure = FIGURES[name](PARAMS)
-    for entry in figure.entries:
+@pytest.mark.parametrize("name", [name for name in names(of_runs=True) if "gpt" in name or "cifar100" in name])
+def test_bytes_of_runs_are_the_same_every_time(tmp_path: Path, name: str) -> None:
+    shown = figure(name, PARAMS)
+    for entry in shown.entries:
         for seed in entry.seeds:
             write_cell(tmp_path, entry, seed)
-    for copy in "ab":
-        draw(figure, tmp_path, copy)
-    same(tmp_path)
+    drawn_twice_alike(shown, tmp_path, tmp_path)
 
 
-def test_bytes_of_samples_are_the_same_every_time(tmp_path: Path) -> None:
-    data, model = dataset(), backbone()
-    for copy in "ab":
-        image_figure(IMAGES, data, tmp_path / copy)
-    same(tmp_path)
-    for copy in "ab":
-        feature_figure(FEATURES, read_features(FEATURES, data, model, CPU), tmp_path / copy)
-    same(tmp_path)
-
-
-def same(folder: Path) -> None:
-    for suffix in (".svg", ".png"):
-        one, two = ((folder / copy).with_suffix(suffix).read_bytes() for copy in "ab")
-        assert one == two
+def test_bytes_of_samples_are_the_same_every_time(tmp_path: Path, both_formats: None) -> None:
+    given = SimpleNamespace(dataset=lambda name: dataset(), backbone=lambda name: (dataset(), backbone(), CPU))
+    for shown in (IMAGES, FEATURES):
+        one, two = (shown.write(given, tmp_path / copy) for copy in "ab")
+        assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]

@@ -1,26 +1,21 @@
-"""Figures of results as SVG and PNG: accuracy over rounds, accuracy over traffic.
-
-The SVGs keep their text as text and use a handful of fixed colours, so the site can restyle them for light
-and dark pages.
-"""
+"""The figures beside a table: accuracy over rounds, and accuracy over traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil, log10
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from hetfl.figures.style import BAND, DASHES, MUTED, SERIES, Look, canvas, few_ticks, look, save, styled
 from hetfl.report.formats import lowest, pooled
-from hetfl.report.records import accuracy_of
-from hetfl.report.style import DASHES, MARKERS, MUTED, PAPER, SERIES, STYLE, save
 from hetfl.schema import read_rounds
+from hetfl.tables.records import accuracy_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Point(NamedTuple):
@@ -33,6 +28,8 @@ class Point(NamedTuple):
 
 Curves = list[list[Point]]
 """Of each seed."""
+Draw = Callable[["Axes", np.ndarray, Look], None]
+"""Draws the points [seeds, rounds, 3] of a row in its look."""
 
 
 def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[Path]:
@@ -47,15 +44,11 @@ def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[
         The two files.
     """
 
-    def draw(axes: Axes, seeds: Curves, style: dict[str, Any]) -> None:
-        length = min(map(len, seeds))
-        rounds = [point.round for point in seeds[0][:length]]
-        accuracy = np.array([[point.percent for point in points[:length]] for points in seeds])
-        axes.fill_between(
-            rounds, accuracy.min(0), accuracy.max(0), color=style["color"], alpha=0.14, linewidth=0, zorder=1
-        )
-        axes.plot(rounds, accuracy.mean(0), **style, markevery=max(1, ceil(length / 10)))
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    def draw(axes: Axes, points: np.ndarray, style: Look) -> None:
+        rounds, accuracy = points[0, :, 0], points[:, :, 1]
+        axes.fill_between(rounds, accuracy.min(0), accuracy.max(0), color=style["color"], zorder=1, **BAND)
+        axes.plot(rounds, accuracy.mean(0), **style)
+        few_ticks(axes.xaxis, 6, integer=True)
 
     caption = "Line: mean over seeds. Shade: lowest to highest seed."
     return _panels(table, runs, folder / f"{table['table']}-curves", draw, "Round", caption)
@@ -75,14 +68,14 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
         The two files.
     """
 
-    def draw(axes: Axes, seeds: Curves, style: dict[str, Any]) -> None:
-        length = min(map(len, seeds))
-        accuracy = np.array([[point.percent for point in points[:length]] for points in seeds]).mean(0)
-        traffic = np.array([[point.traffic for point in points[:length]] for points in seeds]).mean(0)
+    def draw(axes: Axes, points: np.ndarray, style: Look) -> None:
+        from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+        _, accuracy, traffic = points.mean(0).T
         if traffic[-1] == 0:
             axes.axhline(accuracy[-1], **style | {"marker": None, "linestyle": (0, (1, 2))})
             return
-        axes.plot(traffic, accuracy, **style, markevery=max(1, ceil(length / 10)))
+        axes.plot(traffic, accuracy, **style)
         axes.set_xscale("log")
         low, high = (log10(limit) for limit in axes.get_xlim())
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=8))
@@ -94,7 +87,7 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
     return _panels(table, runs, folder / f"{table['table']}-communication", draw, label, caption)
 
 
-def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel: str, caption: str) -> list[Path]:
+def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Draw, xlabel: str, caption: str) -> list[Path]:
     accuracies = {cell["column"] for cell in table["cells"] if cell.get("unit", "%") == "%"}
     panels = {column: title for column, title in table["columns"].items() if column in accuracies}
     columns = min(3, len(panels))
@@ -104,16 +97,17 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
     entry = 0.75 + 0.075 * max(map(len, table["rows"].values()))
     legend_columns = max(1, min(len(table["rows"]), int(width / entry)))
     legend_lines = ceil(len(table["rows"]) / legend_columns)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, 2.75 * lines + 0.2 * legend_lines + 0.5), layout="constrained")
+    with styled():
+        figure = canvas(width, 2.75 * lines + 0.2 * legend_lines + 0.5)
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
         for axes, (column, title) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
             for index, (row, name) in enumerate(table["rows"].items()):
                 if seeds := _read(table, runs, row, column):
-                    style = _series(index)
-                    draw(axes, seeds, style | {"label": name})
+                    length = min(map(len, seeds))
+                    style = _look(index) | {"label": name, "markevery": max(1, ceil(length / 10))}
+                    draw(axes, np.array([points[:length] for points in seeds]), style)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
             if not axes.lines:
@@ -126,31 +120,16 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Any, xlabel:
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)
         figure.supxlabel(caption, x=0.005, ha="left", fontsize=7.5, color=MUTED).set_gid("caption")
-        ordered = [name for name in table["rows"].values() if name in handles]
-        if ordered:
-            figure.legend(
-                [handles[name] for name in ordered],
-                ordered,
-                loc="outside upper left",
-                ncols=legend_columns,
-                handlelength=2.4,
-                columnspacing=1.6,
-            )
+        if ordered := {name: handles[name] for name in table["rows"].values() if name in handles}:
+            place: Look = {"loc": "outside upper left", "ncols": legend_columns}
+            figure.legend(ordered.values(), ordered.keys(), handlelength=2.4, columnspacing=1.6, **place)
         return save(figure, path)
 
 
-def _series(index: int) -> dict[str, Any]:
-    """A row's look, the same in every figure of its table."""
-    turn, place = divmod(index, len(SERIES))
-    return {
-        "color": SERIES[place],
-        "linestyle": DASHES[turn % len(DASHES)],
-        "linewidth": 1.6,
-        "marker": MARKERS[place],
-        "markersize": 4,
-        "markeredgecolor": PAPER,
-        "markeredgewidth": 0.6,
-    }
+def _look(index: int) -> Look:
+    """A row's look, the same in every figure of its table; where colours repeat, dashes differ."""
+    dashes = DASHES[index // len(SERIES) % len(DASHES)]
+    return look(index) | {"linestyle": dashes, "linewidth": 1.6, "markersize": 4, "markeredgewidth": 0.6}
 
 
 def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves:

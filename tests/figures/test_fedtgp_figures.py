@@ -1,21 +1,19 @@
-"""FedTGP's figures of results: margins, training error over rounds, points in the plane."""
+"""The panels of FedTGP's figures of runs: margins, training error over rounds, points in the plane."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from figure_helpers import PARAMS, cell, draw, results, write_cell
+from figure_helpers import PARAMS, cell, drawn_twice_alike, grid, sources, write_cell
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from record_factory import rewrite_rounds
 
 from hetfl.errors import HetflError
-from hetfl.papers.fedtgp_figures import FIGURES
-from hetfl.papers.panels import EmbeddingPanel, MarginPanel, ResultFigure, RoundsPanel
-from hetfl.report.prototypes import embed
-from hetfl.report.results import result_figure
-from hetfl.report.style import CLASSES, DARK, INK, SERIES
+from hetfl.figures.catalogue import figure, names
+from hetfl.figures.lines import RoundsPanel
+from hetfl.figures.prototypes import EmbeddingPanel, MarginPanel, embed
+from hetfl.figures.style import CLASSES, DARK, INK, SERIES
 from hetfl.schema import Round, read_rounds
 from hetfl.tables.spec import Entry
 from hetfl.tensors import read_tensors, write_tensors
@@ -27,6 +25,12 @@ def change_lines(root: Path, entry: Entry, change, seed: int = 0) -> None:
     """Rewrite each line of a cell's rounds; a line that becomes None goes."""
     folder = root / "runs" / entry.path(seed)
     rewrite_rounds(folder, filter(None, map(change, read_rounds(folder))))
+
+
+def both(entry: Entry) -> list[RoundsPanel]:
+    """Training error and test accuracy."""
+    kinds = ("training error", "test accuracy")
+    return [RoundsPanel(title=shows, rows={"FedTGP": entry}, shows=shows) for shows in kinds]
 
 
 def stored(root: Path, entry: Entry) -> Path:
@@ -43,11 +47,10 @@ def write_prototypes(root: Path, entry: Entry, server: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("claim", "holds"), [("<", 2), (">", 1)])
-def test_margins_are_bars_over_the_largest(tmp_path: Path, drawn: list[Figure], claim: str, holds: int) -> None:
+def test_margins_are_bars_over_the_largest(tmp_path: Path, claim: str, holds: int) -> None:
     entry = cell()
     write_prototypes(tmp_path, entry, [0.0, 1.0, 11.0])
-    result_figure(ResultFigure((MarginPanel("FedProto", entry, claim),), 1, ""), results(tmp_path), tmp_path)
-    (axes,) = drawn[0].axes
+    (axes,) = grid(MarginPanel(title="FedProto", cell=entry, claim=claim)).draw(sources(tmp_path)).axes
     # The clients' largest margins are 3, 3, 5; the server's are 1, 1, 10.
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.3, 0.3, 0.5, 0.1, 0.1, 1.0])
     assert axes.get_xlabel() == f"Claim: global {claim} maximum; it holds in {holds} of 3 classes"
@@ -55,27 +58,25 @@ def test_margins_are_bars_over_the_largest(tmp_path: Path, drawn: list[Figure], 
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Maximum of the clients", "Global"]
 
 
-def test_a_class_without_a_margin_has_no_bar_and_does_not_count(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_a_class_without_a_margin_has_no_bar_and_does_not_count(tmp_path: Path) -> None:
     entry = cell()
     write_prototypes(tmp_path, entry, [0.0, 1.0, 11.0])
     arrays, _ = read_tensors(stored(tmp_path, entry))
     write_tensors(stored(tmp_path, entry), arrays | {"global_valid": torch.tensor([True, True, False])})
-    result_figure(ResultFigure((MarginPanel("FedProto", entry, "<"),), 1, ""), results(tmp_path), tmp_path)
-    (axes,) = drawn[0].axes
+    (axes,) = grid(MarginPanel(title="FedProto", cell=entry, claim="<")).draw(sources(tmp_path)).axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.6, 0.6, 1.0, 0.2, 0.2])
     assert axes.get_xlabel().endswith("in 2 of 2 classes")
 
 
-def test_training_error_weighs_clients_by_their_training_samples(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_training_error_weighs_clients_by_their_training_samples(tmp_path: Path) -> None:
     entry = cell(seeds=[0, 1])
     for seed in entry.seeds:
         write_cell(tmp_path, entry, seed)
     # The second seed stopped after four rounds.
     change_lines(tmp_path, entry, lambda line: line if line.round <= 4 else None, seed=1)
-    panels = tuple(RoundsPanel(shows, {"FedTGP": entry}, shows) for shows in ("training error", "test accuracy"))
-    result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
-    error, accuracy = drawn[0].axes
-    records = results(tmp_path)(entry)
+    canvas = grid(*both(entry)).draw(sources(tmp_path))
+    error, accuracy = canvas.axes
+    records = sources(tmp_path).records(entry)
     samples = [sum(counts) for counts in records[0].run.class_counts.train]
     assert len(set(samples)) > 1
     right = [[np.dot(samples, line.train_accuracy) for line in record.training[:4]] for record in records]
@@ -88,7 +89,7 @@ def test_training_error_weighs_clients_by_their_training_samples(tmp_path: Path,
     assert error.get_ylim() != accuracy.get_ylim()
 
 
-def test_curves_have_a_point_for_every_round_with_a_test(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_curves_have_a_point_for_every_round_with_a_test(tmp_path: Path) -> None:
     entry = cell(seeds=[0, 1])
 
     def untested(line: Round) -> Round:
@@ -98,10 +99,9 @@ def test_curves_have_a_point_for_every_round_with_a_test(tmp_path: Path, drawn: 
     for seed in entry.seeds:
         write_cell(tmp_path, entry, seed)
         change_lines(tmp_path, entry, untested, seed=seed)
-    panels = tuple(RoundsPanel(shows, {"FedTGP": entry}, shows) for shows in ("training error", "test accuracy"))
-    result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
-    assert [list(axes.lines[0].get_xdata()) for axes in drawn[0].axes] == [[2, 4, 6]] * 2
-    record = results(tmp_path)(entry)[0]
+    canvas = grid(*both(entry)).draw(sources(tmp_path))
+    assert [list(axes.lines[0].get_xdata()) for axes in canvas.axes] == [[2, 4, 6]] * 2
+    record = sources(tmp_path).records(entry)[0]
     assert [line.round for line in record.tested] == [2, 4, 6] and record.played == 6
     assert record.until(3) is None and record.until(4) is not None
 
@@ -110,9 +110,8 @@ def test_without_training_accuracies_one_line_says_what_to_set(tmp_path: Path) -
     entry = cell()
     write_cell(tmp_path, entry)
     change_lines(tmp_path, entry, lambda line: line.model_copy(update={"train_accuracy": None}))
-    figure = ResultFigure((RoundsPanel("Training", {"FedTGP": entry}, "training error"),), 1, "")
     with pytest.raises(HetflError, match=r"dir-s0/rounds.jsonl: has no train_accuracy; set it .* experiments\.some "):
-        draw(figure, tmp_path)
+        grid(*both(entry)).draw(sources(tmp_path))
 
 
 def test_without_stored_prototypes_the_file_is_named(tmp_path: Path) -> None:
@@ -120,15 +119,15 @@ def test_without_stored_prototypes_the_file_is_named(tmp_path: Path) -> None:
     write_cell(tmp_path, entry)
     stored(tmp_path, entry).unlink()
     with pytest.raises(HetflError, match=r"prototypes\.safetensors: does not exist"):
-        draw(ResultFigure((EmbeddingPanel("FedTGP", entry, "features"),), 1, ""), tmp_path)
+        grid(EmbeddingPanel(title="FedTGP", cell=entry, points="features")).draw(sources(tmp_path))
 
 
-def test_points_have_the_colours_of_their_classes_and_one_legend(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_points_have_the_colours_of_their_classes_and_one_legend(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry, names=NAMES)
-    panels = tuple(EmbeddingPanel(points, entry, points) for points in ("prototypes", "features"))
-    result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
-    prototypes, features = drawn[0].axes
+    panels = [EmbeddingPanel(title=points, cell=entry, points=points) for points in ("prototypes", "features")]
+    canvas = grid(*panels, columns=2).draw(sources(tmp_path))
+    prototypes, features = canvas.axes
     arrays, _ = read_tensors(stored(tmp_path, entry))
 
     def points(axes, marker):
@@ -138,21 +137,22 @@ def test_points_have_the_colours_of_their_classes_and_one_legend(tmp_path: Path,
     assert points(prototypes, "D") == dict.fromkeys(CLASSES[:3], 1)
     assert points(features, "o") == dict(zip(CLASSES, torch.bincount(arrays["labels"]).tolist(), strict=False))
     assert not points(features, "D")
-    (legend,) = drawn[0].legends
+    (legend,) = canvas.legends
     assert [text.get_text() for text in legend.get_texts()] == [*NAMES, "client", "global"]
 
 
-def test_what_a_diverged_model_made_is_not_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_what_a_diverged_model_made_is_not_drawn(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry, names=NAMES)
     arrays, _ = read_tensors(stored(tmp_path, entry))
-    panels = (EmbeddingPanel("FedTGP", entry, "features"), MarginPanel("FedTGP", entry, "<"))
+    embedding = EmbeddingPanel(title="FedTGP", cell=entry, points="features")
+    shown, drawn = grid(embedding, MarginPanel(title="FedTGP", cell=entry, claim="<")), []
     for lost in (slice(1), slice(None)):
         for name in ("features", "clients", "global"):
             arrays[name][lost] = torch.nan
         write_tensors(stored(tmp_path, entry), arrays)
-        result_figure(ResultFigure(panels, 2, ""), results(tmp_path), tmp_path)
-    (some, _), (features, margins) = (figure.axes for figure in drawn)
+        drawn.append(shown.draw(sources(tmp_path)))
+    (some, _), (features, margins) = (canvas.axes for canvas in drawn)
     assert sum(len(line.get_xdata()) for line in some.lines) == len(arrays["features"]) - 1
     assert [text.get_text() for axes in (features, margins) for text in axes.texts] == [
         "no finite features",
@@ -178,18 +178,15 @@ def test_ten_classes_have_ten_colours_that_the_page_knows() -> None:
 
 @pytest.mark.parametrize("name", ["fedtgp-figure-1", "fedtgp-figure-4", "fashion-mnist-short-tsne"])
 def test_bytes_are_the_same_every_time(tmp_path: Path, name: str) -> None:
-    figure = FIGURES[name](PARAMS)
-    for entry in figure.entries:
+    shown = figure(name, PARAMS)
+    for entry in shown.entries:
         for seed in entry.seeds:
             write_cell(tmp_path, entry, seed, names=NAMES)
-    for copy in "ab":
-        draw(figure, tmp_path, copy)
-    for suffix in (".svg", ".png"):
-        one, two = ((tmp_path / copy).with_suffix(suffix).read_bytes() for copy in "ab")
-        assert one == two
+    drawn_twice_alike(shown, tmp_path, tmp_path)
 
 
 def test_the_first_seed_alone_is_drawn_of_margins_and_points() -> None:
-    for name, figure in FIGURES.items():
-        seeds = {tuple(entry.seeds) for entry in figure(PARAMS).entries}
-        assert seeds == ({(0, 1, 2)} if name == "fedtgp-figure-4" else {(0,)})
+    for name in names(of_runs=True):
+        panels = getattr(figure(name, PARAMS), "panels", [])
+        if any(isinstance(panel, MarginPanel | EmbeddingPanel) for panel in panels):
+            assert {tuple(entry.seeds) for panel in panels for entry in panel.entries} == {(0,)}

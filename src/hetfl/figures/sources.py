@@ -1,0 +1,163 @@
+"""What figures are drawn from: runs and their evaluations, partitions, data sets and backbones."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Params, Workspace, load_params
+from hetfl.files import read_json
+from hetfl.schema import PER_CLASS
+from hetfl.tables.records import Record, read_record
+from hetfl.tables.spec import Entry
+from hetfl.tensors import read_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from hetfl.data.store import Dataset
+    from hetfl.models import Model
+
+
+class Holdings(NamedTuple):
+    """Who holds how much of which class.
+
+    Attributes:
+        counts: training and test samples together, int64 [clients, classes].
+        class_names: one for each class.
+    """
+
+    counts: np.ndarray
+    class_names: list[str]
+
+
+class Sources:
+    """Reads what figures show from a checkout; a record is read once.
+
+    Attributes:
+        notes: of each partition, data set or backbone that was asked for and is missing, the line that says what to
+            do about it.
+    """
+
+    def __init__(self, workspace: Workspace, params: Params | None = None) -> None:
+        self.workspace, self.notes = workspace, list[str]()
+        if params is not None:
+            self.params = params
+        self._records: dict[tuple[Path, int | None], Record | None] = {}
+
+    @cached_property
+    def params(self) -> Params:
+        """The settings of the checkout."""
+        return load_params(self.workspace.params)
+
+    def records(self, entry: Entry) -> list[Record]:
+        """The records of a cell's seeds that are there."""
+        found = (self._record(entry, seed) for seed in entry.seeds)
+        return [record for record in found if record is not None]
+
+    def count(self, entries: Iterable[Entry]) -> tuple[int, int]:
+        """How many of some cells are there, and how many there could be; each seed is one."""
+        wanted = {entry.path(seed): (entry, seed) for entry in entries for seed in entry.seeds}
+        found = [self._record(entry, seed) for entry, seed in wanted.values()]
+        return sum(record is not None for record in found), len(wanted)
+
+    def by_class(self, record: Record) -> tuple[list[str], np.ndarray]:
+        """The classes' names, and the accuracy of each in percent, averaged over clients that have test samples.
+
+        Raises:
+            HetflError: the evaluation lacks the file.
+        """
+        path = self._evaluation(record) / PER_CLASS
+        accuracies: dict[str, list[float]] = {}
+        try:
+            with path.open(newline="") as file:
+                for line in csv.DictReader(file):
+                    accuracies.setdefault(line["class"], [])
+                    if line["accuracy"]:
+                        accuracies[line["class"]].append(100 * float(line["accuracy"]))
+        except FileNotFoundError as error:
+            run = record.run
+            raise HetflError(
+                f"{path}: does not exist; run python pipeline/evaluate.py {run.experiment} {run.method}"
+            ) from error
+        means = [np.mean(values) if values else np.nan for values in accuracies.values()]
+        return list(accuracies), np.array(means, dtype=float)
+
+    def stored(self, record: Record, what: Literal["prototypes", "groups"]) -> dict[str, np.ndarray]:
+        """Arrays of the record's evaluation.
+
+        Args:
+            record: of the run.
+            what: prototypes and features, see :func:`hetfl.experiments.evaluation.representations`; how the method
+                sorts training samples, see :func:`hetfl.experiments.evaluation.groups`.
+
+        Raises:
+            HetflError: the evaluation stored none.
+        """
+        tensors, _ = read_tensors(self._evaluation(record) / f"{what}.safetensors")
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    def partition(self, dataset: str, split: str, seed: int | None = None) -> Holdings | None:
+        """A partition, by default of the data set's first seed; None and a note while it is not there."""
+        seed = self.params.partitions[dataset].seeds[0] if seed is None else seed
+        path = self.workspace.partition(dataset, split, seed) / "card.json"
+        if not path.exists():
+            self._note(f"{path}: does not exist; make it with dvc repro partition@{dataset}")
+            return None
+        card = read_json(path)
+        train, test = (np.array(card["class_counts"][side]) for side in ("train", "test"))
+        return Holdings(train + test, card["class_names"])
+
+    def dataset(self, name: str) -> Dataset | None:
+        """A prepared data set; None and a note while it is not there."""
+        from hetfl.data.store import read_dataset
+
+        folder = self.workspace.dataset(name)
+        if (folder / "card.json").exists():
+            return read_dataset(folder)
+        self._note(f"{folder}: does not exist; make it with dvc repro download-{name}")
+        return None
+
+    def backbone(self, experiment: str) -> tuple[Dataset, Model, torch.device] | None:
+        """An experiment's data set, its first model and the device; None and notes while one is missing.
+
+        Raises:
+            HetflError: the weights are damaged or of another model.
+        """
+        import torch
+
+        from hetfl.experiments.schedule import pick_device
+        from hetfl.models import ModelOptions, build
+        from hetfl.models.registry import missing_weights, weights_file
+
+        settings, compute = self.params.experiments[experiment], self.params.compute
+        dataset, model = self.dataset(settings.dataset), self.params.models[settings.models][0]
+        path = weights_file(model, self.workspace.weights)
+        if path is not None and not path.exists():
+            self._note(missing_weights(model, path))
+            return None
+        if dataset is None:
+            return None
+        torch.set_num_threads(compute.threads)
+        options, device = ModelOptions(prompts="inserted"), pick_device(compute.device)
+        built = build(model, dataset.num_classes, options, self.workspace.weights, settings.input)
+        return dataset, built.to(device, torch.float32), device
+
+    def _record(self, entry: Entry, seed: int) -> Record | None:
+        key = entry.path(seed), entry.round
+        if key not in self._records:
+            self._records[key] = read_record(self.workspace.runs, self.workspace.evaluations, entry, seed)
+        return self._records[key]
+
+    def _evaluation(self, record: Record) -> Path:
+        return self.workspace.evaluations / Path(record.path).relative_to(self.workspace.runs.name)
+
+    def _note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)

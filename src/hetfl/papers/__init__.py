@@ -1,1 +1,0 @@
-"""The papers: what they print, and which of our cells stand beside it."""
