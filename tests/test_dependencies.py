@@ -93,7 +93,7 @@ def test_what_is_imported_is_declared(paths: list[Path], allowed: set[str], at_o
 def test_what_is_declared_is_imported() -> None:
     found = {name for path in files("src", "pipeline", "tests", "benchmarks") for name in imported(path)}
     used = {distribution for name in found for distribution in distributions().get(name, [])}
-    assert (CORE_LIST | PIPELINE | TEST) - used - TOOLS == {"pandas"}
+    assert (CORE_LIST | PIPELINE | TEST) - used - TOOLS == set()
 
 
 def test_nothing_is_declared_twice() -> None:

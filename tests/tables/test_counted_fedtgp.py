@@ -28,6 +28,7 @@ from hetfl.tables.counted.fedtgp import (
     step,
 )
 from hetfl.tables.counted.layout import layout
+from hetfl.tables.printed import methods
 
 METHODS = methods("fedtgp")
 

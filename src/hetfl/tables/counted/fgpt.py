@@ -53,7 +53,7 @@ class Family:
     """The methods with the settings that they have in the experiments.
 
     Args:
-        params: with all of :data:`hetfl.papers.fgpt.COUNTED`.
+        params: with all the experiments that ``fgpt.yaml`` counts with.
 
     Attributes:
         at: the experiments, by names of :data:`PLACES` and :data:`SGPTS`.
