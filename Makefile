@@ -22,7 +22,7 @@ repro: $(VENV)/.ready
 	@echo "report:  report/index.html             runs:    make ui"
 
 test: $(VENV)/.ready
-	pytest -n 2
+	pytest -n 2 --dist worksteal
 
 # docs/certificates.md: every method against its authors' code or its equations, played anew.
 certificates: $(VENV)/.ready

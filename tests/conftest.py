@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,9 +16,12 @@ from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.methods import create
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
+from hetfl.schema import Round
 from hetfl.tensors import write_tensors
 from hetfl.training.federation import build_federation
-from hetfl.training.sequential import Sequential
+from hetfl.training.rounds import play_round, start
+from hetfl.training.sequential import Sequential, Update, Visit
+from hetfl.training.state import State
 
 CLASSES = 3
 GROUPS = {
@@ -130,7 +133,7 @@ def toy_partition() -> Partition:
 Engine = Callable[..., Sequential]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy_engine(weights: Path, toy_data: Dataset, toy_public: Split, toy_partition: Partition) -> Engine:
     """Builds an engine for ``(method, group, **settings)`` on the toy federation."""
     return toy_engines(weights, toy_data, toy_public, toy_partition)
@@ -166,3 +169,46 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Split, toy_partiti
         return Sequential(made, federation)
 
     return build
+
+
+class Rounds(NamedTuple):
+    """The first two rounds of seed 0, one client after another.
+
+    Attributes:
+        first, second: the states after them.
+        visits: the second round's, by client.
+        updates: what came of each.
+        line: what the second round tells.
+    """
+
+    engine: Sequential
+    first: State
+    visits: dict[int, Visit]
+    updates: dict[int, Update]
+    second: State
+    line: Round
+
+
+@pytest.fixture(scope="session")
+def two_rounds(toy_engine: Engine) -> Callable[..., Rounds]:
+    """Plays two rounds of ``(method, group, **settings)``, once for all tests; not to be changed."""
+
+    @cache
+    def play(method: str, group: str, **settings: Any) -> Rounds:
+        engine, visits, updates = toy_engine(method, group, **settings), {}, {}
+        state, _ = start(engine, Draws(0))
+        first, _ = play_round(engine, state, Draws(0).at(1))
+        train = engine.train
+
+        def heard(some: list[Visit], draws: Draws) -> Iterator[Update]:
+            visits.update({visit.client: visit for visit in some})
+            for update in train(some, draws):
+                updates[update.client] = update
+                yield update
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "train", heard)
+            second, line = play_round(engine, first, Draws(0).at(2))
+        return Rounds(engine, first, visits, updates, second, line)
+
+    return play
