@@ -22,7 +22,7 @@ repro: $(VENV)/.ready
 	@echo "report:  report/index.html             runs:    make ui"
 
 test: $(VENV)/.ready
-	pytest -n 2
+	pytest -n 2 --dist worksteal
 
 # Writes docs/certificates.md: a comparison of every method with its authors' code or its equations.
 certificates: $(VENV)/.ready

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from playing import Trained, play_round, start, with_states
 
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws, seeded_library_code
+from hetfl.message import Message
 from hetfl.methods import create
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
+from hetfl.schema import Round
 from hetfl.tensors import write_tensors
+from hetfl.training.engine import Task, Update
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
 from hetfl.training.local import LocalEngine
+from hetfl.training.state import State
 
 CLASSES = 3
 GROUPS = {
@@ -131,7 +136,7 @@ def toy_partition() -> Partition:
 Engine = Callable[..., LocalEngine]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy_engine(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partition: Partition) -> Engine:
     """Builds an engine for ``(method, group, **settings)`` on the toy federation."""
     return toy_engines(weights, toy_data, toy_public, toy_partition)
@@ -167,3 +172,48 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partit
         return make_engine(made, federation, "sequential")
 
     return build
+
+
+class Rounds(NamedTuple):
+    """The first two rounds of seed 0, one client after another.
+
+    Attributes:
+        first, second: the states after them.
+        downlinks: the second round's, by client.
+        updates: what came of each client's work in it.
+        line: the second round's line of the record.
+    """
+
+    engine: LocalEngine
+    first: State
+    downlinks: dict[int, Message]
+    updates: dict[int, Trained]
+    second: State
+    line: Round
+
+
+@pytest.fixture(scope="session")
+def two_rounds(toy_engine: Engine) -> Callable[..., Rounds]:
+    """Plays two rounds of ``(method, group, **settings)``, once for all tests; not to be changed."""
+
+    @cache
+    def play(method: str, group: str, **settings: Any) -> Rounds:
+        engine, sent, updates = toy_engine(method, group, **settings), {}, []
+        state, _ = start(engine, Draws(0))
+        first, _ = play_round(engine, state, Draws(0).at(1))
+        train = engine.train
+
+        def watched(tasks: Iterable[Task], draws: Draws) -> Iterator[Update]:
+            tasks = list(tasks)
+            sent.update({task.client: task.downlink for task in tasks})
+            for update in train(tasks, draws):
+                updates.append(update)
+                yield update
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "train", watched)
+            second, line = play_round(engine, first, Draws(0).at(2))
+        done = {update.client: update for update in with_states(engine, updates)}
+        return Rounds(engine, first, sent, done, second, line)
+
+    return play

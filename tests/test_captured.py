@@ -1,4 +1,4 @@
-"""Recorded steps. Without a GPU a trace of the operations stands for the recording: it knows no Python either."""
+"""Recorded steps. Without a GPU a tape of the operations stands for the recording: it knows no Python either."""
 
 from __future__ import annotations
 
@@ -8,12 +8,38 @@ from typing import Any
 import pytest
 import torch
 from playing import play_round, start
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hetfl import captured
 from hetfl.captured import EAGER_CALLS, Captured
 from hetfl.draws import Draws
 from hetfl.training.engines import make_engine
+
+
+class Tape(TorchDispatchMode):
+    """Lets a function's operations run, and then runs the same ones again on the tensors as they are by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, tuple, dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        self._calls.append((operation, args, kwargs or {}, result))
+        return result
+
+    @torch.no_grad()
+    def play(self) -> None:
+        made: dict[int, Any] = {}  # by the tensor that stood there in the recording
+
+        def current(value: Any) -> Any:
+            return made.get(id(value), value) if isinstance(value, Tensor) else value
+
+        for operation, args, kwargs, result in self._calls:
+            found = operation(*tree_map(current, args), **tree_map(current, kwargs))
+            made |= {id(was): now for was, now in zip(tree_leaves(result), tree_leaves(found), strict=True)}
 
 
 @pytest.fixture
@@ -24,12 +50,12 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
         place = len(replays)
         replays.append(0)
-        traced = make_fx(function)()  # which runs it as well
+        with Tape() as tape:
+            function()
 
         def replay() -> None:
-            if replays[place]:
-                with torch.no_grad():
-                    traced()
+            if replays[place]:  # the recording was the first one
+                tape.play()
             replays[place] += 1
 
         return replay

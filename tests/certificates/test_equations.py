@@ -47,17 +47,18 @@ Loss = Callable[[Mapping[str, Tensor], Tensor, int], Tensor]
 
 
 class Anew:
-    """What a writing starts from."""
+    """What a writing starts from, and hetfl's rounds beside it in both engines, which must agree."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self.engine, self.method = engine, engine.method
+        self.together = make_engine(engine.method, engine.federation, "batched")
         data = engine.federation.data
         batches = [own.train_images.batch(own.train) for own in data]
         self.images, self.labels = [b.images for b in batches], [b.labels for b in batches]
         self.queries = [b.queries for b in batches]
         self.models = engine.federation.models
         self.samples = torch.tensor([float(len(labels)) for labels in self.labels], dtype=torch.float64)
-        self.state, _ = start(engine, Draws(0))
+        self.state, self.of_together = (start(one, Draws(0))[0] for one in (engine, self.together))
 
     def first(self, client: int) -> Params:
         """First values; -1: the server's."""
@@ -67,7 +68,10 @@ class Anew:
         """Each round and its participants; hetfl plays it after the writing has."""
         for round in range(1, ROUNDS + 1):
             yield round, participants(3, 0.67, Draws(0).at(round))
-            self.state, _ = play_round(self.engine, self.state, Draws(0).at(round))
+            draws = Draws(0).at(round)
+            self.state, _ = play_round(self.engine, self.state, draws)
+            self.of_together, _ = play_round(self.together, self.of_together, draws)
+            same(self.of_together.tensors(), self.state.tensors())
 
     def rows(
         self, client: int, round: int, epochs: int = EPOCHS, phase: int = 0, samples: int = 0, size: int = BATCH
@@ -123,13 +127,12 @@ def own(state: State, client: int) -> Mapping[str, Tensor]:
     return state.clients[client].params
 
 
-@pytest.fixture(params=["sequential", "batched"])
-def anew(request, toy_engine) -> Callable[..., Anew]:
-    """Builds a method on the toy federation in float64, with an engine."""
+@pytest.fixture
+def anew(toy_engine) -> Callable[..., Anew]:
+    """Builds a method on the toy federation in float64."""
 
     def build(method: str, group: str = "homogeneous", **settings: Any) -> Anew:
-        engine = toy_engine(method, group, torch.float64, **{**USUAL, **settings})
-        return Anew(make_engine(engine.method, engine.federation, request.param))
+        return Anew(toy_engine(method, group, torch.float64, **{**USUAL, **settings}))
 
     return build
 

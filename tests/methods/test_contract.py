@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from playing import downlinks, play_round, start, train
+from playing import Trained, play_round, start, train
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
+from hetfl.training.state import State
 
 VARIANTS = {
     **{name: (name, {}) for name in sorted(METHODS)},
@@ -41,58 +42,47 @@ def groups(variant: str) -> list[str]:
 CASES = [(variant, group) for variant in VARIANTS for group in groups(variant)]
 
 
-def after_one_round(toy_engine, variant: str, group: str):
-    """An engine for the variant and its state after the first round of seed 0."""
+@pytest.fixture
+def played(two_rounds, variant, group):
+    """The variant's first two rounds."""
     method, settings = VARIANTS[variant]
-    engine = toy_engine(method, group, **settings)
-    state, _ = start(engine, Draws(0))
-    state, _ = play_round(engine, state, Draws(0).at(1))
-    return engine, state
+    return two_rounds(method, group, **settings)
 
 
 @pytest.mark.parametrize(("variant", "group"), CASES)
-def test_uplinks_do_not_depend_on_the_order_of_clients(toy_engine, variant, group):
-    draws = Draws(0)
-    engine, state = after_one_round(toy_engine, variant, group)
-    sent = downlinks(engine, state)
-    forward, backward = (
-        {update.client: update for update in train(engine, given, draws.at(2), state.clients)}
-        for given in (sent, dict(reversed(sent.items())))
-    )
-    for k in range(3):
-        assert same(forward[k].uplink, backward[k].uplink)
-        assert same(forward[k].state.params, backward[k].state.params)
-        assert same(forward[k].state.optimiser, backward[k].state.optimiser)
+def test_uplinks_do_not_depend_on_the_order_of_clients(played):
+    backward = dict(reversed(played.downlinks.items()))
+    again = train(played.engine, backward, Draws(0).at(2), played.first.clients)
+    assert {update.client for update in again if same_update(update, played.updates[update.client])} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("variant", "group"), CASES)
-def test_messages_cost_what_they_serialise_to_and_survive_it(toy_engine, variant, group):
+def test_messages_cost_what_they_serialise_to_and_survive_it(played):
     """A client that was sent the bytes does what a client that was handed the tensors does."""
-    draws = Draws(0)
-    engine, state = after_one_round(toy_engine, variant, group)
-    for k in range(3):
-        down = engine.method.downlink(state.server, k)
-        sent = Message.from_bytes(down.to_bytes()) if down else down
-        (handed,) = train(engine, {k: down}, draws.at(2), state.clients)
-        (received,) = train(engine, {k: sent}, draws.at(2), state.clients)
-        assert same(handed.uplink, received.uplink)
-        for message in (down, handed.uplink):
-            if message:
-                content = message.to_bytes()
-                assert message.size.bytes == len(content) - 8 - int.from_bytes(content[:8], "little")
+    sent = {client: Message.from_bytes(message.to_bytes()) for client, message in played.downlinks.items()}
+    for update in train(played.engine, sent, Draws(0).at(2), played.first.clients):
+        assert same_update(update, played.updates[update.client])
+        for message in (played.downlinks[update.client], update.uplink):
+            content = message.to_bytes()
+            assert message.size.bytes == len(content) - 8 - int.from_bytes(content[:8], "little")
 
 
 @pytest.mark.parametrize(("variant", "group"), CASES)
-def test_state_survives_flattening(toy_engine, variant, group):
-    from hetfl.training.state import State
+def test_state_survives_flattening(played):
+    again = State.from_tensors(1, played.first.tensors())
+    assert same(again.server, played.first.server)
+    assert set(again.clients) == set(played.first.clients)
+    second, line = play_round(played.engine, again, Draws(0).at(2))
+    assert same(second.tensors(), played.second.tensors())
+    assert line.accuracy == played.line.accuracy
 
-    engine, state = after_one_round(toy_engine, variant, group)
-    again = State.from_tensors(1, state.tensors())
-    assert same(again.server, state.server)
-    assert set(again.clients) == set(state.clients)
-    first, second = (play_round(engine, s, Draws(0).at(2)) for s in (state, again))
-    assert same(first[0].tensors(), second[0].tensors())
-    assert first[1].accuracy == second[1].accuracy
+
+def same_update(first: Trained, second: Trained) -> bool:
+    """Whether a client sent and became the same."""
+    states = first.state, second.state
+    return same(first.uplink, second.uplink) and all(
+        same(*(getattr(state, part) for state in states)) for part in ("params", "optimiser", "memory")
+    )
 
 
 def same(first, second) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -139,12 +140,16 @@ def test_heads_compute_what_their_names_say():
 )
 def test_features_are_means_of_adjacent_channels(name: str, pooled: int, windows: int):
     model = at_32(name, PAPER.model_copy(update={"embedding": pooled}))
+    means = own_features(name).unflatten(1, (pooled, windows)).mean(dim=2)
+    torch.testing.assert_close(model(model.init(Draws(0), 0), images(model, 2)).features, means)
+
+
+@cache
+def own_features(name: str) -> Tensor:
+    """Of two images, in the backbone's own width."""
     whole = at_32(name, OWN_WIDTH)
-    assert whole.width == pooled * windows
-    params = model.init(Draws(0), 0)
-    features = whole(whole.init(Draws(0), 0), images(whole, 2)).features
-    means = features.unflatten(1, (pooled, windows)).mean(dim=2)
-    torch.testing.assert_close(model(params, images(model, 2)).features, means)
+    features: Tensor = whole(whole.init(Draws(0), 0), images(whole, 2)).features
+    return features
 
 
 @pytest.mark.parametrize(

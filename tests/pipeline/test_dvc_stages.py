@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from hetfl import stages
+from hetfl.config import validate
+from hetfl.data import catalogue
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, cells, load_params, weights_read
 from hetfl.experiments.schedule import identities
@@ -69,17 +71,20 @@ def test_a_table_trains_what_it_prints_and_no_more(written: dict[str, dict[str, 
         if name.startswith("train-")
         for out in stage["outs"]
     }
+    trained_by, paths = stages.trained_by(PARAMS), {}
+    for experiment in {experiment for experiment, *_ in trained.values()}:
+        paths[experiment] = [(cell.method, cell.path) for cell in cells(PARAMS, experiment)]
     for name in stages.table_names(PARAMS):
         deps = [dep for dep in written[name]["deps"] if dep.startswith("runs/")]
         commands = [names for out, names in trained.items() if any(f"{out}/".startswith(f"{dep}/") for dep in deps)]
         found = {
-            cell.path
-            for experiment, *method in commands
-            for cell in cells(PARAMS, experiment)
-            if not method or cell.method == method[0]
+            path
+            for experiment, *only in commands
+            for method, path in paths[experiment]
+            if not only or method == only[0]
         }
         assert found == stages.printed_by(name, PARAMS), name
-        assert found == stages.trained_by(PARAMS)[name], name
+        assert found == trained_by[name], name
         assert {dep.replace("runs/", "evaluations/") for dep in deps} <= set(written[name]["deps"])
 
 
@@ -131,26 +136,6 @@ def test_a_training_stage_lists_what_its_cells_read(
     assert "data/svhn" in written["train-fedhpl-resnet-cifar10-fedmd"]["deps"]
 
 
-OPENED = """
-import sys
-from pathlib import Path
-opened = set()
-sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
-from hetfl.experiments.plan import load_params
-from hetfl.data.catalogue import Sources, entry, prepare_dataset
-from hetfl.config import validate
-params = load_params(Path("params.yaml"))
-known = entry("digits")
-settings = validate(known.settings, params.data.sets["digits"], "")
-import hetfl.data
-run = set()
-sys.setprofile(lambda frame, event, arg: run.add(frame.f_code.co_filename))
-prepare_dataset("digits", settings, Path(sys.argv[1]), Sources(None, Path(sys.argv[1]) / "none"))
-sys.setprofile(None)
-print(*run, sep="\\n")
-"""
-
-
 def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     corrupted = written["download-cifar100c"]["deps"]
     for part in ("corruptions", "readers", "archive", "sets/cifar", "sets/cifar100c"):
@@ -158,13 +143,18 @@ def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict
     for part in ("mnist", "notmnist", "svhn", "cifar"):
         assert f"src/hetfl/data/sets/{part}.py" in written["download-five"]["deps"]
     assert not [dep for dep in written["download-mnist"]["deps"] if "corruptions" in dep]
-    done = subprocess.run(
-        [sys.executable, "-c", OPENED, tmp_path / "digits"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    executed = {path.partition("src/")[2] for path in done.stdout.split() if "/src/hetfl/data/" in path}
+    executed: set[str] = set()
+    settings = validate(catalogue.entry("digits").settings, PARAMS.data.sets["digits"], "")
+    sys.setprofile(lambda frame, event, arg: executed.add(frame.f_code.co_filename.partition("src/")[2]))
+    try:
+        sources = catalogue.Sources(None, tmp_path / "none")
+        catalogue.prepare_dataset("digits", settings, tmp_path / "digits", sources)
+    finally:
+        sys.setprofile(None)
+    ours = {path for path in executed if path.startswith("hetfl/data/")}
+    assert "hetfl/data/sets/digits.py" in ours
     finding = {"hetfl/data/catalogue.py", "hetfl/data/fetch.py", "hetfl/data/entry.py"}
-    assert {f"src/{path}" for path in executed - finding} <= set(written["download-digits"]["deps"])
+    assert {f"src/{path}" for path in ours - finding} <= set(written["download-digits"]["deps"])
 
 
 @pytest.mark.parametrize(

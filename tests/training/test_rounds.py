@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,7 @@ from hetfl.draws import Draws
 from hetfl.experiments.cell import run_rounds
 from hetfl.experiments.record import Record
 from hetfl.schema import Accuracies
+from hetfl.tensors import read_tensors
 from hetfl.training import rounds, scoring
 from hetfl.training.state import ClientState, ResumePoints, State
 
@@ -23,25 +28,34 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def play(engine, folder: Path, kill_after: str = "") -> None:
-    """Run all rounds; ``kill_after`` is ``append:<round>`` or ``save:<round>``."""
+def play(engine, folder: Path, seen: Callable[[str], None] = lambda moment: None) -> None:
+    """Run all rounds; ``seen`` is called with ``append:<round>`` and ``save:<round>`` once these are on disk."""
     record, resume = Record(folder / "run"), ResumePoints(folder / "resume")
-    what, _, number = kill_after.partition(":")
 
-    def hook(target, name):
+    def watch(target, name: str) -> None:
         original = getattr(target, name)
 
-        def call(value):
+        def call(value) -> None:
             original(value)
-            if value.round == int(number):
-                raise KilledError
+            resume._raise()  # waits for the thread that writes
+            seen(f"{name}:{value.round}")
 
         setattr(target, name, call)
 
-    if what:
-        hook({"append": record, "save": resume}[what], what)
+    watch(record, "append")
+    watch(resume, "save")
     with resume:
         run_rounds(engine, Draws(0), record, resume, make_run())
+
+
+def killed(at: str) -> Callable[[str], None]:
+    """Ends a run at a moment."""
+
+    def seen(moment: str) -> None:
+        if moment == at:
+            raise KilledError
+
+    return seen
 
 
 def numbers(folder: Path) -> list[dict]:
@@ -49,6 +63,7 @@ def numbers(folder: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if name not in ("seconds", "peak_memory")} for line in lines]
 
 
+ROUNDS = 3
 KILLED = {
     "fedhpl": {"share": "prompts"},
     "fedavg": {"optimiser": "adam"},
@@ -59,63 +74,78 @@ KILLED = {
     "scaffold": {},  # a memory
     "fedkd": {},  # a second network
 }
+MOMENTS = ["append:0", "append:1", "save:2", "append:3", "save:3"]
+CASES = [*itertools.product(KILLED, MOMENTS), ("fedrep", "append:4"), ("fedrep", "save:4")]
 
 
-@pytest.mark.parametrize("method", KILLED)
-@pytest.mark.parametrize("kill_after", ["append:0", "append:1", "save:2", "append:3", "save:4"])
-def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, method, kill_after):
-    settings = {"rounds": 4, **KILLED[method]}
-    play(toy_engine(method, **settings), tmp_path / "whole")
-    with pytest.raises(KilledError):
-        play(toy_engine(method, **settings), tmp_path / "killed", kill_after)
-    play(toy_engine(method, **settings), tmp_path / "killed")
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
-    checkpoints = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+@pytest.fixture(scope="module")
+def whole(toy_engine, tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a method's uninterrupted run; below ``at`` is what was on disk at every moment of it."""
+
+    @cache
+    def played(method: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole")
+
+        def keep(moment: str) -> None:
+            for part in ("run", "resume"):
+                if (folder / part).exists():
+                    shutil.copytree(folder / part, folder / "at" / moment / part)
+
+        play(toy_engine(method, rounds=ROUNDS, **KILLED[method]), folder, keep)
+        return folder
+
+    return played
+
+
+@pytest.mark.parametrize(("method", "moment"), CASES)
+def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, whole, method, moment):
+    expected, folder = whole(method), tmp_path / "killed"
+    shutil.copytree(expected / "at" / moment, folder)
+    assert json.loads((folder / "run/run.json").read_text())["status"] == "running"
+    play(toy_engine(method, rounds=ROUNDS, **KILLED[method]), folder)
+    assert numbers(folder) == numbers(expected)
+    checkpoints = [(path / "run/model.safetensors").read_bytes() for path in (expected, folder)]
     assert checkpoints[0] == checkpoints[1]
-    assert json.loads((tmp_path / "killed/run/run.json").read_text())["status"] == "complete"
-    assert not (tmp_path / "killed" / "resume").exists()
+    assert json.loads((folder / "run/run.json").read_text())["status"] == "complete"
+    assert not (folder / "resume").exists()
 
 
-@pytest.mark.parametrize("kill_after", ["append:5", "save:5"])
-def test_a_run_killed_after_its_fine_tuning_ends_with_it(toy_engine, tmp_path, kill_after):
-    settings = {"rounds": 4, "finetune_epochs": 1}
-    play(toy_engine("fedbabu", **settings), tmp_path / "whole")
-    with pytest.raises(KilledError):
-        play(toy_engine("fedbabu", **settings), tmp_path / "killed", kill_after)
-    play(toy_engine("fedbabu", **settings), tmp_path / "killed")
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
-    last = numbers(tmp_path / "whole")[-1]
-    assert (last["round"], last["fine_tuning"], last["up"]["elements"]) == (5, True, 0)
+def test_fine_tuning_is_a_round_without_uplinks(whole):
+    last = numbers(whole("fedrep"))[-1]
+    assert (last["round"], last["fine_tuning"], last["up"]["elements"]) == (ROUNDS + 1, True, 0)
 
 
-def test_the_checkpoint_of_a_fine_tuned_run_gives_its_last_accuracy(toy_engine, tmp_path):
-    from hetfl.tensors import read_tensors
-
-    engine = toy_engine("fedrep", rounds=2, finetune_epochs=1)
-    play(engine, tmp_path)
-    tensors, metadata = read_tensors(tmp_path / "run" / "model.safetensors")
+def test_the_checkpoint_of_a_fine_tuned_run_gives_its_last_accuracy(toy_engine, whole):
+    engine = toy_engine("fedrep", rounds=ROUNDS, **KILLED["fedrep"])
+    tensors, metadata = read_tensors(whole("fedrep") / "run/model.safetensors")
     state = State.from_tensors(int(metadata["round"]), tensors)
-    assert accuracies(engine, state, Draws(0).at(state.round)).accuracy == numbers(tmp_path)[-1]["accuracy"]
+    last = numbers(whole("fedrep"))[-1]
+    assert accuracies(engine, state, Draws(0).at(state.round)).accuracy == last["accuracy"]
 
 
-def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, tmp_path, monkeypatch):
-    with pytest.raises(KilledError):
-        play(toy_engine("fedhpl", rounds=4), tmp_path, "save:3")
+@pytest.fixture
+def stopped(whole, tmp_path) -> Path:
+    """A run of FedHPL that was killed once its second resume point was on disk."""
+    return shutil.copytree(whole("fedhpl") / "at" / "save:2", tmp_path / "killed")
+
+
+def continued(toy_engine, folder: Path) -> None:
+    play(toy_engine("fedhpl", rounds=ROUNDS, **KILLED["fedhpl"]), folder)
+
+
+def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, stopped, monkeypatch):
     played = []
     original = rounds.play_round
     monkeypatch.setattr(rounds, "play_round", lambda e, s, d: played.append(d.round) or original(e, s, d))
-    play(toy_engine("fedhpl", rounds=4), tmp_path)
-    assert played == [4]
+    continued(toy_engine, stopped)
+    assert played == [3]
 
 
-def test_a_half_written_line_is_dropped(toy_engine, tmp_path):
-    play(toy_engine("fedhpl", rounds=4), tmp_path / "whole")
-    with pytest.raises(KilledError):
-        play(toy_engine("fedhpl", rounds=4), tmp_path / "killed", "save:2")
-    with (tmp_path / "killed/run/rounds.jsonl").open("a") as file:
+def test_a_half_written_line_is_dropped(toy_engine, stopped, whole):
+    with (stopped / "run/rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "accu')
-    play(toy_engine("fedhpl", rounds=4), tmp_path / "killed")
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    continued(toy_engine, stopped)
+    assert numbers(stopped) == numbers(whole("fedhpl"))
 
 
 def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
@@ -154,14 +184,11 @@ def test_a_round_leaves_the_state_before_it_as_it_was(toy_engine, method):
         state = following
 
 
-def test_a_lost_record_starts_the_run_again(toy_engine, tmp_path):
+def test_a_lost_record_starts_the_run_again(toy_engine, stopped, whole):
     """Resume points without their lines would leave a record with a gap."""
-    play(toy_engine("fedhpl", rounds=4), tmp_path / "whole")
-    with pytest.raises(KilledError):
-        play(toy_engine("fedhpl", rounds=4), tmp_path / "killed", "save:2")
-    (tmp_path / "killed/run/rounds.jsonl").unlink()
-    play(toy_engine("fedhpl", rounds=4), tmp_path / "killed")
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    (stopped / "run/rounds.jsonl").unlink()
+    continued(toy_engine, stopped)
+    assert numbers(stopped) == numbers(whole("fedhpl"))
 
 
 def test_a_run_that_diverges_is_recorded_as_such(toy_engine, tmp_path):
@@ -197,27 +224,33 @@ def test_a_run_without_progress_stops_early_and_is_still_fine_tuned(toy_engine, 
     settings = {"rounds": 9, "patience": 2, "finetune_epochs": 1}
     if kill_after:
         with pytest.raises(KilledError):
-            play(toy_engine("fedbabu", **settings), tmp_path, kill_after)
+            play(toy_engine("fedbabu", **settings), tmp_path, killed(kill_after))
     play(toy_engine("fedbabu", **settings), tmp_path)
     assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4, 10]
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "complete"
 
 
+@pytest.fixture(scope="module")
+def always_tested(toy_engine, tmp_path_factory) -> Path:
+    """A run that is tested after each of five rounds."""
+    play(toy_engine("fedavg", rounds=5), folder := tmp_path_factory.mktemp("always"))
+    return folder
+
+
 @pytest.mark.parametrize("kill_after", ["", "append:3", "save:4"])
-def test_rounds_without_a_test_are_the_same_rounds(toy_engine, tmp_path, kill_after):
-    play(toy_engine("fedavg", rounds=5), tmp_path / "all")
+def test_rounds_without_a_test_are_the_same_rounds(toy_engine, tmp_path, always_tested, kill_after):
     settings = {"rounds": 5, "evaluate_every": 2, "train_accuracy": True}
     if kill_after:
         with pytest.raises(KilledError):
-            play(toy_engine("fedavg", **settings), tmp_path / "some", kill_after)
-    play(toy_engine("fedavg", **settings), tmp_path / "some")
+            play(toy_engine("fedavg", **settings), tmp_path, killed(kill_after))
+    play(toy_engine("fedavg", **settings), tmp_path)
     tests = {"accuracy", "pooled"}
-    for whole, line in zip(numbers(tmp_path / "all"), numbers(tmp_path / "some"), strict=True):
+    for whole, line in zip(numbers(always_tested), numbers(tmp_path), strict=True):
         tested = line["round"] in (2, 4, 5)  # the last one in any case
         assert line.keys() & tests == (tests if tested else set())
         assert ("train_accuracy" in line) == tested
         assert line == {name: whole.get(name, line[name]) for name in line}
-    ends = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("all", "some")]
+    ends = [(folder / "run/model.safetensors").read_bytes() for folder in (always_tested, tmp_path)]
     assert ends[0] == ends[1]
 
 
