@@ -19,7 +19,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, cells, load_params, weights_read
 from hetfl.experiments.schedule import identities
 from hetfl.experiments.versions import used
-from hetfl.figures import catalogue
+from hetfl.figures import catalogue as figures
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_the_files_are_current() -> None:
 
 
 def test_every_table_and_figure_has_a_stage(written: dict[str, dict[str, Any]]) -> None:
-    assert {*PAPER_TABLES, *ARITHMETIC_TABLES, *catalogue.names()} <= set(written)
+    assert {*PAPER_TABLES, *ARITHMETIC_TABLES, *figures.names()} <= set(written)
     for name in (*PAPER_TABLES, *ARITHMETIC_TABLES):
         assert (*written[name]["outs"],) == ({f"tables/{name}": {"cache": False, "persist": True}},)
 
