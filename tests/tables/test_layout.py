@@ -113,6 +113,11 @@ def test_parts_stand_one_below_the_other(monkeypatch):
         ({"cell": {"experiment": "digits-{knd}"}}, "unknown variable 'k"),
         ({"cell": {"experiment": "digits-homogeneous", "statistc": "average"}}, "unknown setting 'statistc'"),
         ({"cell": {"experiment": "digits-homogeneouss"}, "cells": {}}, "unknown experiment 'digits-homogeneouss'"),
+        ({"rows": None}, "digits-homogeneous.parts.0.rows: None should be a valid dictionary"),
+        (
+            {"cell": {"experiment": "digits-homogeneous", "after_rounds_of": "digits"}, "cells": {}},
+            "unknown experiment",
+        ),
         ({"heads": "Method"}, "unknown setting 'heads'; did you mean 'head'"),
     ],
 )

@@ -42,6 +42,7 @@ from pydantic import BeforeValidator, Field
 from hetfl.config import Settings, validate
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params
+from hetfl.experiments.settings import Experiment
 from hetfl.tables.printed import PAPERS, content
 from hetfl.tables.spec import Block, Entry, TableSpec, entry
 
@@ -54,8 +55,10 @@ _NUMBER = re.compile(r"(?P<printed>-?[\d.]+)(±(?P<printed_std>[\d.]+)| \((?P<pr
 
 def _named(written: Any) -> Any:
     """Rows and columns as mappings of mappings, whatever shorthand they are in."""
-    if isinstance(written, list):
+    if isinstance(written, list) and all(isinstance(some, dict) for some in written):
         written = {name: settings for some in written for name, settings in some.items()}
+    if not isinstance(written, dict):
+        return written
     short: dict[Any, str] = {str: "title", list: "printed"}
     return {
         name: {short[type(settings)]: settings} if type(settings) in short else settings
@@ -116,7 +119,7 @@ def layouts() -> dict[str, Layout]:
         told = content(paper)
         for name, table in told["tables"].items():
             # A table without parts is its only part.
-            own = {key: table[key] for key in ("columns", "rows", "cells") if key in table}
+            own = {key: table[key] for key in ("columns", "rows", "cells") if key in table and "parts" not in table}
             parts = {"parts": [{"title": "", **own}]} if own else {}
             rest = {key: value for key, value in table.items() if key not in own}
             rest["cell"] = told.get("cell", {}) | table.get("cell", {})
@@ -143,16 +146,22 @@ def paper_table(name: str, params: Params) -> TableSpec:
         for row, column, number, settings in _places(layout, part):
             place = f"table {name}, {row}, {column}"
             entries.setdefault(row, {})[column] = _entry(params, settings, number, place)
-    own = {} if layout.title else params.experiments[name].model_dump(include={"title", "note"})
+    own = {} if layout.title else _experiment(params, name).model_dump(include={"title", "note"})
     blocks = [Block(title=part.title, rows=[*part.rows], columns=[*part.columns]) for part in layout.parts]
     return TableSpec(
         name=name,
         rows=rows,
         columns=columns,
-        entries={row: entries[row] for row in rows},
+        entries={row: entries.get(row, {}) for row in rows},
         blocks=blocks if len(blocks) > 1 else [],
         **layout.model_dump(include={"title", "head", "footnotes", "decimals", "curves"}) | own,
     )
+
+
+def _experiment(params: Params, name: str) -> Experiment:
+    if name not in params.experiments:
+        raise unknown("experiment", name, params.experiments)
+    return params.experiments[name]
 
 
 def _variables(settings: Iterable[CellSettings]) -> set[str]:
@@ -217,6 +226,6 @@ def _entry(params: Params, settings: CellSettings, number: str, place: str) -> E
         if name in _FIELDS
     }
     if other := told.pop("after_rounds_of", None):
-        told["round"] = params.experiments[other].defaults["rounds"]
+        told["round"] = _experiment(params, other).defaults["rounds"]
     told |= {name: float(text) for name, text in match.groupdict().items() if text}
     return entry(params, **told)
