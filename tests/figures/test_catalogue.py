@@ -104,6 +104,7 @@ def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path) -> Non
 
 
 def test_unknown_figure_is_one_line(tmp_path: Path) -> None:
+    copy_params(tmp_path)
     done = draw(tmp_path, "fedtgp-figure-77")
     assert done.returncode == 2
     assert done.stderr == "error: unknown figure 'fedtgp-figure-77'; did you mean 'fedtgp-figure-7'?\n"

@@ -43,10 +43,8 @@ def expand(written: Any, values: Values | None = None) -> Any:
     if isinstance(written, list):
         return [expand(item, known) for entry in written for item, known in _repeated(entry, values)]
     if isinstance(written, dict):
-        ((inside, _), *_), combinations = (
-            _repeated(written, values),
-            [known for _, known in _repeated(written, values)],
-        )
+        repeated = _repeated(written, values)
+        inside, combinations = repeated[0][0], [known for _, known in repeated]
         return {
             _fill(str(key), known): expand(value, known)
             for key, value in inside.items()
