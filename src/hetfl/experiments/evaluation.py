@@ -132,8 +132,7 @@ def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
         Of n samples, client by client, [n] int16 each: ``group`` by the inference rule, ``cluster`` by K-means with
         as many clusters as there are groups, ``label`` and ``client``; nothing if the method does not sort samples.
     """
-    method: Any = engine.method
-    federation = engine.federation
+    method, federation = engine.method, engine.federation
     if method.queries() is None:
         return {}
     params, received = tested_with(engine, state, draws, 0)
@@ -147,7 +146,7 @@ def groups(engine: Sequential, state: State, draws: Draws) -> dict[str, Tensor]:
             found["client"].append(torch.full_like(batch.labels, k))
             points.append(method.points(batch))
     sorted_by = {name: torch.cat(parts).to(torch.int16) for name, parts in found.items()}
-    clusters = kmeans(torch.cat(points).float().cpu().numpy(), method.settings.groups)
+    clusters = kmeans(torch.cat(points).float().cpu().numpy(), method.model_options().groups)
     return sorted_by | {"cluster": torch.from_numpy(clusters).to(torch.int16)}
 
 

@@ -32,7 +32,7 @@ from hetfl.models.registry import FAMILIES, family_of
 ENGINE = 1
 """Of what every run goes through: rounds, participation, batches, resizing and normalisation, optimisers and draws
 (``training/``, ``data/batches.py``, ``optimisers.py``, ``captured.py``, ``draws.py``), and of what methods and
-models share (``methods/base.py``, ``models/base.py``)."""
+models share (``methods/contract.py``, ``methods/parts/``, ``models/base.py``)."""
 
 EVALUATION = 1
 """Of what an evaluation makes of a finished run (``experiments/evaluation.py``, ``metrics/``)."""

@@ -24,7 +24,7 @@ from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, cells
-from hetfl.message import Message
+from hetfl.message import Message, ServerState
 from hetfl.methods.base import Client, Method, Uplinks, Work, create
 from hetfl.metrics.flops import StepFlops, flops, step_flops
 from hetfl.models import Model, build
@@ -314,9 +314,7 @@ def fitted(of: Setting, method: Method, name: str = SMALLEST, pixels: int | None
     return build(name, CLASSES, method.model_options(), inputs=InputSettings(size=pixels or of.pixels))
 
 
-def _collected(
-    of: Setting, method: Method, clients: int | None = None
-) -> tuple[dict[str, Tensor], dict[int, Message]]:
+def _collected(of: Setting, method: Method, clients: int | None = None) -> tuple[ServerState, dict[int, Message]]:
     """A server before it aggregates, and the uplinks that it has."""
     clients, model = clients or of.clients, fitted(of, method)
     work = [

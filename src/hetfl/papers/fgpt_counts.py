@@ -21,7 +21,7 @@ from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Split
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Params, cells, shared_settings
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Client, Method, Statistics, Uplinks, Work, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.methods.sgpt import SGPT
@@ -331,7 +331,7 @@ class Exchange:
     up: Message
     down: Message
     kept: Tensors
-    server: Tensors
+    server: ServerState
 
 
 def exchange(
@@ -353,7 +353,7 @@ def exchange(
     registered = {
         client.index: Message(_filled(method.register(_work(method, client, 0, {}, pixels)))) for client in clients
     }
-    server = _filled(method.initial_server([model] * len(clients), registered, Draws(0)))
+    server = ServerState(_filled(method.initial_server([model] * len(clients), registered, Draws(0))))
     first = method.downlink(server, 0)
     work = _work(method, clients[0], 1, method.receive(first, {}), pixels)
     up = method.uplink(work)

@@ -28,7 +28,7 @@ def start(engine: Sequential, draws: Draws) -> tuple[State, Round]:
     began = time.perf_counter()
     registrations = {update.client: update.uplink for update in updates}
     server = method.initial_server([client.model for client in engine.members], registrations, draws.at(0))
-    server = {name: tensor.to(federation.device) for name, tensor in server.items()}
+    server = server.to(federation.device)
     seconds = {"server": time.perf_counter() - began}
     # Who only looked at its data is as it was, and is made anew when it takes part.
     state = State(0, server, {update.client: update.state for update in updates} if method.phases(0) else {})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hetfl.errors import HetflError
 from hetfl.files import sha256_file
-from hetfl.message import Tensors
+from hetfl.message import ServerState, Tensors, flatten, group
 from hetfl.tensors import read_tensors, write_tensors
 
 
@@ -43,12 +43,12 @@ class State:
     """
 
     round: int
-    server: dict[str, Tensor]
+    server: ServerState
     clients: dict[int, ClientState] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as one flat mapping."""
-        flat = {f"server/{name}": tensor for name, tensor in self.server.items()}
+        flat = flatten({"server": self.server})
         for index, client in self.clients.items():
             flat |= {f"client/{index}/params/{name}": tensor for name, tensor in client.params.items()}
             flat |= {f"client/{index}/optimiser/{name}": tensor for name, tensor in client.optimiser.items()}
@@ -58,13 +58,9 @@ class State:
     @classmethod
     def from_tensors(cls, round: int, flat: Tensors) -> State:
         """The state that :meth:`tensors` flattened."""
-        state = cls(round, {})
-        for key, tensor in flat.items():
-            kind, _, rest = key.partition("/")
-            if kind == "server":
-                state.server[rest] = tensor
-                continue
-            index, part, name = rest.split("/", 2)
+        state = cls(round, ServerState(group(flat, "server")))
+        for key, tensor in group(flat, "client").items():
+            index, part, name = key.split("/", 2)
             getattr(state.clients.setdefault(int(index), ClientState()), part)[name] = tensor
         return state
 
