@@ -81,8 +81,14 @@ def test_no_two_files_import_each_other():
 
 
 def test_method_files_import_nothing_of_one_another_except_a_parent():
+    def others(path: Path) -> set[str]:
+        return {name.removeprefix("hetfl.methods.") for name in imports(path) if name.startswith("hetfl.methods.")}
+
+    contract = {"base", "contract", "registry"}
+    for path in (ROOT / "methods" / "parts").glob("*.py"):
+        assert all(name == "contract" or name.startswith("parts.") for name in others(path)), path.name
     for path in (ROOT / "methods").glob("*.py"):
-        siblings = {target.rsplit(".", 1)[1] for target in imports(path) if target.startswith("hetfl.methods.")}
+        siblings = {name for name in others(path) if not name.startswith("parts.")}
         parents = {
             base.id.lower()
             for node in ast.walk(ast.parse(path.read_text()))
@@ -90,8 +96,8 @@ def test_method_files_import_nothing_of_one_another_except_a_parent():
             for base in node.bases
             if isinstance(base, ast.Name)
         }
-        if path.name not in ("__init__.py", "base.py"):
-            assert siblings - {"base", "theorem"} <= parents, path.name
+        if path.stem not in contract | {"__init__"}:
+            assert siblings - {"base"} <= parents, path.name
 
 
 def test_the_core_runs_without_the_pipelines_libraries():

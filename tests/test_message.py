@@ -1,11 +1,11 @@
-"""What a message costs."""
+"""What a message costs, and how a server's state is nested."""
 
 import json
 
 import pytest
 import torch
 
-from hetfl.message import Message, Size
+from hetfl.message import Message, ServerState, Size, flatten, group, nest, ungrouped
 
 
 @pytest.fixture
@@ -50,3 +50,32 @@ def test_empty_message_costs_nothing():
 def test_messages_carry_no_graph():
     parameter = torch.ones(2, requires_grad=True)
     assert not Message({"w": parameter * 2})["w"].requires_grad
+
+
+def test_a_servers_state_is_nested_and_flat_as_a_checkpoint_stores_it():
+    samples, bias, moment = torch.tensor([3, 1]), torch.zeros(2), torch.ones(2)
+    state = ServerState({"samples": samples, "model": {"head.bias": bias}, "adam": {"bias/exp_avg": moment}})
+    assert state["samples"] is samples and state.group("model") == {"head.bias": bias}
+    assert list(state) == ["samples", "model/head.bias", "adam/bias/exp_avg"]
+    again = ServerState(dict(state))
+    assert list(again) == list(state) and again.group("adam") == {"bias/exp_avg": moment}
+    assert state["model/head.bias"] is group(state, "model")["head.bias"] is bias
+    assert ungrouped(state) == {"samples": samples} and not state.group("net")
+    with pytest.raises(TypeError, match="'samples' is a tensor"):
+        state.group("samples")
+    with pytest.raises(ValueError, match="'a' is a tensor and cannot be a group with 'b' in it"):
+        ServerState({"a": samples, "a/b": bias})
+
+
+def test_a_state_with_another_part_is_a_new_one():
+    state = ServerState({"model": {"a": torch.zeros(1), "b": torch.zeros(1)}, "n": torch.zeros(1)})
+    other = state | {"model": {"a": torch.ones(1)}, "m": torch.ones(1)}
+    assert list(other) == ["model/a", "n", "m"] and list(state) == ["model/a", "model/b", "n"]
+    assert state["model/a"] == 0 and other["model/a"] == 1
+
+
+def test_flatten_and_nest_are_inverse():
+    nested = {"a": torch.zeros(1), "g": {"x": torch.ones(1), "y/z": torch.ones(2)}, "b": torch.zeros(2)}
+    flat = flatten(nested)
+    assert list(flat) == ["a", "g/x", "g/y/z", "b"]
+    assert nest(flat) == nested and nest(nested) == nested

@@ -15,7 +15,6 @@ from hetfl.message import Message, Tensors
 from hetfl.methods import METHODS, Method, fedtgp
 from hetfl.methods.base import Work
 from hetfl.methods.fedkd import restore
-from hetfl.methods.scaffold import CONTROL, OWN
 from hetfl.methods.sgpt import PICKS
 
 
@@ -134,12 +133,12 @@ class Scaffold(Averaging):
 
     def client(self, seen, name):
         if name.startswith("control/"):
-            return seen.memory[OWN + parameter(name.removeprefix("control/"))]
+            return seen.memory["own/" + parameter(name.removeprefix("control/"))]
         return super().client(seen, name)
 
     def server(self, seen, name):
         if name.startswith("control/"):
-            return seen.server[CONTROL + parameter(name.removeprefix("control/"))]
+            return seen.server["control/" + parameter(name.removeprefix("control/"))]
         return super().server(seen, name)
 
     def sent(self, seen):
@@ -202,7 +201,7 @@ class FedTGP(FedProto):
     }
 
     def started(self, vector, server):
-        return {**server, **{fedtgp.NET + self.names[n]: t for n, t in vector.given(-1).items()}}
+        return {**server, **{"net/" + self.names[n]: t for n, t in vector.given(-1).items()}}
 
     def also_heard(self, log, at):
         loss = fedtgp.contrastive_loss
@@ -217,7 +216,7 @@ class FedTGP(FedProto):
     def server(self, seen, name):
         if name == "losses":
             return torch.stack(seen.losses)
-        return seen.server[fedtgp.NET + self.names[name] if name in self.names else name]
+        return seen.server["net/" + self.names[name] if name in self.names else name]
 
 
 class FedDistill(Reading):

@@ -26,7 +26,7 @@ from hetfl.data.batches import Batch, InputSpec
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods import Method, create
 from hetfl.methods.base import Work
 from hetfl.models import Model, ModelOptions
@@ -265,7 +265,7 @@ def played(vector: Vector, engine_name: str, changes: Mapping[str, Any]) -> Log:
     draws, log, at = GivenDraws(0), defaultdict(Seen), [0]
     with answering(vector, method, draws), recording(log, method, reading, at):
         state, _ = start(engine, draws)
-        state.server = reading.started(vector, state.server)
+        state.server = ServerState(reading.started(vector, state.server))
         if reading.expected(vector, 0, 0):
             look(log, engine, state, draws, 0)
         for at[0] in range(1, len(vector.participants) + 1):

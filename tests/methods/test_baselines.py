@@ -8,7 +8,7 @@ from playing import play_round, start
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message
+from hetfl.message import Message, ServerState
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.schema import Traffic
@@ -23,7 +23,7 @@ def run(engine, rounds: int = 3):
 
 def test_fedavg_weights_by_samples():
     method = create("fedavg", {}, 3)
-    server = {"samples": torch.tensor([10, 30, 5], dtype=torch.int32)}
+    server = ServerState({"samples": torch.tensor([10, 30, 5], dtype=torch.int32)})
     uplinks = {0: Message({"w": torch.tensor([4.0])}), 1: Message({"w": torch.tensor([8.0])})}
     assert method.aggregate(server, Uplinks.of(uplinks), Draws(0))["model/w"].item() == 7  # over the participants
 
@@ -107,7 +107,7 @@ def test_fedproto_averages_over_the_owners(fedproto):
         ),
         1: Message({"means": torch.tensor([[3.0, 2]]), "labels": torch.tensor([0], dtype=torch.int32)}),
     }
-    server = fedproto.aggregate({}, Uplinks.of(uplinks), Draws(0))
+    server = fedproto.aggregate(ServerState(), Uplinks.of(uplinks), Draws(0))
     assert server["labels"].tolist() == [0, 2]
     assert server["means"].tolist() == [[2, 1], [0, 4]]
     received = fedproto.receive(fedproto.downlink(server, 0), {})
@@ -167,3 +167,11 @@ def test_fedproto_with_no_pull_trains_as_if_alone(toy_engine):
     first, _ = run(toy_engine("fedproto", embedding=8, pull=5), 1)
     second, _ = run(toy_engine("fedproto", embedding=8, pull=0), 1)
     assert torch.equal(first.clients[0].params[name], second.clients[0].params[name])
+
+
+def test_a_method_that_sorts_no_samples_says_so():
+    method = create("fedavg", {}, 3)
+    assert method.queries() is None
+    for asked in (lambda: method.choose({}, None, {}), lambda: method.points(None)):
+        with pytest.raises(NotImplementedError, match="FedAvg sorts no samples into groups"):
+            asked()

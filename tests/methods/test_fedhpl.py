@@ -9,7 +9,7 @@ from playing import downlinks, play_round, start, train
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.message import Message, Size
+from hetfl.message import Message, ServerState, Size
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
@@ -44,7 +44,7 @@ def averaged(client: int) -> Message:
 
 def server(**settings) -> tuple:
     method = create("fedhpl", settings, 3)
-    state = {"width": WIDTHS[:, None].to(torch.int32), "class_counts": LOCAL_COUNTS.to(torch.int32)}
+    state = ServerState({"width": WIDTHS[:, None].to(torch.int32), "class_counts": LOCAL_COUNTS.to(torch.int32)})
     return method, state
 
 
@@ -292,8 +292,8 @@ def test_a_lone_participants_parameters_are_its_widths_newest(toy_engine, share)
 def test_a_width_without_participants_keeps_its_mean(share):
     method = create("fedhpl", {"share": share}, 3)
     name = "prompts" if share == "prompts" else "head.bias"
-    server = {"width": torch.tensor([[8], [8], [9]]), "samples": torch.tensor([[1], [3], [2]])}
-    server |= {f"shared.8/{name}": torch.tensor([5.0])}
+    server = ServerState({"width": torch.tensor([[8], [8], [9]]), "samples": torch.tensor([[1], [3], [2]])})
+    server |= {"shared.8": {name: torch.tensor([5.0])}}
     sent = {2: Message({**raw(0), name: torch.tensor([7.0])})}
     after = method.aggregate(server, Uplinks.of(sent), Draws(0).at(1))
     assert {n: t.item() for n, t in after.items() if n.startswith("shared.")} == {f"shared.8/{name}": 5}

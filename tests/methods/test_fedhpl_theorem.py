@@ -11,8 +11,8 @@ import torch
 from playing import downlinks, play_round, start, train
 
 from hetfl.draws import Draws
-from hetfl.methods.fedhpl import dimension_weights, distillation_loss
-from hetfl.methods.theorem import (
+from hetfl.methods.parts.logit_distillation import dimension_weights, distillation_loss
+from hetfl.methods.parts.theorem import (
     aggregation_weights,
     figures,
     fit,
@@ -238,7 +238,7 @@ def test_only_samples_with_a_teacher_count(toy_engine):
     data, client = engine.federation.data[1], engine.federation.clients[1]
     for valid in ([True, False, True], [False, False, False]):
         received = {"logits": state.server["logits"][1], "valid": torch.tensor(valid)}
-        down = engine.method.downlink({**state.server, "valid": received["valid"]}, 1)
+        down = engine.method.downlink(state.server | {"valid": received["valid"]}, 1)
         (update,) = train(engine, {1: down}, Draws(0).at(2), state.clients)
         seen = update.observed
         batch = data.train_images.batch(data.train)

@@ -10,10 +10,11 @@ from playing import play_round, predictions, start, train
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.message import Message
+from hetfl.message import Message, ServerState
 from hetfl.methods import create, fedkd
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedkd import restore, truncate
+from hetfl.methods.parts.feature_generator import generate
 from hetfl.models import ModelOptions, Output, build
 from hetfl.training.local import predict
 
@@ -261,7 +262,7 @@ def test_feddistill_is_fedhe_once_everyone_takes_part(toy_engine):
 
 def test_feddistill_does_not_wait_and_does_not_carry_over():
     method = create("feddistill", {}, 3)
-    server = method.aggregate({}, Uplinks.of({0: means([0, 2], [[1.0, 0, 0], [0, 0, 4]])}), Draws(0))
+    server = method.aggregate(ServerState(), Uplinks.of({0: means([0, 2], [[1.0, 0, 0], [0, 0, 4]])}), Draws(0))
     assert method.downlink(server, 1)["labels"].tolist() == [0, 2]
     server = method.aggregate(server, Uplinks.of({1: means([1], [[0.0, 1, 0]])}), Draws(0))
     assert method.downlink(server, 1)["labels"].tolist() == [1]
@@ -293,7 +294,7 @@ def test_prototypes_weighted_by_samples():
         return Message({**means(labels, rows), "counts": torch.tensor(counts, dtype=torch.int32)})
 
     uplinks = {0: sent([0, 2], [[1.0, 0], [0, 4]], [30, 5]), 1: sent([0], [[5.0, 4]], [10])}
-    server = method.aggregate({}, Uplinks.of(uplinks), Draws(0))
+    server = method.aggregate(ServerState(), Uplinks.of(uplinks), Draws(0))
     assert server["means"].tolist() == [[2, 1], [0, 4]]
     assert server["labels"].tolist() == [0, 2]
 
@@ -332,12 +333,8 @@ def test_fedgen_counts_labels_once(toy_engine):
     assert lines[1].up.elements == 3 * head
     assert lines[2].down.elements == 3 * (head + generator + 3)
     assert state.server["counts"].tolist() == [20, 20, 20]
-    _, labels = engine.method._generate(
-        {n.removeprefix("generator/"): t for n, t in state.server.items() if n.startswith("generator/")},
-        {"counts": torch.tensor([0, 5, 15])},
-        4000,
-        0,
-    )
+    counts = {"counts": torch.tensor([0, 5, 15])}
+    _, labels = generate(state.server.group("generator"), counts, 4000, seed=0, num_classes=3)
     assert torch.bincount(labels, minlength=3).tolist() == pytest.approx([0, 1000, 3000], abs=120)
     # Accuracies with the server's head.
     received = engine.method.downlink(state.server, 0)

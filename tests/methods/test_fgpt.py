@@ -15,7 +15,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments import cell
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
-from hetfl.message import Message
+from hetfl.message import Message, ServerState
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedpr import null_space
@@ -95,7 +95,7 @@ def test_groups_never_change_and_count_every_sample(toy_engine):
 def test_a_groups_prompt_is_weighted_by_its_samples_and_stays_where_there_are_none():
     method = create("fgpt", {"groups": 3}, 2)
     old = torch.randn(1, 3, 4)
-    server = {"samples": torch.tensor([10, 30]), "model/group": old, "model/head.bias": torch.zeros(2)}
+    server = ServerState({"samples": torch.tensor([10, 30]), "model": {"group": old, "head.bias": torch.zeros(2)}})
 
     def sent(value, counts):
         prompts = torch.full((1, 3, 4), value)
@@ -246,8 +246,7 @@ def test_fed_dualprompt_with_fgpts_keys_trains_as_fgpt(toy_engine):
     keys = fgpt.method.keys({}, torch.zeros(1, 48, dtype=torch.float64))
     state, _ = start(fgpt, Draws(0))
     other, _ = start(dual, Draws(0))
-    other.server.update({name: state.server[name] for name in state.server if name.startswith("model/")})
-    other.server["model/keys"] = keys
+    other.server |= {"model": {**state.server.group("model"), "keys": keys}}
     uplinks = [
         train(engine, {1: engine.method.downlink(s.server, 1)}, Draws(0).at(1))[0].uplink
         for engine, s in ((fgpt, state), (dual, other))
@@ -258,12 +257,8 @@ def test_fed_dualprompt_with_fgpts_keys_trains_as_fgpt(toy_engine):
 
 def test_sgpts_server_without_momentum_returns_a_lone_participants_state():
     method = create("sgpt", {"groups": 2, "key_momentum": 0.0, "group_momentum": 0.0, "few": 0}, 2)
-    server = {
-        "samples": torch.tensor([7]),
-        "picks": torch.tensor([1, 2]),
-        **{f"model/{name}": torch.randn(2, 2, 3) for name in ("shared", "group")},
-        "model/keys": torch.randn(2, 3),
-    }
+    model = {"shared": torch.randn(2, 2, 3), "group": torch.randn(2, 2, 3), "keys": torch.randn(2, 3)}
+    server = ServerState({"samples": torch.tensor([7]), "picks": torch.tensor([1, 2]), "model": model})
     own = {"shared": torch.randn(2, 2, 3), "group": torch.randn(2, 2, 3), "keys": torch.randn(2, 3)}
     sent = Message({**own, "counts": torch.tensor([30, 5], dtype=torch.int32)})
     after = method.aggregate(server, Uplinks.of({0: sent}), Draws(0))
@@ -305,7 +300,7 @@ def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
     for round in (1, 2):
         known, sent = state.server["picks"], {}
         for k in range(3):
-            told = {**state.server, "picks": known}
+            told = state.server | {"picks": known}
             (update,) = train(reference, {k: made.method.downlink(told, k)}, Draws(0).at(round))
             sent[k] = update.uplink
             known = known + update.uplink["counts"]

@@ -13,10 +13,11 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.evaluation import confusions
-from hetfl.message import Message
+from hetfl.message import Message, ServerState, group, without
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
-from hetfl.methods.fedtgp import contrastive_loss, emit
+from hetfl.methods.parts.feature_generator import generate
+from hetfl.methods.parts.trainable_prototypes import contrastive_loss, emit
 from hetfl.models import Output
 from hetfl.training.state import State
 
@@ -107,7 +108,7 @@ def test_statistics_of_the_training_passes_are_taken_before_each_step(toy_engine
 @pytest.mark.equation("fedgh")
 def test_fedghs_server_takes_one_step_per_pair_in_order():
     method = create("fedgh", {"server_lr": 0.5}, 2)
-    server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
+    server = ServerState({"fresh": {"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}})
     assert not method.downlink(server, 0)
     pairs = [([1.0, 0.0], 0), ([0.0, 2.0], 1), ([1.0, 1.0], 0)]
     uplinks = {1: means([0], [pairs[2][0]]), 0: means([0, 1], [pairs[0][0], pairs[1][0]])}
@@ -124,7 +125,7 @@ def test_fedghs_server_takes_one_step_per_pair_in_order():
 
 def test_fedgh_clips_the_servers_gradient():
     method = create("fedgh", {"server_lr": 1.0, "clip": 0.1}, 2)
-    server = {"fresh/head.weight": torch.zeros(2, 2), "fresh/head.bias": torch.zeros(2)}
+    server = ServerState({"fresh": {"head.weight": torch.zeros(2, 2), "head.bias": torch.zeros(2)}})
     after = method.aggregate(server, Uplinks.of({0: means([0], [[100.0, 0.0]])}), Draws(0))
     assert torch.cat([t.flatten() for t in after.values()]).norm().item() == pytest.approx(0.1, rel=1e-4)
     free = create("fedgh", {"server_lr": 1.0, "clip": None}, 2)
@@ -137,7 +138,7 @@ def test_fedghs_server_shuffles_in_every_epoch_and_keeps_the_last_batch():
     settings = {"server_lr": 0.1, "server_batch": 2, "server_epochs": 3, "server_shuffle": True, "clip": None}
     rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     uplinks = {0: means([0, 1], rows[:2].tolist()), 1: means([0, 1, 2], rows[2:].tolist())}
-    server = {"fresh/head.weight": torch.zeros(3, 4), "fresh/head.bias": torch.zeros(3)}
+    server = ServerState({"fresh": {"head.weight": torch.zeros(3, 4), "head.bias": torch.zeros(3)}})
     draws, labels = Draws(0, round=2), torch.tensor([0, 1, 0, 1, 2])
     after = create("fedgh", settings, 3).aggregate(server, Uplinks.of(uplinks), draws)
     head = torch.nn.Linear(4, 3)
@@ -223,7 +224,7 @@ def test_fedtgps_server_follows_the_equations():
         0: Message({"means": normal(2, 4), "labels": torch.tensor([0, 1], dtype=torch.int32)}),
         2: Message({"means": normal(2, 4), "labels": torch.tensor([1, 2], dtype=torch.int32)}),
     }
-    after = method.aggregate({f"net/{n}": t for n, t in net.items()}, Uplinks.of(uplinks), Draws(0).at(1))
+    after = method.aggregate(ServerState({"net": net}), Uplinks.of(uplinks), Draws(0).at(1))
 
     prototypes = torch.cat([uplinks[0]["means"], uplinks[2]["means"]])
     labels = [0, 1, 1, 2]
@@ -352,15 +353,15 @@ def test_fedmd_counts_public_predictions_as_mistakes(toy_engine):
 def fedgen_server(method, width=4, classes=3):
     generator = torch.Generator().manual_seed(1)
     noise, hidden = method.settings.noise, width
-    return {
-        "samples": torch.tensor([10, 30], dtype=torch.int32),
-        "generator/enter.weight": torch.randn(hidden, noise + classes, generator=generator),
-        "generator/enter.bias": torch.zeros(hidden),
-        "generator/norm.weight": torch.ones(hidden),
-        "generator/norm.bias": torch.zeros(hidden),
-        "generator/leave.weight": torch.randn(width, hidden, generator=generator),
-        "generator/leave.bias": torch.zeros(width),
+    net = {
+        "enter.weight": torch.randn(hidden, noise + classes, generator=generator),
+        "enter.bias": torch.zeros(hidden),
+        "norm.weight": torch.ones(hidden),
+        "norm.bias": torch.zeros(hidden),
+        "leave.weight": torch.randn(width, hidden, generator=generator),
+        "leave.bias": torch.zeros(width),
     }
+    return ServerState({"samples": torch.tensor([10, 30], dtype=torch.int32), "generator": net})
 
 
 def head_message(weight, labels):
@@ -392,8 +393,7 @@ def test_fedgens_server_learns_features_its_clients_heads_recognise():
     assert sorted(after["labels"].tolist()) == [0] * 10 + [1] * 15 + [2] * 15
 
     def loss(server):
-        net = {name.removeprefix("generator/"): t for name, t in server.items() if name.startswith("generator/")}
-        features, labels = method._generate(net, after, 256, 5)
+        features, labels = generate(server.group("generator"), after, 256, seed=5, num_classes=3)
         return F.cross_entropy(F.linear(features, after["head.weight"], after["head.bias"]), labels).item()
 
     assert loss(after) < 0.2 < loss(before)
@@ -405,7 +405,7 @@ def test_fedgens_server_learns_features_its_clients_heads_recognise():
 def test_fedgens_clients_train_their_head_on_generated_features():
     method = create("fedgen", {"noise": 4}, 3)
     server = fedgen_server(method) | {"head.weight": torch.eye(3, 4), "head.bias": torch.zeros(3)}
-    server["labels"] = torch.tensor([0, 1, 2, 2], dtype=torch.int32)
+    server |= {"labels": torch.tensor([0, 1, 2, 2], dtype=torch.int32)}
     received = method.receive(method.downlink(server, 0), {})
     assert set(received) == {n for n in server if n.startswith(("generator/", "head."))} | {"labels"}
     params = {"head.weight": torch.randn(3, 4, requires_grad=True), "head.bias": torch.zeros(3)}
@@ -413,13 +413,12 @@ def test_fedgens_clients_train_their_head_on_generated_features():
     phase = method.phases(1)[0]
     drawn = replace(batch, drawn=method.drawn(received, 6, 7))
     with_generator = method.objective(Linear(), params, drawn, received, phase)
-    net = {name.removeprefix("generator/"): t for name, t in received.items() if name.startswith("generator/")}
-    features, labels = method._generate(net, received, 6, 7)
+    features, labels = generate(group(received, "generator"), received, 6, seed=7, num_classes=3)
     expected = method.objective(Linear(), params, batch, {}, phase) + F.cross_entropy(
         F.linear(features, params["head.weight"], params["head.bias"]), labels
     )
     assert torch.allclose(with_generator, expected)
-    assert not method.downlink({n: t for n, t in server.items() if n != "head.weight"}, 0)
+    assert not method.downlink(ServerState(without(server, "head.weight")), 0)
 
 
 def test_fedgens_messages_are_the_papers(toy_engine):

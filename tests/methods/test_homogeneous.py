@@ -8,7 +8,7 @@ from playing import downlinks, play_fine_tuning, play_round, start, train
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.message import Message
+from hetfl.message import Message, ServerState
 from hetfl.methods import create
 from hetfl.methods.base import Client, Statistics, Uplinks, Work
 from hetfl.methods.pfedpg import generate
@@ -240,11 +240,13 @@ def test_one_architecture_for_all(name):
 
 def test_messages_of_scaffold_hold_model_and_control():
     method = create("scaffold", {}, 2)
-    server = {
-        "samples": torch.tensor([1, 1, 1, 1], dtype=torch.int32),
-        "model/w": torch.tensor([1.0]),
-        "control/w": torch.tensor([0.5]),
-    }
+    server = ServerState(
+        {
+            "samples": torch.tensor([1, 1, 1, 1], dtype=torch.int32),
+            "model": {"w": torch.tensor([1.0])},
+            "control": {"w": torch.tensor([0.5])},
+        }
+    )
     uplinks = {
         0: Message({"w": torch.tensor([2.0]), "control/w": torch.tensor([4.0])}),
         3: Message({"w": torch.tensor([4.0]), "control/w": torch.tensor([8.0])}),

@@ -7,6 +7,7 @@ import torch
 from playing import play_round, start
 
 from hetfl.draws import Draws
+from hetfl.message import ServerState
 from hetfl.methods.base import Uplinks
 from hetfl.training.engines import ENGINES
 
@@ -53,6 +54,8 @@ def test_others_class_means_are_as_without_those_who_take_no_step(toy_engine):
     engine = toy_engine("fedproto", collect="training", drop_last=True, batch_size=20)
     state, _ = start(engine, Draws(0))
     state, line = play_round(engine, state, Draws(0).at(1))
-    only = engine.method.aggregate({}, Uplinks.of({2: engine.method.downlink(state.server, 0)}), Draws(0).at(1))
+    only = engine.method.aggregate(
+        ServerState(), Uplinks.of({2: engine.method.downlink(state.server, 0)}), Draws(0).at(1)
+    )
     assert all(torch.equal(state.server[name], only[name]) for name in only)
     assert line.up.elements == 3 * (16 + 1)

@@ -145,8 +145,7 @@ def groups(engine: LocalEngine, state: State, draws: Draws) -> dict[str, Tensor]
         For n samples, client by client, [n] int16 each: ``group`` by the inference rule; ``cluster`` by K-means of
         the queries with as many clusters as groups; ``label``; ``client``. Empty for methods without groups.
     """
-    method: Any = engine.method
-    federation = engine.federation
+    method, federation = engine.method, engine.federation
     if method.queries() is None:
         return {}
     engine.restore(state.clients)
@@ -162,7 +161,7 @@ def groups(engine: LocalEngine, state: State, draws: Draws) -> dict[str, Tensor]
             found["client"].append(torch.full_like(batch.labels, k))
             points.append(method.points(batch))
     sorted_by = {name: torch.cat(parts).to(torch.int16) for name, parts in found.items()}
-    clusters = kmeans(torch.cat(points).float().cpu().numpy(), method.settings.groups)
+    clusters = kmeans(torch.cat(points).float().cpu().numpy(), method.model_options().groups)
     return sorted_by | {"cluster": torch.from_numpy(clusters).to(torch.int16)}
 
 

@@ -31,8 +31,8 @@ from hetfl.models.registry import FAMILIES, family_of
 
 ENGINE = 1
 """Version of the code that every run uses: rounds, participation, batches, resizing and normalisation, optimisers and
-draws (``training/``, ``data/batches.py``, ``optimisers.py``, ``captured.py``, ``draws.py``), and the base classes of
-methods and models (``methods/base.py``, ``models/base.py``)."""
+draws (``training/``, ``data/batches.py``, ``optimisers.py``, ``captured.py``, ``draws.py``), and what methods and
+models share (``methods/contract.py``, ``methods/parts/``, ``models/base.py``)."""
 
 EVALUATION = 1
 """Version of the evaluation (``experiments/evaluation.py``, ``metrics/``)."""

@@ -1,4 +1,4 @@
-"""FedAvg: clients train the whole model from the server's weights; the server averages them."""
+"""FedAvg: clients train the server's model on their data; the server averages their models by samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Method,
     MethodSettings,
@@ -26,7 +26,10 @@ from hetfl.models.base import Model, ModelOptions
 
 @register_method("fedavg")
 class FedAvg(Method):
-    """McMahan et al., AISTATS 2017. FedHPL Table 1 trains it from random weights."""
+    """McMahan et al., AISTATS 2017, Algorithm 1. FedHPL Table 1 trains it from random weights.
+
+    The server keeps ``samples`` [K], the clients' numbers n_k of samples, and the group ``model``, the weights w.
+    """
 
     numerics = 1
     title = "FedAvg"
@@ -39,6 +42,8 @@ class FedAvg(Method):
         """``init``: where the server's first weights come from."""
 
         init: Literal["scratch", "pretrained"] = "scratch"
+
+    settings: Settings
 
     def model_options(self) -> ModelOptions:
         return ModelOptions(body="trained", weights=self.settings.init)
@@ -54,36 +59,33 @@ class FedAvg(Method):
         return self.trains()
 
     def register(self, work: Work) -> Message:
+        """``samples`` [1] int32: n_k."""
         return Message({"samples": torch.tensor([work.client.samples], dtype=torch.int32)})
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
+    ) -> ServerState:
         samples = torch.cat([registrations[client]["samples"] for client in sorted(registrations)])
         fresh = models[0].init(draws, client=-1)
-        return {"samples": samples, **_prefixed({name: fresh[name] for name in models[0].names(self.shares())})}
-
-    def downlink(self, server: Tensors, client: int) -> Message:
-        return Message(
-            {name.removeprefix(PREFIX): tensor for name, tensor in server.items() if name.startswith(PREFIX)}
+        return ServerState(
+            {"samples": samples, "model": {name: fresh[name] for name in models[0].names(self.shares())}}
         )
+
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """w: the shared parameters by name, in the shapes of the model."""
+        return Message(server.group("model"))
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {**params, **received}
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """F_k: the mean cross-entropy."""
         return cross_entropy(model(params, batch.images).logits, batch)
 
     def uplink(self, work: Work) -> Message:
-        return Message({name: work.params[name] for name in work.client.model.names(self.shares())})
+        """w_k: the client's shared parameters by name."""
+        return Message(work.trained(self.shares()))
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        mean = weighted_mean(uplinks, server["samples"][uplinks.clients])
-        return {**server, **_prefixed(mean)}
-
-
-PREFIX = "model/"
-
-
-def _prefixed(params: Tensors) -> dict[str, Tensor]:
-    return {PREFIX + name: tensor for name, tensor in params.items()}
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """w = sum_k n_k w_k / sum_k n_k over the participants."""
+        return server | {"model": weighted_mean(uplinks, server["samples"][uplinks.clients])}

@@ -1,4 +1,4 @@
-"""FedBABU: FedAvg of the bodies under one random head that stays as it is until each client tunes its final model."""
+"""FedBABU: FedAvg of the bodies under a fixed random head; at the end each client fine-tunes body and head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetfl.models.base import Model
 
 @register_method("fedbabu")
 class FedBABU(FedAvg):
-    """Oh et al., ICLR 2022. The common head is drawn from the shared seed, so it never travels."""
+    """Oh et al., ICLR 2022. Every client draws the same head from the run's seed, so it never travels."""
 
     numerics = 1
     title = "FedBABU"
@@ -23,9 +23,11 @@ class FedBABU(FedAvg):
     travels = "bodies"
 
     class Settings(FedAvg.Settings):
-        """``finetune_epochs``: passes of each client over its data after the last round, training body and head."""
+        """``finetune_epochs``: each client's passes over its data after the last round, training body and head."""
 
         finetune_epochs: int = Field(default=10, ge=0)
+
+    settings: Settings
 
     def trains(self) -> tuple[str, ...]:
         return ("body",)

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState
 from hetfl.methods.base import Uplinks, mean_over_owners, register_method
 from hetfl.methods.fedhe import FedHE
 from hetfl.models.base import Model
@@ -20,7 +20,8 @@ from hetfl.models.base import Model
 class FedDistill(FedHE):
     """Jeong et al., NeurIPS workshop 2018 (federated distillation), in the form that FedTGP compares with.
 
-    FedHE without its wait for every client's first report; a class that nobody holds in a round has no row after it.
+    FedHE that does not wait until every client has reported once. A class that no participant has samples of has no
+    global logits after the round.
     """
 
     numerics = 1
@@ -43,19 +44,23 @@ class FedDistill(FedHE):
         stem: Literal["imagenet", "cifar"] = "imagenet"
         regulariser: Literal["mse", "soft"] = "mse"
 
+    settings: Settings
+
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
-        return {}
+    ) -> ServerState:
+        return ServerState()
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``means`` [c, C] and ``labels`` [c] int32 of the c classes with global logits; nothing in round 1."""
         return Message(server)
 
     def distance(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """FedHE's mean square, or the cross-entropy with softmax(t_y): [B]."""
         if self.settings.regulariser == "mse":
             return super().distance(logits, targets)
         return F.cross_entropy(logits, targets.softmax(dim=1), reduction="none")
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """The plain mean over the clients that hold a class."""
-        return mean_over_owners(list(uplinks), self.num_classes)
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """t_c: the plain mean of class c over the participants that have samples of it."""
+        return ServerState(mean_over_owners(list(uplinks), self.num_classes))

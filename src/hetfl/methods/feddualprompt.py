@@ -1,4 +1,4 @@
-"""Fed-DualPrompt: FGPT with keys that are learned, and everything averaged by samples."""
+"""Fed-DualPrompt: FGPT with learned keys, where the server averages everything by samples."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
-from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method
+from hetfl.message import Message, ServerState, Tensors
+from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.fgpt import FGPT, GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
 
 @register_method("fed-dualprompt")
 class FedDualPrompt(FGPT):
-    """DualPrompt (Wang et al., ECCV 2022) under FedAvg, FGPT's baseline; the paper gives no more than that.
+    """DualPrompt (Wang et al., ECCV 2022) under FedAvg, FGPT's baseline; the paper says no more than that.
 
-    A client pulls the key that a sample's query is nearest to towards it. Whoever never picks a group returns its
-    prompt unchanged, which dilutes what the others learned.
+    A client that never picks a group returns its prompts unchanged, which dilutes what the others learned.
     """
 
     numerics = 1
@@ -31,6 +30,8 @@ class FedDualPrompt(FGPT):
 
         pull: float = Field(default=1.0, ge=0)
 
+    settings: Settings
+
     def model_options(self) -> ModelOptions:
         return super().model_options().model_copy(update={"keys": "uniform"})
 
@@ -38,17 +39,20 @@ class FedDualPrompt(FGPT):
         return ("shared", "group", "keys", "head")
 
     def keys(self, params: Tensors, like: Tensor) -> Tensor:
+        """The learned keys [G, d]."""
         return params["keys"]
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """Cross-entropy - lambda mean_i max_g cos(q_i, b_g): it pulls the nearest key b_g towards each query q_i."""
         cosines = self.similarity(params, batch)
         nearest, chosen = cosines.max(dim=1)
         loss = cross_entropy(model(params, batch.images, chosen).logits, batch)
         return loss - self.settings.pull * batch.mean(nearest)
 
     def uplink(self, work: Work) -> Message:
-        return super(FGPT, self).uplink(work)
+        """``shared`` [blocks, n, d], ``group`` [blocks, G, d], ``keys`` [G, d] and the head."""
+        return Message(work.trained(self.shares()))
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """Everything by the participants' samples, keys included."""
-        return super(FGPT, self).aggregate(server, uplinks, draws)
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """FedAvg's mean by the participants' samples, keys and group prompts included."""
+        return server | {"model": weighted_mean(uplinks, server["samples"][uplinks.clients])}

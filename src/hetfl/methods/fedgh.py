@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from hetfl.data.batches import Batch, class_counts, class_sums
+from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors, ungrouped
 from hetfl.methods.base import (
     Phase,
     Statistics,
@@ -20,23 +20,26 @@ from hetfl.methods.base import (
     Uplinks,
     Work,
     class_means,
+    class_statistics,
     cross_entropy,
     register_method,
 )
+from hetfl.methods.parts.networks import detached, leaves
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
 
-FRESH = "fresh/"
-"""Prefix of the server's head before its first training: nobody is sent that one."""
+FRESH = "fresh"
+"""Group of the server's head before its first training; it is not sent."""
 
 
 @register_method("fedgh")
 class FedGH(Scratch):
-    """Yi et al., ACM MM 2023; as a rule the client's model is tested right after its local training.
+    """Yi et al., ACM MM 2023. By default the client's model is tested right after its local training.
 
-    In HtFLlib, the library of FedTGP's authors, the server shuffles the pairs, takes batches of the clients' size for
-    some epochs and clips nothing; the server's newest head is tested.
+    In HtFLlib, the library of FedTGP's authors, the server shuffles the pairs of class mean and class, trains some
+    epochs with batches of the clients' size without clipping, and the server's newest head is tested. The server
+    keeps its head, ``head.weight`` [C, d] and ``head.bias`` [C].
     """
 
     numerics = 1
@@ -53,7 +56,7 @@ class FedGH(Scratch):
             server_lr: learning rate of the server's head.
             server_batch: pairs of mean and class a step; 1 in the authors' code.
             server_epochs: passes over the pairs in a round.
-            server_shuffle: whether every pass has an order of its own; else it is that of the clients.
+            server_shuffle: whether every pass has a new order; else it is that of the clients.
             clip: largest norm of a server step's gradient; None: any.
             tests: the client's own head, or the server's newest.
         """
@@ -68,39 +71,42 @@ class FedGH(Scratch):
         clip: float | None = Field(default=50.0, gt=0)
         tests: Literal["client", "global"] = "client"
 
+    settings: Settings
+
     def __init__(self, settings: Settings, *more: int) -> None:
         super().__init__(settings, *more)
         self.evaluates = settings.tests
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
+    ) -> ServerState:
         fresh = models[0].init(draws, -1)
-        return {FRESH + name: fresh[name] for name in models[0].names(["head"])}
+        return ServerState({FRESH: {name: fresh[name] for name in models[0].names(["head"])}})
 
-    def downlink(self, server: Tensors, client: int) -> Message:
-        return Message({name: tensor for name, tensor in server.items() if not name.startswith(FRESH)})
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``head.weight`` [C, d] and ``head.bias`` [C]; nothing in round 1."""
+        return Message(ungrouped(server))
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {**params, **received}
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """The mean cross-entropy."""
         return cross_entropy(model(params, batch.images).logits, batch)
 
     def statistics_source(self, round: int) -> StatisticsSource:
         return "own" if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
-        features = model(params, batch.images).features
-        sums = class_sums(features, batch.labels, self.num_classes, batch.weight)
-        return Statistics(sums={"sums": sums, "counts": class_counts(batch.labels, self.num_classes, batch.weight)})
+        return class_statistics(model(params, batch.images).features, batch, self.num_classes)
 
     def uplink(self, work: Work) -> Message:
-        return class_means(work.statistics, next(iter(work.params.values())).dtype)
+        """``means`` [c, d], the mean features of the client's c classes, and ``labels`` [c] int32."""
+        return class_means(work)
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """SGD over the pairs of class mean and class."""
-        head = {name.removeprefix(FRESH): tensor.clone().requires_grad_() for name, tensor in server.items()}
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """Train the head by SGD on the cross-entropy of all participants' pairs of class mean and class."""
+        head = leaves(server.group(FRESH) or server)
         weight, bias = head["head.weight"], head["head.bias"]
         s = self.settings
         optimiser = SGD([weight, bias], s.server_lr)
@@ -117,4 +123,4 @@ class FedGH(Scratch):
                 if s.clip is not None:
                     torch.nn.utils.clip_grad_norm_([weight, bias], s.clip)
                 optimiser.step()
-        return {name: tensor.detach() for name, tensor in head.items()}
+        return ServerState(detached(head))

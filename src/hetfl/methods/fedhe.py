@@ -1,4 +1,4 @@
-"""FedHE: clients of any architecture share the mean logits of each class and regress their own towards them."""
+"""FedHE: clients of any architecture share the mean logits of each class and pull their own logits towards them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hetfl.data.batches import Batch, class_counts, class_sums
+from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
@@ -20,6 +20,7 @@ from hetfl.methods.base import (
     Work,
     by_class,
     class_means,
+    class_statistics,
     cross_entropy,
     mean_over_owners,
     register_method,
@@ -30,7 +31,11 @@ from hetfl.models.base import Model
 
 @register_method("fedhe")
 class FedHE(Scratch):
-    """Chan and Ngai, MSN 2021, with all participants of a round at once instead of one after the other."""
+    """Chan and Ngai, MSN 2021, with all participants of a round at once instead of one after the other.
+
+    The server keeps ``reported`` [K] bool, who has sent logits so far, and the global logits t_c: ``means`` [c, C]
+    with ``labels`` [c] int32.
+    """
 
     numerics = 1
     title = "FedHE"
@@ -43,9 +48,10 @@ class FedHE(Scratch):
         Batches and epochs are the other methods': the script's batch has 50 samples, and its epoch is a single batch.
 
         Attributes:
-            keep_optimiser: clients keep Adam's state through all rounds, as there.
+            keep_optimiser: clients keep Adam's state through all rounds, as in the script.
             alpha: weight of the distillation loss.
-            collect: logits from the training passes, as in the authors' code, or from one pass afterwards.
+            collect: logits from the ``training`` batches, as in the authors' code, or from one pass (``sweep``)
+                afterwards.
         """
 
         optimiser: Literal["sgd", "adam"] = "adam"
@@ -56,19 +62,22 @@ class FedHE(Scratch):
         stem: Literal["imagenet", "cifar"] = "cifar"
         collect: Literal["sweep", "training"] = "training"
 
+    settings: Settings
+
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
-        return {"reported": torch.zeros(len(models), dtype=torch.bool)}
+    ) -> ServerState:
+        return ServerState({"reported": torch.zeros(len(models), dtype=torch.bool)})
 
-    def downlink(self, server: Tensors, client: int) -> Message:
-        """Nothing before every client has reported once."""
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``means`` [c, C] and ``labels`` [c] int32 of the c classes with global logits, once all have reported."""
         return Message({n: server[n] for n in ("means", "labels")} if bool(server["reported"].all()) else {})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
         return by_class(message, self.num_classes)
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """Cross-entropy + alpha mean_i d(p_i, t_y(i)), p_i [C] being a sample's logits, t [C, C] the global ones."""
         logits = model(params, batch.images).logits
         loss = cross_entropy(logits, batch)
         if not received:
@@ -77,7 +86,7 @@ class FedHE(Scratch):
         return loss + self.settings.alpha * batch.mean(distance * received["valid"][batch.labels])
 
     def distance(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """How far each sample's logits [B, C] are from their class's mean logits [B, C]: [B]."""
+        """The mean square difference [B] of each sample's logits [B, C] and its class's global logits [B, C]."""
         return (logits - targets).square().mean(dim=1)
 
     def statistics_source(self, round: int) -> StatisticsSource:
@@ -86,14 +95,14 @@ class FedHE(Scratch):
         return "own" if self.settings.collect == "sweep" else "training"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
-        logits = model(params, batch.images).logits
-        sums = class_sums(logits, batch.labels, self.num_classes, batch.weight)
-        return Statistics(sums={"sums": sums, "counts": class_counts(batch.labels, self.num_classes, batch.weight)})
+        return class_statistics(model(params, batch.images).logits, batch, self.num_classes)
 
     def uplink(self, work: Work) -> Message:
-        return class_means(work.statistics, next(iter(work.params.values())).dtype)
+        """``means`` [c, C], the mean logits of the client's c classes, and ``labels`` [c] int32."""
+        return class_means(work)
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """t_c: the plain mean of class c over the participants that have samples of it."""
         reported = server["reported"].clone()
         reported[uplinks.clients] = True
-        return {"reported": reported, **mean_over_owners(list(uplinks), self.num_classes)}
+        return ServerState({"reported": reported, **mean_over_owners(list(uplinks), self.num_classes)})

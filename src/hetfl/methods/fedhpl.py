@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from hetfl.data.batches import Batch, class_counts, class_sums
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors, flatten, group
 from hetfl.methods.base import (
     Method,
     MethodSettings,
@@ -31,16 +30,22 @@ from hetfl.methods.base import (
     register_method,
     weighted_mean,
 )
-from hetfl.methods.theorem import aggregation_weights, figures, fit, gaussian_divergence, guidance, teacher_accuracy
+from hetfl.methods.parts.logit_distillation import class_logits, dimension_weights, distillation_loss, global_logits
+from hetfl.methods.parts.theorem import aggregation_weights, figures, observations
 from hetfl.models.base import Model, ModelOptions
 
-INITIAL = "initial/"
-"""Before the names of the parameters that a client started with, in its memory."""
+INITIAL = "initial"
+"""Group of the parameters that a client started its first round with, in its memory."""
 
 
 @register_method("fedhpl")
 class FedHPL(Method):
-    """Clients train prompts and a head; what crosses are logits with their labels, back come global logits."""
+    """Clients train prompts and a head. They send logits with their labels and receive global logits.
+
+    The server keeps what clients registered: ``width`` [K, 1], and as settings need it ``samples`` [K, 1] and
+    ``class_counts`` [K, C]; and of the last round the global ``logits`` G [K, C, C], ``valid`` [C] bool, the classes
+    that somebody sent logits of, and ``uploaded`` [K'], the number of logits of each of the K' participants.
+    """
 
     numerics = 1
     title = "FedHPL"
@@ -52,11 +57,11 @@ class FedHPL(Method):
         """FedHPL's own settings; defaults are the paper's.
 
         Attributes:
-            prompts: VPT-deep (a set of prompts per block), VPT-shallow (one set), or for CNNs a frame of pixels.
-            prompt_length: n, prompts per set, or the frame's width in pixels.
-            prompt_dropout: share of the prompts' values that training drops, anew for each sample. The paper has
-                none, VPT's authors 0, and 0.1 in their example of VPT-deep.
-            head_init: rule for the fresh head.
+            prompts: VPT-deep (prompts at every block), VPT-shallow (at the first), or for CNNs a frame of pixels.
+            prompt_length: n, prompts per block, or the frame's width in pixels.
+            prompt_dropout: share of the prompts' values that training drops, drawn for each sample. The paper states
+                none; VPT's authors have 0, and 0.1 in their example of VPT-deep.
+            head_init: initialisation of the head.
             communicate: False is the paper's "Local".
             gamma: weight of the distillation loss (Eq. 2).
             temperature: T of Eq. 9.
@@ -66,8 +71,8 @@ class FedHPL(Method):
             aggregation: ``weighted`` by the widths (Eq. 7), or ``average`` (beta = 1, Fig. 3c).
             denominator: counts in Eq. 8, ``uploaded`` logits or, read literally, all ``samples`` of the class.
             share: parameters that clients of equal width also average: Table 3's "+P" and "+H".
-            theorem: observe the terms of Theorem 1; nothing more is sent and no other number changes.
-            prior_std: s of the normal distributions that stand in for the theorem's posterior and prior.
+            theorem: record the terms of Theorem 1; it changes neither the messages nor any other number.
+            prior_std: s of the normal distributions used as the theorem's posterior and prior.
         """
 
         keep_optimiser: bool = True
@@ -94,6 +99,8 @@ class FedHPL(Method):
                 raise ValueError("is of deep or shallow prompts; with prompts: frame it must be 0")
             return share
 
+    settings: Settings
+
     def model_options(self) -> ModelOptions:
         s = self.settings
         return ModelOptions(
@@ -107,6 +114,7 @@ class FedHPL(Method):
         return ("prompts", "head")
 
     def register(self, work: Work) -> Message:
+        """``width`` [1] int32: d_k; as settings need it ``samples`` [1] and ``class_counts`` [C] int32."""
         client = work.client
         if not self.settings.communicate:
             return Message()
@@ -119,15 +127,15 @@ class FedHPL(Method):
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
+    ) -> ServerState:
         messages = [registrations[client] for client in sorted(registrations)]
-        return {name: torch.stack([message[name] for message in messages]) for name in messages[0]}
+        return ServerState({name: torch.stack([message[name] for message in messages]) for name in messages[0]})
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``logits`` [C, C]: G_k, row c for class c; ``valid`` [C] bool; and the shared parameters. First nothing."""
         if "logits" not in server:
             return Message()
-        group = f"shared.{int(server['width'][client])}/"
-        shared = {name.removeprefix(group): t for name, t in server.items() if name.startswith(group)}
+        shared = server.group(_of_width(int(server["width"][client])))
         return Message({"logits": server["logits"][client], "valid": server["valid"], **shared})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
@@ -150,6 +158,7 @@ class FedHPL(Method):
         return "own" if self.settings.communicate and (round or self.settings.theorem) else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        """Rows ``logits`` [B, C], ``labels`` and ``keep``, what is sent; or the sums of the kept logits by class."""
         logits = model(params, batch.images).logits
         real = torch.ones_like(batch.labels, dtype=torch.bool) if batch.weight is None else batch.weight > 0
         keep = real & (predicted_classes(logits) == batch.labels) if self.settings.selection == "correct" else real
@@ -165,25 +174,25 @@ class FedHPL(Method):
         return Statistics(sums, rows)
 
     def uplink(self, work: Work) -> Message:
-        client, params, statistics = work.client, work.params, work.statistics
+        """``logits`` [m, C] of the kept samples and their ``labels`` [m] int32; and the shared parameters.
+
+        With average upload ``means`` [C, C], the mean kept logits of each class, and ``counts`` [C] int32 (Eq. 10).
+        """
         if not self.settings.communicate:
             return Message()
-        dtype = next(iter(params.values())).dtype
-        shared = (
-            {} if self.settings.share == "none" else {n: params[n] for n in client.model.names([self.settings.share])}
-        )
+        shared = {} if self.settings.share == "none" else work.trained([self.settings.share])
         if self.settings.upload == "raw":
-            keep = statistics.rows["keep"]
-            labels = statistics.rows["labels"][keep].to(torch.int32)
-            return Message({"logits": statistics.rows["logits"][keep], "labels": labels, **shared})
-        sums, counts = statistics.sums["logits"], statistics.sums["counts"]
+            rows = work.statistics.rows
+            keep, labels = rows["keep"], rows["labels"]
+            return Message({"logits": rows["logits"][keep], "labels": labels[keep].to(torch.int32), **shared})
+        sums, counts = work.statistics.sums["logits"], work.statistics.sums["counts"]
         means = sums / counts.clamp(min=1)[:, None]
-        return Message({"means": means.to(dtype), "counts": counts.to(torch.int32), **shared})
+        return Message({"means": means.to(work.dtype), "counts": counts.to(torch.int32), **shared})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """Eq. 7 and 8 from raw logits, Eq. 36 from class means; and the mean of what equal widths share."""
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """Eq. 7-8 from raw logits, Eq. 36 from class means; and the mean by samples of what equal widths share."""
         if not self.settings.communicate:
-            return dict(server)
+            return server
         clients, messages = uplinks.clients, list(uplinks)
         sums, counts = zip(*(class_logits(message, self.num_classes) for message in messages), strict=True)
         weights = dimension_weights(server["width"].squeeze(1))
@@ -193,59 +202,57 @@ class FedHPL(Method):
         divided_by = uploaded if self.settings.denominator == "uploaded" else server["class_counts"][clients].double()
         logits = global_logits(torch.stack(sums), divided_by, weights[:, clients])
         dtype = messages[0]["logits" if self.settings.upload == "raw" else "means"].dtype
-        observed = {}
-        if self.settings.theorem:
-            shares = aggregation_weights(uploaded, divided_by, weights[:, clients])
-            observed["shrinkage"] = 1 - shares.sum(dim=1)
-        return {
-            **server,
+        after = server | {
             "logits": logits.to(dtype),
             "valid": uploaded.sum(dim=0) > 0,
             "uploaded": uploaded.sum(dim=1).to(torch.int32),
-            **observed,
-            **self._shared(server, dict(zip(clients, messages, strict=True))),
         }
+        if self.settings.theorem:
+            shares = aggregation_weights(uploaded, divided_by, weights[:, clients])
+            after |= {"shrinkage": 1 - shares.sum(dim=1)}
+        return after | self._shared(server, dict(zip(clients, messages, strict=True)))
+
+    def _shared(self, server: ServerState, uplinks: Mapping[int, Message]) -> dict[str, Tensors]:
+        """A group of shared parameters for each width that several clients have and a participant sent."""
+        if self.settings.share == "none":
+            return {}
+        widths = server["width"].squeeze(1)
+        shared: dict[str, Tensors] = {}
+        for width, owners in zip(*(found.tolist() for found in widths.unique(return_counts=True)), strict=True):
+            senders = [client for client in uplinks if widths[client] == width]
+            # A client whose width nobody else has keeps its own parameters. Otherwise even a mean over a single
+            # participant replaces the older one.
+            if owners > 1 and senders:
+                own = [
+                    {n: t for n, t in uplinks[client].items() if n.split(".")[0] == self.settings.share}
+                    for client in senders
+                ]
+                shared[_of_width(width)] = weighted_mean(own, server["samples"].squeeze(1)[senders])
+        return shared
 
     def remember(self, work: Work) -> Tensors:
+        """The group ``initial``: the parameters that the client started its first round with."""
         if not (self.settings.communicate and self.settings.theorem and work.round):
             return {}
-        return {INITIAL + name: tensor for name, tensor in self._initial(work).items()}
-
-    def observe(self, work: Work) -> dict[str, Any]:
-        """Theorem 1's terms (:mod:`hetfl.methods.theorem`), on the samples whose classes had a teacher in the round.
-
-        Also ``upload_rate`` [C], the uploaded share of each class; ``valid_frac``, the share of samples with a
-        teacher; and before the first round the ``width``, which beta (Eq. 7) follows from. Without a teacher all
-        samples count.
-        """
-        s, client, rows, received = self.settings, work.client, work.statistics.rows, work.received
-        if not (s.communicate and s.theorem):
-            return {}
-        logits, labels, keep = (rows[name][rows["real"]] for name in ("logits", "labels", "keep"))
-        logits = logits.double()
-        if work.round == 0:
-            return {"width": client.model.width, **figures(fit(logits, labels, s.temperature))}
-        uploaded = class_counts(labels, self.num_classes, keep)
-        observed = {
-            "upload_rate": uploaded / client.class_counts.to(uploaded.device),
-            "param_kl": gaussian_divergence(work.params, self._initial(work), s.prior_std),
-        }
-        if "logits" in received:
-            teacher, taught = received["logits"].double(), received["valid"][labels]
-            observed["valid_frac"] = taught.double().mean()
-            observed["teacher_acc"] = teacher_accuracy(teacher, received["valid"])
-            if taught.any():
-                logits, labels = logits[taught], labels[taught]
-                observed |= guidance(logits, labels, teacher, s.temperature)
-        return figures(observed | fit(logits, labels, s.temperature))
+        return flatten({INITIAL: self._initial(work)})
 
     def _initial(self, work: Work) -> Tensors:
-        """The parameters that a client began its first round with."""
         names = work.client.model.names(self.trains())
-        return {name: work.received.get(INITIAL + name, work.before[name]) for name in names}
+        return group(work.received, INITIAL) or {name: work.before[name] for name in names}
 
-    def diagnostics(self, server: Tensors) -> dict[str, Any]:
-        """Also what Eq. 8's added 1 takes from each client's global logits: mean and maximum over valid classes."""
+    def observe(self, work: Work) -> dict[str, Any]:
+        """The terms of Theorem 1; see :func:`hetfl.methods.parts.theorem.observations`."""
+        s = self.settings
+        if not (s.communicate and s.theorem):
+            return {}
+        return observations(work, self._initial(work) if work.round else {}, s.temperature, s.prior_std)
+
+    def diagnostics(self, server: ServerState) -> dict[str, Any]:
+        """The numbers of valid classes and of uploaded logits.
+
+        Also the share that the added 1 in Eq. 8's denominator takes from each client's global logits [K]: its mean
+        and maximum over the valid classes.
+        """
         if "valid" not in server:
             return {}
         counted = {
@@ -257,62 +264,7 @@ class FedHPL(Method):
             counted |= figures({"shrinkage": shrinkage.mean(dim=1), "shrinkage_max": shrinkage.amax(dim=1)})
         return counted
 
-    def _shared(self, server: Tensors, uplinks: Mapping[int, Message]) -> dict[str, Tensor]:
-        if self.settings.share == "none":
-            return {}
-        widths = server["width"].squeeze(1)
-        shared: dict[str, Tensor] = {}
-        for width, owners in zip(*(found.tolist() for found in widths.unique(return_counts=True)), strict=True):
-            group = [client for client in uplinks if widths[client] == width]
-            # A client that nobody shares its width with keeps its own parameters. Where others do, what arrives
-            # replaces the older mean even if it comes from one participant.
-            if owners > 1 and group:
-                own = [
-                    {n: t for n, t in uplinks[client].items() if n.split(".")[0] == self.settings.share}
-                    for client in group
-                ]
-                mean = weighted_mean(own, server["samples"].squeeze(1)[group])
-                shared |= {f"shared.{width}/{name}": tensor for name, tensor in mean.items()}
-        return shared
 
-
-def dimension_weights(widths: Tensor) -> Tensor:
-    """Eq. 7: beta[k, j] = min(d_k / d_j, d_j / d_k) for the clients' widths d [K]; returns [K, K], float64."""
-    ratio = widths[:, None].double() / widths[None, :].double()
-    return torch.minimum(ratio, 1 / ratio)
-
-
-def class_logits(message: Tensors, num_classes: int) -> tuple[Tensor, Tensor]:
-    """One client's sum of uploaded logits [C, C] and their number [C] per class, from either form of upload."""
-    if "means" in message:
-        counts = message["counts"].double()
-        return message["means"].double() * counts[:, None], counts
-    labels = message["labels"].long()
-    return class_sums(message["logits"], labels, num_classes), class_counts(labels, num_classes)
-
-
-def global_logits(sums: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 8: G_k[c] = sum_j beta[k, j] S[j, c] / (1 + sum_j beta[k, j] M[j, c]).
-
-    Args:
-        sums: S [J, C, C], sum of participant j's uploaded logits with label c.
-        counts: M [J, C], their number.
-        weights: beta [K, J].
-
-    Returns:
-        [K, C, C], one matrix of global logits per client.
-    """
-    numerator = torch.einsum("kj,jcl->kcl", weights, sums)
-    return numerator / (1 + weights @ counts)[:, :, None]
-
-
-def distillation_loss(logits: Tensor, labels: Tensor, received: Tensors, temperature: float) -> Tensor:
-    """Eq. 9: KL(softmax(G[y] / T) || softmax(p / T)) per sample [B].
-
-    Where nobody uploaded a sample's class, its own logits stand in for the teacher (appendix C.4): the divergence
-    and its gradient are zero.
-    """
-    teacher = F.log_softmax(received["logits"][labels] / temperature, dim=1)
-    student = F.log_softmax(logits / temperature, dim=1)
-    divergence = (teacher.exp() * (teacher - student)).sum(dim=1)
-    return divergence * received["valid"][labels]
+def _of_width(width: int) -> str:
+    """The group of the parameters that clients of a width share."""
+    return f"shared.{width}"

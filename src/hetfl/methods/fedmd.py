@@ -1,4 +1,4 @@
-"""FedMD: clients of any architecture agree on the logits of public samples, then go back to their own data."""
+"""FedMD: clients of any architecture fit their mean logits of public samples, then train on their own data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
@@ -22,6 +22,7 @@ from hetfl.methods.base import (
     cross_entropy,
     register_method,
 )
+from hetfl.methods.parts.stratified import stratified
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
 
@@ -30,9 +31,10 @@ from hetfl.models.base import Model, ModelOptions
 class FedMD(Scratch):
     """Li and Wang, NeurIPS workshop 2019.
 
-    Logits count the public classes first. Before the first round every client trains on the public and on its own
-    data, and sends its logits of the first alignment set. Each round it digests their mean, revisits its own data,
-    and sends its logits of the next alignment set.
+    The logits [C_public + C] have the public classes first. Before the first round every client trains on the public
+    and on its own data, and sends its logits of the first alignment set. In each round it trains on the mean of these
+    logits ("digest"), then on its own data ("revisit"), and sends its logits of the next alignment set. The server
+    keeps the mean ``logits`` [n, C_public + C] of the n samples of the alignment set.
     """
 
     numerics = 1
@@ -52,8 +54,8 @@ class FedMD(Scratch):
                 code; or ``uniform``, whatever their classes.
             digest_epochs, digest_batch: passes over those samples, and samples a step.
             keep_optimiser: a client keeps two optimisers through all rounds, as the authors' two compiled networks
-                do: one digests, the other trains on own data, before the first round already. Otherwise every phase
-                starts a new one, as the public phase does in any case. Results can differ by tens of points.
+                do: one to digest, the other for its own data, also before the first round. Otherwise every phase
+                starts with a new one, as the public phase always does. Results can differ by tens of points.
         """
 
         optimiser: Literal["sgd", "adam"] = "adam"
@@ -68,6 +70,8 @@ class FedMD(Scratch):
         digest_epochs: int = Field(default=1, ge=1)
         digest_batch: int = Field(default=256, ge=1)
         stem: Literal["imagenet", "cifar"] = "cifar"
+
+    settings: Settings
 
     def model_options(self) -> ModelOptions:
         return self.fitted(extra_outputs=self.public_classes)
@@ -86,9 +90,10 @@ class FedMD(Scratch):
         wanted = min(self.settings.alignment_samples, len(labels))
         if self.settings.alignment_draw == "uniform":
             return order[:wanted]
-        return order[first_of_classes(labels[order], shares_of_classes(labels, wanted, generator))]
+        return stratified(labels, wanted, order, generator)
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """The mean absolute difference of logits and received logits when it digests, else cross-entropy."""
         logits = model(params, batch.images).logits
         if phase.data == "alignment":
             return batch.mean((logits - received["logits"][batch.rows]).abs().mean(dim=1))
@@ -106,44 +111,23 @@ class FedMD(Scratch):
         return self.uplink(work)
 
     def uplink(self, work: Work) -> Message:
+        """``logits`` [n, C_public + C] of the next alignment set, and ``samples`` [n] int32, their rows in it."""
         rows = work.statistics.rows
         return Message({"logits": rows["logits"], "samples": rows["samples"].to(torch.int32)})
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
-        return self.aggregate({}, Uplinks.of(registrations), draws)
+    ) -> ServerState:
+        return self.aggregate(ServerState(), Uplinks.of(registrations), draws)
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """The plain mean of the participants' logits; rows are in the order of the alignment set."""
-        return {"logits": torch.stack([message["logits"] for message in uplinks]).mean(dim=0)}
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """The plain mean of the participants' logits, row by row of the alignment set."""
+        return ServerState({"logits": torch.stack([message["logits"] for message in uplinks]).mean(dim=0)})
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``logits`` [n, C_public + C]: the mean for each sample of the round's alignment set."""
         return Message(server)
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        """The data set's own classes first; a public class that wins is a mistake."""
+        """Logits [B, C + C_public] with the data set's own classes first; a prediction of a public class is wrong."""
         return model(params, batch.images).logits.roll(-self.public_classes, dims=1)
-
-
-def shares_of_classes(labels: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
-    """How many of ``wanted`` samples are of each class [C] int64: in proportion, rounded by largest remainders.
-
-    Among equal remainders chance decides.
-    """
-    counts = torch.bincount(labels)
-    shares, remainders = counts * wanted // len(labels), counts * wanted % len(labels)
-    mixed = torch.randperm(len(counts), generator=generator)
-    largest = mixed[remainders[mixed].argsort(descending=True, stable=True)]
-    shares[largest[: wanted - int(shares.sum())]] += 1
-    return shares
-
-
-def first_of_classes(labels: Tensor, shares: Tensor) -> Tensor:
-    """Whether each of the samples with ``labels`` [N] is among the first ``shares`` [C] of its class: [N] bool."""
-    by_class = labels.argsort(stable=True)
-    counts = torch.bincount(labels)
-    begins = counts.cumsum(0) - counts
-    place = torch.empty_like(labels)
-    place[by_class] = torch.arange(len(labels)) - begins[labels[by_class]]
-    return place < shares[labels]

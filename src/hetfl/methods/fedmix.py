@@ -12,13 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors, flatten, group, ungrouped
 from hetfl.methods.base import Phase, Statistics, StatisticsSource, Uplinks, Work, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
-POOL = "pool/"
-SERVED = "served"
+POOL = "pool"
+"""Group of the averaged ``images`` [m, channels, h, w] and their ``labels`` [m, C]."""
 
 
 @register_method("fedmix")
@@ -26,7 +26,8 @@ class FedMix(PTFedAvg):
     """Yoon et al., ICLR 2021, with prompts; FGPT's baseline.
 
     Before the first round every client sends the mean image and the mean label of its samples, or of chunks of them,
-    in the size in which images are stored. A client gets the pool of them with its first downlink.
+    in the size in which images are stored. A client gets the pool of them with its first downlink and keeps it; the
+    server's ``served`` [K] bool says who has it.
     """
 
     numerics = 1
@@ -40,17 +41,20 @@ class FedMix(PTFedAvg):
 
         Attributes:
             mix: lambda, the share of the averaged image.
-            chunk: samples of an average, drawn from the client's, the last average being of those left over; None:
-                one average of all.
+            chunk: samples per average, drawn from the client's; the last average is of those left over. None: one
+                average of all.
         """
 
         mix: float = Field(default=0.1, ge=0, lt=1)
         chunk: int | None = Field(default=None, ge=1)
 
+    settings: Settings
+
     def statistics_source(self, round: int) -> StatisticsSource:
         return super().statistics_source(round) if round else "stored"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        """In round 0 ``images`` and one-hot ``labels``, as sums or for chunks as rows."""
         if received:
             return super().statistics(model, params, batch, received)
         labels = F.one_hot(batch.labels, self.num_classes).to(batch.images.dtype)
@@ -61,6 +65,7 @@ class FedMix(PTFedAvg):
         return Statistics(rows={"images": batch.images, "labels": labels})
 
     def register(self, work: Work) -> Message:
+        """FedAvg's, and the group ``pool`` with one image and label per chunk of the client's samples."""
         found = work.statistics
         if self.settings.chunk is None:
             pool = {n: (found.sums[n] / found.sums["samples"]).float()[None] for n in ("images", "labels")}
@@ -69,48 +74,51 @@ class FedMix(PTFedAvg):
             order = torch.randperm(samples, generator=work.draws.generator("chunks", work.client.index))
             parts = order.to(found.rows["labels"].device).split(self.settings.chunk)
             pool = {n: torch.stack([t[part].mean(0) for part in parts]) for n, t in found.rows.items()}
-        return Message({**super().register(work), **{POOL + name: tensor for name, tensor in pool.items()}})
+        return Message({**super().register(work), **flatten({POOL: pool})})
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
-        clients = sorted(registrations)
-        pool = {
-            POOL + name: torch.cat([registrations[client][POOL + name] for client in clients])
-            for name in ("images", "labels")
-        }
-        served = torch.zeros(len(clients), dtype=torch.bool)
-        return {**super().initial_server(models, registrations, draws), **pool, SERVED: served}
+    ) -> ServerState:
+        own = [group(registrations[client], POOL) for client in sorted(registrations)]
+        pool = {name: torch.cat([part[name] for part in own]) for name in ("images", "labels")}
+        served = torch.zeros(len(own), dtype=torch.bool)
+        return super().initial_server(models, registrations, draws) | {POOL: pool, "served": served}
 
-    def downlink(self, server: Tensors, client: int) -> Message:
-        pool = {} if server[SERVED][client] else {n: t for n, t in server.items() if n.startswith(POOL)}
-        return Message({**super().downlink(server, client), **pool})
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """PT-FedAvg's, and in the client's first round the group ``pool``."""
+        pool = {} if server["served"][client] else {POOL: server.group(POOL)}
+        return Message({**super().downlink(server, client), **flatten(pool)})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
         return {**message, **memory}
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
-        return super().adopt(params, {n: t for n, t in received.items() if not n.startswith(POOL)})
+        return super().adopt(params, ungrouped(received))
 
     def remember(self, work: Work) -> Tensors:
-        return {n: t for n, t in work.received.items() if n.startswith(POOL)}
+        """The group ``pool``."""
+        return flatten({POOL: group(work.received, POOL)})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        served = server[SERVED].clone()
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """PT-FedAvg's; the participants have the pool from then on."""
+        served = server["served"].clone()
         served[uplinks.clients] = True
-        return {**super().aggregate(server, uplinks, draws), SERVED: served}
+        return super().aggregate(server, uplinks, draws) | {"served": served}
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
-        """Mixup's loss with one pooled pair for the whole batch, to first order around the shrunken images."""
+        """Mixup with one pair (x', y') of the pool for the whole batch, to first order in x'.
+
+        With x = (1 - l) x_i: mean_i (1 - l) CE(x, y_i) + l CE(x, y') + l (1 - l) <grad_x CE(x, y_i), x'>
+        """
         share = self.settings.mix
         if not share:
             return super().objective(model, params, batch, received, phase)
-        pool = received[POOL + "images"]
-        drawn = torch.randint(len(pool), (), generator=torch.Generator().manual_seed(batch.seed))
+        pool = group(received, POOL)
+        drawn = torch.randint(len(pool["images"]), (), generator=torch.Generator().manual_seed(batch.seed))
         image = F.interpolate(
-            pool[drawn][None], batch.images.shape[-2:], mode=model.spec.interpolation, antialias=True
+            pool["images"][drawn][None], batch.images.shape[-2:], mode=model.spec.interpolation, antialias=True
         )
-        label = received[POOL + "labels"][drawn].expand(len(batch.labels), -1)
+        label = pool["labels"][drawn].expand(len(batch.labels), -1)
         images = ((1 - share) * batch.images).requires_grad_()
         # Fused attention cannot be differentiated twice.
         with sdpa_kernel(SDPBackend.MATH):

@@ -1,4 +1,4 @@
-"""FedPR: prompts move in the directions in which the received ones have least weight."""
+"""FedPR: prompts move only within an approximate null space of the prompts that the server sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors, without
 from hetfl.methods.base import Phase, Uplinks, Work, register_method
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
@@ -20,9 +20,9 @@ SEED = "completion seed"
 class FedPR(PTFedAvg):
     """Feng et al., CVPR 2023, with a vision transformer and classes in place of its images.
 
-    Every displacement of a prompt is projected onto an approximate null space of the prompts that the server sent,
-    except in the first round. Prompts span fewer directions than are to be dropped. Which others go with them depends
-    on rounding in the authors' code; here they are drawn, once a run.
+    From the second round on, the change of the prompts is projected onto a space in which the received prompts have
+    least weight. The prompts span fewer directions than have to be dropped. In the authors' code rounding decides
+    which other directions are dropped with them; here they are drawn at random, the same in the whole run.
     """
 
     numerics = 1
@@ -35,48 +35,52 @@ class FedPR(PTFedAvg):
         group_blocks: tuple[int, ...] = ()
         kept: float = Field(default=0.8, gt=0, le=1)
 
+    settings: Settings
+
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """Cross-entropy of the projected parameters, so that the gradient is projected as well."""
         return super().objective(model, self.projected(params, received), batch, received, phase)
 
     def uplink(self, work: Work) -> Message:
-        params = self.projected(work.params, work.received)
-        return Message({name: params[name] for name in work.client.model.names(self.shares())})
+        """PT-FedAvg's, with ``shared`` [blocks, n, d] projected."""
+        return Message(self.projected(work.trained(self.shares()), work.received))
 
     def projected(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
-        """The parameters whose prompts differ from the received ones by the projected displacement only."""
+        """The parameters with prompts P' = P_0 + (P - P_0) N: P_0 received, N [d, d] the projection."""
         if "projection" not in received:
             return dict(params)
         moved = params["shared"] - received["shared"]
         return {**params, "shared": received["shared"] + moved @ received["projection"]}
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """FedAvg's mean by samples; the seed of the random directions is kept beside it."""
         seed = draws.at(0).key("null space") % 2**31
-        return {**super().aggregate(server, uplinks, draws), SEED: torch.tensor([seed], dtype=torch.int32)}
+        return super().aggregate(server, uplinks, draws) | {SEED: torch.tensor([seed], dtype=torch.int32)}
 
-    def downlink(self, server: Tensors, client: int) -> Message:
-        """The server's prompts and head, and once somebody has trained them the seed that completes their span."""
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """The server's prompts and head; from the second round on also ``completion seed`` [1] int32."""
         seed = {SEED: server[SEED]} if SEED in server else {}
         return Message({**super().downlink(server, client), **seed})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
-        known = {name: tensor for name, tensor in message.items() if name != SEED}
+        known = without(message, SEED)
         if SEED in message and self.settings.kept < 1:
             known["projection"] = null_space(message["shared"].flatten(0, 1), self.settings.kept, int(message[SEED]))
         return known
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
-        return super().adopt(params, {name: tensor for name, tensor in received.items() if name != "projection"})
+        return super().adopt(params, without(received, "projection"))
 
 
 def null_space(prompts: Tensor, kept: float, seed: int) -> Tensor:
-    """The projection [d, d] onto a space in which prompts P [n, d] have least weight, in float64.
+    """The projection N [d, d] onto the directions in which prompts P [n, d] have least weight, computed in float64.
 
-    Its complement are the k = int((1 - kept) d) directions in which they have most; where P has fewer than k, random
-    ones as well, so that rounding of P does not decide which.
+    The k = int((1 - kept) d) directions in which they have most are dropped. Where P spans fewer than k, random ones
+    are dropped as well, so that the rounding of P does not decide which.
 
     Args:
         prompts: P.
-        kept: share of the directions that are kept.
+        kept: share r of the directions that are kept.
         seed: of the random directions.
 
     Returns:
@@ -92,4 +96,6 @@ def null_space(prompts: Tensor, kept: float, seed: int) -> Tensor:
     span = directions[weights > noise][:dropped]
     drawn = torch.randn(dropped, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     basis, _ = torch.linalg.qr(torch.cat([span, drawn[len(span) :].to(span.device)]).T)
-    return (torch.eye(width, dtype=basis.dtype, device=basis.device) - basis @ basis.T).to(prompts.dtype)
+    identity = torch.eye(width, dtype=basis.dtype, device=basis.device)
+    projection: Tensor = identity - basis @ basis.T
+    return projection.to(prompts.dtype)

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hetfl.data.batches import Batch, class_counts, class_sums
+from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Phase,
     Statistics,
@@ -19,22 +19,24 @@ from hetfl.methods.base import (
     Work,
     by_class,
     class_means,
+    class_statistics,
     cross_entropy,
+    euclidean_distances,
     mean_over_owners,
     register_method,
 )
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
 
-COLLECTS: dict[str, StatisticsSource] = {"sweep": "own", "training": "training", "before": "before"}
+COLLECTED_FROM: dict[str, StatisticsSource] = {"sweep": "own", "training": "training", "before": "before"}
 
 
 @register_method("fedproto")
 class FedProto(Scratch):
     """Tan et al., AAAI 2022; in FedHPL Table 2 and FedTGP Table 1.
 
-    A client pulls its embeddings towards the global prototype of their class, and predicts the class of the nearest
-    global prototype.
+    A client pulls its features towards the global prototype of their class, and predicts the class of the nearest
+    global prototype. The server keeps the global prototypes P_c: ``means`` [c, d] with ``labels`` [c] int32.
     """
 
     numerics = 1
@@ -48,12 +50,14 @@ class FedProto(Scratch):
 
         Attributes:
             pull: weight lambda of the prototype loss.
-            distance: of an embedding to its prototype: the mean square over their elements, or the Euclidean one.
-            embedding: common size of the embeddings.
+            distance: of a feature to its prototype: the mean square over their elements, or the Euclidean distance.
+            embedding: d, common size of the features.
             flat: size of a ResNet's feature before the projection; FedHPL Table 7 has 2048 for all of them.
-            collect: prototypes from one pass after training; from the training passes, as in the authors' code; or
-                from one pass with the parameters from before training, as FedTGP's released code has it.
-            average: whether an owner of a class weighs by its samples of it, which it sends along then.
+            collect: prototypes from one pass (``sweep``) after training; from the ``training`` batches, as in the
+                authors' code; or from one pass with the parameters from ``before`` training, as in FedTGP's released
+                code.
+            average: whether each client counts the same in a prototype, or by its samples of the class, whose number
+                it then sends as well.
         """
 
         pull: float = Field(default=1.0, ge=0)
@@ -63,6 +67,8 @@ class FedProto(Scratch):
         collect: Literal["sweep", "training", "before"] = "sweep"
         average: Literal["plain", "weighted"] = "plain"
 
+    settings: Settings
+
     def model_options(self) -> ModelOptions:
         return self.fitted(flat=self.settings.flat)
 
@@ -70,6 +76,7 @@ class FedProto(Scratch):
         return by_class(message, self.num_classes)
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """Cross-entropy + lambda mean_i d(f_i, P_y(i)), f_i [d] being a sample's feature, P [C, d] the prototypes."""
         output = model(params, batch.images)
         loss = cross_entropy(output.logits, batch)
         if not received:
@@ -80,25 +87,25 @@ class FedProto(Scratch):
         return loss + self.settings.pull * batch.mean(distance * received["valid"][batch.labels])
 
     def statistics_source(self, round: int) -> StatisticsSource:
-        return COLLECTS[self.settings.collect] if round else "none"
+        return COLLECTED_FROM[self.settings.collect] if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
-        features = model(params, batch.images).features
-        sums = class_sums(features, batch.labels, self.num_classes, batch.weight)
-        return Statistics(sums={"sums": sums, "counts": class_counts(batch.labels, self.num_classes, batch.weight)})
+        return class_statistics(model(params, batch.images).features, batch, self.num_classes)
 
     def uplink(self, work: Work) -> Message:
-        means = class_means(work.statistics, next(iter(work.params.values())).dtype)
+        """The client's prototypes ``means`` [c, d], their ``labels`` [c] int32 and, if they weigh, ``counts`` [c]."""
+        means = class_means(work)
         if self.settings.average == "plain":
             return means
         counts = work.statistics.sums["counts"][means["labels"].long()]
         return Message({**means, "counts": counts.to(torch.int32)})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """The mean over the clients that own a class; classes without an owner have no prototype."""
-        return mean_over_owners(list(uplinks), self.num_classes)
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """P_c: the mean of class c over the participants that have samples of it; other classes have no prototype."""
+        return ServerState(mean_over_owners(list(uplinks), self.num_classes))
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``means`` [c, d] and ``labels`` [c] int32 of the c classes with a global prototype; nothing in round 1."""
         return Message(server)
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
@@ -106,14 +113,5 @@ class FedProto(Scratch):
         features = model(params, batch.images).features
         if not received:
             return features.new_full((len(features), self.num_classes), -torch.inf)
-        score = -distances(features, received["means"]).square()
+        score = -euclidean_distances(features, received["means"]).square()
         return score.masked_fill(~received["valid"], -torch.inf)
-
-
-def distances(points: Tensor, others: Tensor) -> Tensor:
-    """Euclidean distances [n, m] of points [n, d] to others [m, d].
-
-    They are taken from the differences: torch's form with a product of matrices, its default above 25 rows, loses the
-    digits that distant points have in common.
-    """
-    return torch.cdist(points, others, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg plus a proximal term that holds clients near the server's weights."""
+"""FedProx: FedAvg with a proximal term that keeps a client's weights near the server's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetfl.models.base import Model
 
 @register_method("fedprox")
 class FedProx(FedAvg):
-    """Li et al., MLSys 2020: the client adds (mu/2) ||w - W||^2, W being the weights it received."""
+    """Li et al., MLSys 2020, Algorithm 2."""
 
     numerics = 1
     title = "FedProx"
@@ -25,6 +25,9 @@ class FedProx(FedAvg):
 
         mu: float = Field(default=0.01, ge=0)
 
+    settings: Settings
+
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """F_k(w) + mu/2 ||w - W||^2, W being the weights that the client received."""
         distance = sum((params[name] - received[name]).square().sum() for name in received)
         return super().objective(model, params, batch, received, phase) + self.settings.mu / 2 * distance

@@ -1,4 +1,4 @@
-"""FedRep: a common body under a head of each client's own; a round trains the head first, then the body."""
+"""FedRep: a shared body under each client's own head; a round trains the head first, then the body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetfl.models.base import Model
 
 @register_method("fedrep")
 class FedRep(FedAvg):
-    """Collins et al., ICML 2021."""
+    """Collins et al., ICML 2021, Algorithm 1."""
 
     numerics = 1
     title = "FedRep"
@@ -30,13 +30,15 @@ class FedRep(FedAvg):
             local_epochs: passes that train the body.
             head_epochs: passes before them that train the head; 10 in the authors' CIFAR10 runs.
             finetune_epochs: passes after the last round that train the head only.
-            heads: what clients begin with: one ``common`` head, as in the authors' code, or each its ``own``.
+            heads: which head clients start with: the ``common`` one of the authors' code, or each its ``own``.
         """
 
         momentum: float = Field(default=0.5, ge=0, lt=1)
         head_epochs: int = Field(default=1, ge=0)
         finetune_epochs: int = Field(default=10, ge=0)
         heads: Literal["common", "own"] = "common"
+
+    settings: Settings
 
     def keeps(self) -> tuple[str, ...]:
         return ("head",)
@@ -45,7 +47,7 @@ class FedRep(FedAvg):
         return ("body",)
 
     def initial(self, model: Model, draws: Draws, client: int) -> dict[str, Tensor]:
-        """A common head is drawn from the shared seed, as FedBABU's, so it never travels."""
+        """A common head is drawn from the run's seed by every client, so it never travels."""
         return model.init(draws, -1 if self.settings.heads == "common" else client)
 
     def phases(self, round: int) -> Sequence[Phase]:

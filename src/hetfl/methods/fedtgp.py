@@ -1,29 +1,32 @@
-"""FedTGP: FedProto whose server trains the global prototypes, with a margin that grows with the clients' own."""
+"""FedTGP: FedProto whose server trains the global prototypes, with a margin that adapts to the clients' ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from hetfl.captured import Captured
-from hetfl.draws import Draws, seeded_library_code
-from hetfl.message import Message, Tensors
-from hetfl.methods.base import Uplinks, mean_over_owners, register_method
-from hetfl.methods.fedproto import FedProto, distances
+from hetfl.draws import Draws
+from hetfl.message import Message, ServerState, Tensors
+from hetfl.methods.base import Uplinks, euclidean_distances, mean_over_owners, register_method
+from hetfl.methods.fedproto import FedProto
+from hetfl.methods.parts.networks import detached, fresh_network, leaves
+from hetfl.methods.parts.trainable_prototypes import batches_of, contrastive_loss, emit
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
-
-NET = "net/"
 
 
 @register_method("fedtgp")
 class FedTGP(FedProto):
-    """Zhang et al., AAAI 2024: trainable global prototypes under adaptive-margin-enhanced contrastive learning."""
+    """Zhang et al., AAAI 2024: trainable global prototypes under adaptive-margin-enhanced contrastive learning.
+
+    The server keeps the network that emits the prototypes in the group ``net`` (:func:`emit`), the prototypes P-hat
+    as ``means`` [C, d] and ``labels`` [C] int32, and the last ``margin`` [] and ``loss`` [].
+    """
 
     numerics = 1
     title = "FedTGP"
@@ -41,8 +44,8 @@ class FedTGP(FedProto):
             server_lr: its learning rate; None: the clients'.
             server_batch: prototypes a step; None: the clients' batch size.
             network: whether trainable vectors go through the network F; False is the ablation "w/o F".
-            average: ``plain`` only. The server learns from every client's prototypes alike, and the centres of the
-                margin are plain means (Eq. 9), so that clients need not tell how many samples of a class they have.
+            average: ``plain`` only. Every client's prototypes count the same in the loss, and the class centres of
+                the margin are plain means (Eq. 9), so clients do not send how many samples of a class they have.
         """
 
         pull: float = Field(default=10.0, ge=0)
@@ -56,31 +59,41 @@ class FedTGP(FedProto):
         network: bool = True
         average: Literal["plain"] = "plain"
 
+    settings: Settings
+
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
-        with seeded_library_code(draws.key("init:generator")):
-            width = models[0].width
-            layers: dict[str, nn.Module] = {"vectors": nn.Embedding(self.num_classes, width)}
-            if self.settings.network:
-                layers |= {"enter": nn.Linear(width, width), "leave": nn.Linear(width, width)}
-            fresh = nn.ModuleDict(layers).state_dict()
+    ) -> ServerState:
+        width = models[0].width
+
+        def layers() -> dict[str, nn.Module]:
+            vectors = {"vectors": nn.Embedding(self.num_classes, width)}
+            mapping = {"enter": nn.Linear(width, width), "leave": nn.Linear(width, width)}
+            return {**vectors, **mapping} if self.settings.network else {**vectors}
+
         dtype = next(iter(models[0].init(draws, -1).values())).dtype
-        return {NET + name: tensor.to(dtype) for name, tensor in fresh.items()}
+        return ServerState({"net": fresh_network(layers, draws, dtype)})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """Train the generator on the clients' prototypes (Eq. 7-8), then emit one prototype for every class.
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """Train the network on the clients' prototypes (Eq. 7-8), then emit one prototype for every class.
 
-        It stays as it is where nobody sends one.
+        The state stays as it is if nobody sends a prototype.
         """
         messages = list(uplinks)
         prototypes = torch.cat([message["means"] for message in messages])
         labels = torch.cat([message["labels"] for message in messages]).long()
         if not len(labels):
-            return dict(server)
+            return server
         margin = self.margin(mean_over_owners(messages, self.num_classes)["means"])
-        net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
-        s = self.settings
+        net, loss = self._train(server.group("net"), prototypes, labels, margin, draws)
+        classes = torch.arange(self.num_classes, dtype=torch.int32, device=labels.device)
+        return ServerState({"net": net, "means": emit(net), "labels": classes, "margin": margin, "loss": loss})
+
+    def _train(
+        self, net: Tensors, prototypes: Tensor, labels: Tensor, margin: Tensor, draws: Draws
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The network after S epochs of SGD on prototypes [n, d] with labels [n], and the last batch's loss []."""
+        net, s = leaves(net), self.settings
         optimiser = SGD(net.values(), s.server_lr or s.lr)
         loss = margin.new_zeros((), dtype=prototypes.dtype)
 
@@ -96,80 +109,30 @@ class FedTGP(FedProto):
             torch.randperm(len(labels), generator=draws.generator("server batches", -1, epoch))
             for epoch in range(s.server_epochs)
         ]
-        # A recorded step has one shape, so there the last batch is filled up.
+        # A captured graph of a step has fixed shapes, so there the last batch is filled up.
         steps, fill = Captured(step), labels.is_cuda
         for batch in batches_of(torch.stack(orders).to(labels.device), s.server_batch or s.batch_size, fill):
             steps(batch)
-        trained = {name: tensor.detach() for name, tensor in net.items()}
-        return {
-            **{NET + name: tensor for name, tensor in trained.items()},
-            "means": emit(trained),
-            "labels": torch.arange(self.num_classes, dtype=torch.int32, device=labels.device),
-            "margin": margin,
-            "loss": loss,
-        }
+        return detached(net), loss
 
     def margin(self, centres: Tensor) -> Tensor:
-        """delta [] for the class centres [c, d] of the classes that were sent, float64."""
+        """delta [] (Eq. 9), at most tau, from the class centres [c, d] of the classes that were sent; float64."""
         cap = torch.tensor(self.settings.margin_cap, dtype=torch.float64, device=centres.device)
         if self.settings.margin == "none":
             return torch.zeros_like(cap)
         if self.settings.margin == "fixed" or len(centres) < 2:
             return cap
-        between = distances(centres.double(), centres.double())
+        between = euclidean_distances(centres.double(), centres.double())
         nearest = between.fill_diagonal_(torch.inf).min(dim=1).values
         widest = nearest if self.settings.margin == "adaptive" else between.fill_diagonal_(0)
         return torch.minimum(widest.max(), cap)
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``means`` [C, d], P-hat, and ``labels`` [C] int32; nothing before they were trained."""
         return Message({name: server[name] for name in ("means", "labels") if name in server})
 
-    def server_parameters(self, server: Tensors) -> Tensors:
-        return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
+    def server_parameters(self, server: ServerState) -> Tensors:
+        return server.group("net")
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
+    def diagnostics(self, server: ServerState) -> dict[str, float]:
         return {name: float(server[name]) for name in ("margin", "loss") if name in server}
-
-
-def emit(net: Tensors) -> Tensor:
-    """P-hat [C, d]: the network F of every class's trainable vector (Eq. 5), or the vectors where there is none."""
-    vectors = net["vectors.weight"]
-    if "enter.weight" not in net:
-        return vectors
-    hidden = F.relu(F.linear(vectors, net["enter.weight"], net["enter.bias"]))
-    return F.linear(hidden, net["leave.weight"], net["leave.bias"])
-
-
-def batches_of(orders: Tensor, size: int, fill: bool) -> Iterator[dict[str, Tensor]]:
-    """The ``rows`` [B] of each batch of each epoch, from their ``orders`` [epochs, n].
-
-    Where the last ones are to be filled up, all have a ``weight`` [B], 0 for what fills.
-    """
-    padding = -orders.shape[1] % size if fill else 0
-    rows = F.pad(orders, (0, padding))
-    weight = F.pad(torch.ones_like(orders[0], dtype=torch.float32), (0, padding)).split(size)
-    for order in rows:
-        for part, real in zip(order.split(size), weight, strict=True):
-            yield {"rows": part, "weight": real} if padding else {"rows": part}
-
-
-def contrastive_loss(
-    prototypes: Tensor, labels: Tensor, emitted: Tensor, margin: Tensor, weight: Tensor | None = None
-) -> Tensor:
-    """Eq. 8: cross-entropy over minus the distances, the true class pushed away by the margin first.
-
-    Args:
-        prototypes: P [B, d] of clients.
-        labels: [B], their classes.
-        emitted: P-hat [C, d], one trainable prototype per class.
-        margin: delta [].
-        weight: [B], 0 for what only fills the batch up; None: everything counts.
-    """
-    # The root of zero has no finite gradient.
-    squared = (prototypes[:, None] - emitted[None]).square().sum(dim=2).clamp(min=1e-12)
-    # one_hot looks at the labels' values, which a recording cannot.
-    own = (labels[:, None] == torch.arange(len(emitted), device=labels.device)).to(emitted.dtype)
-    distances = squared.sqrt() + margin.to(emitted.dtype) * own
-    if weight is None:
-        return F.cross_entropy(-distances, labels)
-    return (F.cross_entropy(-distances, labels, reduction="none") * weight).sum() / weight.sum()

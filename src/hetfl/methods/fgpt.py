@@ -1,4 +1,4 @@
-"""FGPT: prompts that all share, and prompts of groups that each sample finds by a fixed key."""
+"""FGPT: shared prompts, and prompts of groups that each sample finds by a fixed key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors, without
 from hetfl.methods.base import Query, Statistics, StatisticsSource, Uplinks, Work, register_method
-from hetfl.methods.ptfedavg import GROUP, PTFedAvg, mean_cosine, of_groups
+from hetfl.methods.parts.cosines import mean_cosine, of_groups
+from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.grouped import orthogonal
 
@@ -26,7 +27,7 @@ class GroupSettings(PTFedAvg.Settings):
 
     Attributes:
         groups: G.
-        encoder: whose features are the queries; None: the backbone's own (else FGPT-ResNet's).
+        encoder: the model whose features are the queries; None: the clients' own backbone (else FGPT-ResNet).
         branches: groups that a sample is predicted with, their logits averaged (FGPT-U has 5).
         ensembles: numbers of branches that the same run is tested with as well, in the rounds of the window.
     """
@@ -62,11 +63,13 @@ class FGPT(PTFedAvg):
 
         Attributes:
             keys: orthogonal rows, or independent random ones (Table 4).
-            key_seed: that they are drawn from; None: the run's seed, so that runs differ in their keys, too.
+            key_seed: the seed they are drawn from; None: the run's, so that runs differ in their keys as well.
         """
 
         keys: Literal["orthogonal", "random"] = "orthogonal"
         key_seed: int | None = None
+
+    settings: GroupSettings
 
     def model_options(self) -> ModelOptions:
         return super().model_options().model_copy(update={"groups": self.settings.groups})
@@ -74,11 +77,8 @@ class FGPT(PTFedAvg):
     def queries(self) -> Query | None:
         return Query(self.settings.encoder)
 
-    def choose(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        return self.similarity(params, batch).argmax(dim=1)
-
     def points(self, batch: Batch) -> Tensor:
-        """The queries [B, d] as they are compared with keys, of length 1."""
+        """The queries [B, d], of length 1."""
         assert batch.queries is not None
         return F.normalize(batch.queries, dim=1)
 
@@ -87,12 +87,17 @@ class FGPT(PTFedAvg):
         points = self.points(batch)
         return points @ F.normalize(self.keys(params, points), dim=1).T
 
+    def choose(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+        """The group of the key nearest to each query, [B] int64."""
+        return self.similarity(params, batch).argmax(dim=1)
+
     def keys(self, params: Tensors, like: Tensor) -> Tensor:
         """b_g [G, d], as wide as the queries ``like`` [B, d]; drawn once, the same everywhere, and never sent."""
         width = like.shape[1]
         place = width, like.device, like.dtype
         if place not in self._made:
             s = self.settings
+            assert isinstance(s, FGPT.Settings)
             generator = Draws(self.seed if s.key_seed is None else s.key_seed).generator("keys")
             drawn = torch.randn(s.groups, width, generator=generator, dtype=torch.float64)
             self._made[place] = (orthogonal(drawn) if s.keys == "orthogonal" else drawn).to(like.device, like.dtype)
@@ -106,36 +111,38 @@ class FGPT(PTFedAvg):
         return "own" if round else super().statistics_source(round)
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
+        """``counts`` [G], the samples of each group."""
         if not received:
             return super().statistics(model, params, batch, received)
         chosen = self.choose(params, batch, received)
         return Statistics(sums={"counts": class_counts(chosen, self.settings.groups, batch.weight)})
 
     def uplink(self, work: Work) -> Message:
-        """What was trained, and N_g, how many of the client's samples each group has."""
+        """PT-FedAvg's, and ``counts`` [G] int32: N_g, how many of the client's samples each group has."""
         counts = work.statistics.sums["counts"].to(torch.int32)
         return Message({**super().uplink(work), "counts": counts})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """Shared prompts and heads by the participants' samples, a group's prompts by their samples of it."""
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """P_g = sum_k N_kg P_kg / sum_k N_kg for the prompts of group g (Algorithm 1, line 19); the rest by samples.
+
+        The prompts of a group that no participant has samples of stay as they are.
+        """
         messages = list(uplinks)
+        sent = Uplinks(uplinks.clients, [Message(without(message, "counts")) for message in messages])
+        after = super().aggregate(server, sent, draws)
         counts = torch.stack([message["counts"] for message in messages]).double()
-        sent = [Message({n: t for n, t in message.items() if n != "counts"}) for message in messages]
-        after = super().aggregate(server, Uplinks(uplinks.clients, sent), draws)
-        prompts = torch.stack([message["group"] for message in sent]).double()
-        total = counts.sum(dim=0)
-        mean = torch.einsum("kg,kbgd->bgd", counts / total.clamp(min=1), prompts).to(server[GROUP].dtype)
-        # What nobody has a sample of stays bit by bit.
-        after[GROUP] = torch.where((total > 0)[:, None], mean, server[GROUP])
-        return after
+        prompts = torch.stack([message["group"] for message in messages]).double()
+        total, old = counts.sum(dim=0), server.group("model")["group"]
+        mean = torch.einsum("kg,kbgd->bgd", counts / total.clamp(min=1), prompts).to(old.dtype)
+        return after | {"model": {**after.group("model"), "group": torch.where((total > 0)[:, None], mean, old)}}
 
     def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        """With one branch as in training; with more the mean of the logits (FGPT-U)."""
+        """The mean of the logits with the prompts of the ``branches`` nearest groups; FGPT-U has more than one."""
         chosen = self.similarity(params, batch).topk(self.settings.branches, dim=1).indices
         return model(params, batch.images, chosen).logits
 
     def extra_predictors(self, round: int) -> Mapping[str, FGPT]:
-        """FGPT-U, of the same training."""
+        """FGPT-U with the same parameters, for each number of branches in ``ensembles``."""
         s = self.settings
         if round <= s.rounds - s.window:
             return {}
@@ -144,14 +151,14 @@ class FGPT(PTFedAvg):
         return {name: type(self)(settings, *known) for name, settings in others.items()}
 
     def observe(self, work: Work) -> dict[str, Any]:
-        """How many of a participant's samples each group has."""
+        """``groups`` [G]: how many of a participant's samples each group has."""
         return {"groups": work.statistics.sums["counts"].long().tolist()} if work.round else {}
 
     def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
-        """Also the entropy of the groups over the participants' samples, 1 when all groups are of one size.
+        """PT-FedAvg's, and ``group_entropy`` over the participants' samples: 1 where all groups have equally many.
 
-        ``cosine_group_local_used`` compares only clients that have samples of a group; others return its prompt as it
-        was.
+        ``cosine_group_local_used`` compares the prompts of a group only between clients that have samples of it; the
+        others return them unchanged.
         """
         found = super().compare(uplinks)
         if "counts" not in uplinks[0] or self.settings.groups == 1:

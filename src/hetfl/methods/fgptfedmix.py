@@ -18,3 +18,5 @@ class FGPTFedMix(FGPT, FedMix):
 
     class Settings(FGPT.Settings, FedMix.Settings):
         """FGPT's and FedMix's."""
+
+    settings: Settings

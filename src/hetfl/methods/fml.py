@@ -1,4 +1,4 @@
-"""FML: each client's own network and a copy of a common one teach each other; the common one is averaged."""
+"""FML: each client's own network and its copy of a common network teach each other; the common one is averaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
@@ -21,7 +21,8 @@ from hetfl.models.base import Model, ModelOptions
 class FML(Scratch):
     """Shen et al., "Federated Mutual Learning", 2020, in the form of the benchmark that FedTGP's tables come from.
 
-    Both networks learn from each batch at once; the client predicts with its own.
+    Both networks learn from each batch at once; the client predicts with its own. The server keeps the common
+    network's parameters, by their names in the client's model.
     """
 
     numerics = 1
@@ -34,10 +35,10 @@ class FML(Scratch):
 
         Attributes:
             auxiliary: architecture of the common network.
-            alpha, beta: weight of the cross-entropy in the own and in the common network's loss; the rest goes to
-                the divergence from the other one.
+            alpha, beta: weight of the cross-entropy in the own and in the common network's loss; the divergence from
+                the other network has the rest.
             reduction: whether the divergence is averaged over samples and classes, or over samples.
-            detach: whether a network that teaches is not itself moved by that.
+            detach: whether the network that teaches gets no gradient from teaching.
             clip: largest norm of the gradient of each network.
         """
 
@@ -47,6 +48,8 @@ class FML(Scratch):
         reduction: Literal["elements", "batch"] = "elements"
         detach: bool = False
         clip: float | None = Field(default=10.0, gt=0)
+
+    settings: Settings
 
     def model_options(self) -> ModelOptions:
         return self.fitted(auxiliary=self.settings.auxiliary)
@@ -66,31 +69,37 @@ class FML(Scratch):
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
+    ) -> ServerState:
         fresh = models[0].init(draws, client=-1)
-        return {name: fresh[name] for name in models[0].names(["auxiliary"])}
+        return ServerState({name: fresh[name] for name in models[0].names(["auxiliary"])})
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """The common network's parameters by name."""
         return Message(server)
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
         return {**params, **received}
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """The sum of both networks' losses, of logits p (own) and q (common), both [B, C].
+
+        alpha CE(p) + (1 - alpha) KL(q || p) + beta CE(q) + (1 - beta) KL(p || q)
+        """
         own, common = model(params, batch.images).logits, model.auxiliary(params, batch.images).logits
         s = self.settings
         own_loss = s.alpha * cross_entropy(own, batch) + (1 - s.alpha) * self.divergence(common, own, batch)
         return own_loss + s.beta * cross_entropy(common, batch) + (1 - s.beta) * self.divergence(own, common, batch)
 
     def divergence(self, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
-        """KL of what two networks predict from logits [B, C]: a scalar, reduced as the settings say."""
+        """KL(softmax(teacher) || softmax(student)) [] of logits [B, C], averaged as the settings say."""
         target = (teacher.detach() if self.settings.detach else teacher).log_softmax(dim=1)
         terms = target.exp() * (target - student.log_softmax(dim=1))
         return batch.mean(terms.mean(dim=1) if self.settings.reduction == "elements" else terms.sum(dim=1))
 
     def uplink(self, work: Work) -> Message:
-        return Message({name: work.params[name] for name in work.client.model.names(["auxiliary"])})
+        """The client's copy of the common network by name."""
+        return Message(work.trained(["auxiliary"]))
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
         """The plain mean of the participants' common networks."""
-        return weighted_mean(uplinks, torch.ones(len(uplinks)))
+        return ServerState(weighted_mean(uplinks, torch.ones(len(uplinks))))

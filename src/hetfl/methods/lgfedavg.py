@@ -1,4 +1,4 @@
-"""LG-FedAvg: clients of any architecture share and average their heads; what lies below stays with them."""
+"""LG-FedAvg: clients of any architecture share and average their heads and keep their own bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetfl.methods.scratch import Scratch
 class LGFedAvg(Scratch, FedAvg):  # type: ignore[misc]  # the settings are those of Scratch
     """Liang et al., "Think Locally, Act Globally", NeurIPS workshop 2019; in FedTGP Table 1.
 
-    A client trains all of its network and is tested with the server's newest head.
+    A client trains its whole network and is tested with the server's newest head.
     """
 
     numerics = 1

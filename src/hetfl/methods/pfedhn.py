@@ -1,4 +1,4 @@
-"""pFedHN: a network of the server's makes each client's prompts and learns from what the client made of them."""
+"""pFedHN: a network on the server generates each client's prompts and learns from what the client made of them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hetfl.draws import Draws, seeded_library_code
-from hetfl.message import Message, Tensors
+from hetfl.draws import Draws
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Uplinks, register_method
+from hetfl.methods.parts.networks import detached, fresh_network, leaves
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
 
-NET, MOMENTUM = "net/", "momentum/"
-MADE = ("shared", "group")
+GENERATED = ("shared", "group")
+"""The prompts that the network generates."""
 
 
 @register_method("pfedhn")
 class PFedHN(PTFedAvg):
     """Shamsian et al., ICML 2021, with prompts as FedTP (Li et al., 2023) has them; heads are averaged.
 
-    Every client has an embedding, whether it ever took part or not.
+    Every client has an embedding, whether it has taken part or not. The server keeps PT-FedAvg's state, the network
+    in the group ``net`` and the momentum of its optimiser in the group ``momentum``.
     """
 
     numerics = 1
@@ -33,7 +35,7 @@ class PFedHN(PTFedAvg):
     personal = True
 
     class Settings(PTFedAvg.Settings):
-        """Defaults are FedTP's, the gradient's bound pFedHN's.
+        """Defaults are FedTP's, ``clip`` is pFedHN's.
 
         Attributes:
             embedding: size of a client's embedding.
@@ -51,60 +53,64 @@ class PFedHN(PTFedAvg):
         server_decay: float = Field(default=1e-3, ge=0)
         clip: float = Field(default=50.0, gt=0)
 
+    settings: Settings
+
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
-        server = super().initial_server(models, registrations, draws)
-        s = self.settings
-        sizes = {name: server["model/" + name].numel() for name in MADE if "model/" + name in server}
-        with seeded_library_code(draws.key("init:generator")):
-            layers: dict[str, nn.Module] = {
+    ) -> ServerState:
+        server, s = super().initial_server(models, registrations, draws), self.settings
+        model = server.group("model")
+
+        def layers() -> dict[str, nn.Module]:
+            return {
                 "clients": nn.Embedding(len(models), s.embedding),
                 "enter": nn.Linear(s.embedding, s.hidden),
                 **{f"hidden{number}": nn.Linear(s.hidden, s.hidden) for number in range(s.layers)},
-                **{name: nn.Linear(s.hidden, size) for name, size in sizes.items()},
+                **{name: nn.Linear(s.hidden, model[name].numel()) for name in GENERATED if name in model},
             }
-            fresh = nn.ModuleDict(layers).state_dict()
-        dtype = server["model/head.weight"].dtype
-        return {**server, **{NET + name: tensor.to(dtype) for name, tensor in fresh.items()}}
 
-    def downlink(self, server: Tensors, client: int) -> Message:
-        made = self.generate({n.removeprefix(NET): t for n, t in server.items() if n.startswith(NET)}, [client])
+        return server | {"net": fresh_network(layers, draws, model["head.weight"].dtype)}
+
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """The mean head, and the client's own generated ``shared`` [blocks, n, d] and ``group`` [blocks, 1, d]."""
+        made = self.generate(server.group("net"), [client])
         sent = dict(super().downlink(server, client))
         return Message(sent | {name: tensor.view_as(sent[name]) for name, tensor in made.items()})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """Heads by samples; one step that moves each participant's prompts to where its training ended."""
-        clients, messages = uplinks.clients, list(uplinks)
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """Means by samples, and one SGD step that moves each participant's prompts to where its training ended.
+
+        Its gradient is the vector-Jacobian product of the generated prompts P_k with (n_k / n) (P_k - P_k'), where
+        P_k' are the client's prompts after training.
+        """
+        clients, messages, s = uplinks.clients, list(uplinks), self.settings
         after = super().aggregate(server, Uplinks(clients, messages), draws)
-        net = {n.removeprefix(NET): t.clone().requires_grad_() for n, t in server.items() if n.startswith(NET)}
-        share = server["samples"][clients].to(after["model/head.weight"].dtype)
+        net = leaves(server.group("net"))
+        share = server["samples"][clients].to(after.group("model")["head.weight"].dtype)
         share = share / share.sum()
         made = self.generate(net, clients)
         trained = {name: torch.stack([message[name].flatten() for message in messages]) for name in made}
         torch.autograd.backward(
             list(made.values()), [share[:, None] * (made[name].detach() - trained[name]) for name in made]
         )
-        s = self.settings
         torch.nn.utils.clip_grad_norm_(net.values(), s.clip)
         optimiser = SGD(net.values(), s.server_lr, s.server_momentum, weight_decay=s.server_decay)
-        for name, leaf in net.items():
-            if MOMENTUM + name in server:
-                optimiser.state[leaf]["momentum_buffer"] = server[MOMENTUM + name].clone()
+        for name, momentum in server.group("momentum").items():
+            optimiser.state[net[name]]["momentum_buffer"] = momentum.clone()
         optimiser.step()
-        moved = {MOMENTUM + name: optimiser.state[leaf]["momentum_buffer"] for name, leaf in net.items()}
-        return {**after, **{NET + name: leaf.detach() for name, leaf in net.items()}, **moved}
+        buffers = {name: optimiser.state[leaf]["momentum_buffer"] for name, leaf in net.items()}
+        return after | {"net": detached(net), "momentum": buffers}
 
     def generate(self, net: Tensors, clients: Sequence[int]) -> dict[str, Tensor]:
-        """The prompts of some clients [k, elements], by name."""
+        """The prompts of k clients [k, elements], by name."""
         hidden = F.linear(net["clients.weight"][list(clients)], net["enter.weight"], net["enter.bias"])
         for number in range(self.settings.layers):
             hidden = F.linear(hidden.relu(), net[f"hidden{number}.weight"], net[f"hidden{number}.bias"])
         return {
             name: F.linear(hidden, net[f"{name}.weight"], net[f"{name}.bias"])
-            for name in MADE
+            for name in GENERATED
             if f"{name}.weight" in net
         }
 
-    def server_parameters(self, server: Tensors) -> Tensors:
-        return {name: tensor for name, tensor in server.items() if name.startswith(NET)}
+    def server_parameters(self, server: ServerState) -> Tensors:
+        return server.group("net")

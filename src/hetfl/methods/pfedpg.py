@@ -1,4 +1,4 @@
-"""pFedPG: the server generates each client's prompts, and learns to from how the clients change them."""
+"""pFedPG: the server generates each client's prompts and learns from how the clients change them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws, seeded_library_code
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Method, MethodSettings, Phase, Uplinks, Work, cross_entropy, register_method
+from hetfl.methods.parts.networks import detached, leaves
 from hetfl.models.base import Model, ModelOptions
 from hetfl.optimisers import SGD
 
@@ -22,6 +23,9 @@ from hetfl.optimisers import SGD
 class PFedPG(Method):
     """Yang et al., "Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation",
     ICCV 2023; shapes are those that FedHPL's Table 5 counts.
+
+    The server keeps the generator: ``basis`` [n, d], ``descriptors`` [K, d], ``query.weight``, ``key.weight`` and
+    ``value.weight`` [inner, d], ``leave.weight`` [d, inner] and ``leave.bias`` [d].
     """
 
     numerics = 1
@@ -31,7 +35,7 @@ class PFedPG(Method):
     travels = "prompts down, their change up"
 
     class Settings(MethodSettings):
-        """Defaults are the authors', prompts and epochs FedHPL's; momentum is not stated and left out.
+        """Defaults are the authors', for prompts and epochs FedHPL's; momentum is not stated, so there is none.
 
         Attributes:
             prompt_length: prompts at the input of the frozen backbone.
@@ -48,6 +52,8 @@ class PFedPG(Method):
         inner: int = Field(default=512, ge=1)
         server_lr: float = Field(default=1e-3, gt=0)
 
+    settings: Settings
+
     def model_options(self) -> ModelOptions:
         return ModelOptions(prompts="shallow", prompt_length=self.settings.prompt_length)
 
@@ -56,7 +62,7 @@ class PFedPG(Method):
 
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
+    ) -> ServerState:
         model, inner = models[0], self.settings.inner
         params = model.init(draws, -1)
         (basis,) = (params[name] for name in model.names(["prompts"]))
@@ -65,12 +71,13 @@ class PFedPG(Method):
             layers = {name: nn.Linear(width, inner, bias=False) for name in ("query", "key", "value")}
             fresh = nn.ModuleDict({**layers, "leave": nn.Linear(inner, width)}).state_dict()
             descriptors = torch.randn(len(models), width)
-        return {
-            "basis": basis.reshape(-1, width),
-            **{name: tensor.to(basis.dtype) for name, tensor in {"descriptors": descriptors, **fresh}.items()},
-        }
+        drawn = {"descriptors": descriptors, **fresh}
+        return ServerState(
+            {"basis": basis.reshape(-1, width), **{name: tensor.to(basis.dtype) for name, tensor in drawn.items()}}
+        )
 
-    def downlink(self, server: Tensors, client: int) -> Message:
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """``prompts`` [n, d]: P_k, generated for the client."""
         return Message({"prompts": generate(server)[client]})
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
@@ -80,31 +87,33 @@ class PFedPG(Method):
         }
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
+        """The mean cross-entropy."""
         return cross_entropy(model(params, batch.images).logits, batch)
 
     def uplink(self, work: Work) -> Message:
+        """``change`` [n, d]: P_k' - P_k, how local training changed the prompts."""
         (name,) = work.client.model.names(["prompts"])
         return Message({"change": (work.params[name] - work.before[name]).view_as(work.received["prompts"])})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """One step that moves every participant's generated prompts towards what it made of them."""
-        net = {name: tensor.clone().requires_grad_() for name, tensor in server.items()}
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """One SGD step along the vector-Jacobian product of the generated prompts P_k with P_k - P_k'."""
+        net = leaves(server)
         changes = torch.stack([message["change"] for message in uplinks])
-        # The vector-Jacobian product with P_k - P~_k, P~_k being where the client's training ended.
         torch.autograd.backward(generate(net)[uplinks.clients], -changes)
         SGD(net.values(), self.settings.server_lr).step()
-        return {name: tensor.detach() for name, tensor in net.items()}
+        return ServerState(detached(net))
 
-    def server_parameters(self, server: Tensors) -> Tensors:
+    def server_parameters(self, server: ServerState) -> Tensors:
         return server
 
-    def diagnostics(self, server: Tensors) -> dict[str, float]:
+    def diagnostics(self, server: ServerState) -> dict[str, float]:
+        """``prompt_spread``: root mean square distance of the clients' prompts to their mean."""
         spread = generate(server)
         return {"prompt_spread": float((spread - spread.mean(dim=0)).norm() / math.sqrt(len(spread)))}
 
 
 def generate(net: Tensors) -> Tensor:
-    """Prompts [K, n, d] of all clients: the basis plus what a client's descriptor attends to in it."""
+    """Prompts [K, n, d] of all clients: the basis, plus for each client an attention of its descriptor over it."""
     basis, descriptors = net["basis"], net["descriptors"]
     query = F.linear(descriptors, net["query.weight"])
     key, value = F.linear(basis, net["key.weight"]), F.linear(basis, net["value.weight"])

@@ -1,4 +1,4 @@
-"""pFedPT: FedAvg of small transformers whose clients each learn a border that is added to their images."""
+"""pFedPT: FedAvg of whole networks, where each client learns a border of its own that is added to its images."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PFedPT(FedAvg):
 
         Attributes:
             prompt_length: width of the border in pixels.
-            prompt_epochs, prompt_lr, prompt_momentum: local training of the border, the model standing still.
-            keep_optimiser: the border's momentum, and the model's where it has some, go on from round to round.
-            local_epochs, lr: of the model afterwards, the border standing still.
+            prompt_epochs, prompt_lr, prompt_momentum: local training of the border, with the model fixed.
+            keep_optimiser: the momentum of the border, and of the model if it has some, is kept from round to round.
+            local_epochs, lr: local training of the model afterwards, with the border fixed.
         """
 
         local_epochs: int = Field(default=5, ge=1)
@@ -41,6 +41,8 @@ class PFedPT(FedAvg):
         prompt_epochs: int = Field(default=5, ge=0)
         prompt_lr: float = Field(default=1.0, gt=0)
         prompt_momentum: float = Field(default=0.5, ge=0, lt=1)
+
+    settings: Settings
 
     def model_options(self) -> ModelOptions:
         s = self.settings

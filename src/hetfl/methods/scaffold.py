@@ -11,18 +11,19 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors, flatten, group, ungrouped
 from hetfl.methods.base import Phase, Uplinks, Work, register_method
-from hetfl.methods.fedavg import PREFIX, FedAvg
+from hetfl.methods.fedavg import FedAvg
 from hetfl.models.base import Model
-
-CONTROL, OWN = "control/", "own/"
-"""Prefixes of c and c_k, by the name of the parameter."""
 
 
 @register_method("scaffold")
 class Scaffold(FedAvg):
-    """Karimireddy et al., ICML 2020, option II of its Eq. 4: the client's new control is its mean gradient."""
+    """Karimireddy et al., ICML 2020, Algorithm 1 with option II of Eq. 4.
+
+    The server keeps FedAvg's state and the group ``control``, its control variate c; a client keeps the group
+    ``own``, its control variate c_k. Both have the names and shapes of the model's parameters and start at zero.
+    """
 
     numerics = 1
     title = "SCAFFOLD"
@@ -30,85 +31,77 @@ class Scaffold(FedAvg):
     travels = "all parameters and as many control variates"
 
     class Settings(FedAvg.Settings):
-        """``server_lr``: step of the server towards the clients' mean.
+        """``server_lr``: the server's step towards the clients' mean.
 
-        The rule for the control variates assumes plain SGD, so momentum is 0 by default; with momentum they are
-        scaled by what a constant gradient displaces in as many steps (:func:`displacement`).
+        The rule for the control variates assumes plain SGD, so momentum is 0 by default. With momentum they are
+        scaled by the displacement that a constant gradient causes in as many steps (:func:`displacement`).
         """
 
         optimiser: Literal["sgd"] = "sgd"
         momentum: float = Field(default=0.0, ge=0, lt=1)
         server_lr: float = Field(default=1.0, gt=0)
 
+    settings: Settings
+
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
-    ) -> dict[str, Tensor]:
+    ) -> ServerState:
         server = super().initial_server(models, registrations, draws)
-        zeros = {
-            CONTROL + name.removeprefix(PREFIX): torch.zeros_like(tensor)
-            for name, tensor in server.items()
-            if name.startswith(PREFIX)
-        }
-        return {**server, **zeros}
+        return server | {"control": _zeros_like(server.group("model"))}
 
-    def downlink(self, server: Tensors, client: int) -> Message:
-        control = {name: tensor for name, tensor in server.items() if name.startswith(CONTROL)}
-        return Message({**super().downlink(server, client), **control})
+    def downlink(self, server: ServerState, client: int) -> Message:
+        """The model's parameters by name, and c in the group ``control``."""
+        return Message({**server.group("model"), **flatten({"control": server.group("control")})})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
-        own = {
-            OWN + name.removeprefix(CONTROL): memory.get(OWN + name.removeprefix(CONTROL), torch.zeros_like(tensor))
-            for name, tensor in message.items()
-            if name.startswith(CONTROL)
-        }
-        return {**message, **own}
+        return {**message, **(memory or flatten({"own": _zeros_like(group(message, "control"))}))}
 
     def adopt(self, params: Tensors, received: Tensors) -> dict[str, Tensor]:
-        model = {name: tensor for name, tensor in received.items() if not name.startswith((CONTROL, OWN))}
-        return super().adopt(params, model)
+        return super().adopt(params, ungrouped(received))
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
-        """A term linear in the parameters turns the gradient g into g - c_k + c."""
-        names = model.names(phase.trains)
-        drift = sum(((received[CONTROL + n] - received[OWN + n]) * params[n]).sum() for n in names)
+        """F_k(w) + <c - c_k, w>, whose gradient is the corrected one, g - c_k + c."""
+        control, own = group(received, "control"), group(received, "own")
+        drift = sum(((control[name] - own[name]) * params[name]).sum() for name in model.names(phase.trains))
         return super().objective(model, params, batch, received, phase) + drift
 
     def remember(self, work: Work) -> Tensors:
-        """c_k' = c_k - c + (W - y_k) / (S lr), S lr being plain SGD's scale; c_k where no step was taken."""
-        received = work.received
-        names = work.client.model.names(self.shares())
+        """The group ``own``: c_k' = c_k - c + (W - w_k) / (S lr), or c_k if no step was taken (S = 0).
+
+        W and w_k are the parameters before and after training; S lr is the scale of plain SGD.
+        """
+        control, own = group(work.received, "control"), group(work.received, "own")
         if not work.steps:
-            return {OWN + name: received[OWN + name] for name in names}
+            return flatten({"own": own})
         scale = displacement(work.steps, self.settings.momentum) * self.settings.lr
-        return {
-            OWN + n: received[OWN + n] - received[CONTROL + n] + (work.before[n] - work.params[n]) / scale
-            for n in names
-        }
+        names = work.client.model.names(self.shares())
+        return flatten({"own": {n: own[n] - control[n] + (work.before[n] - work.params[n]) / scale for n in names}})
 
     def uplink(self, work: Work) -> Message:
-        names = work.client.model.names(self.shares())
-        own = self.remember(work)
-        moved = {name: work.params[name] - work.before[name] for name in names}
-        return Message({**moved, **{CONTROL + name: own[OWN + name] - work.received[OWN + name] for name in names}})
+        """dw = w_k - W by name, and dc = c_k' - c_k in the group ``control``."""
+        before, after = group(work.received, "own"), group(self.remember(work), "own")
+        moved = {name: tensor - work.before[name] for name, tensor in work.trained(self.shares()).items()}
+        return Message({**moved, **flatten({"control": {name: after[name] - before[name] for name in moved}})})
 
-    def aggregate(self, server: Tensors, uplinks: Uplinks, draws: Draws) -> dict[str, Tensor]:
-        """Plain means: W += server_lr * mean dy, c += sum dc / K."""
-        changed = dict(server)
-        clients = len(server["samples"])
+    def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
+        """W += server_lr mean dw over the participants, c += sum dc / K over all K clients (Eq. 5)."""
         messages = list(uplinks)
-        for name in messages[0]:
-            total = torch.stack([message[name] for message in messages]).sum(dim=0)
-            if name.startswith(CONTROL):
-                changed[name] = server[name] + total / clients
-            else:
-                changed[PREFIX + name] = server[PREFIX + name] + self.settings.server_lr * total / len(uplinks)
-        return changed
+        total = {name: torch.stack([message[name] for message in messages]).sum(dim=0) for name in messages[0]}
+        step, clients, change = self.settings.server_lr, len(server["samples"]), group(total, "control")
+        return server | {
+            "model": {n: t + step * total[n] / len(uplinks) for n, t in server.group("model").items()},
+            "control": {n: t + change[n] / clients for n, t in server.group("control").items()},
+        }
 
 
 def displacement(steps: int, momentum: float) -> float:
-    """How far SGD with momentum m goes in S steps along a constant gradient, in units of lr times the gradient.
+    """How far SGD with momentum m moves in S steps along a constant gradient, in units of lr times the gradient.
 
     The velocity in step t is the sum of m^i over i < t, so it is the sum of (1 - m^t) / (1 - m) over t = 1..S, which
     is S without momentum.
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+def _zeros_like(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""What methods have in common whose clients train whole networks from random values."""
+"""What methods share whose clients train whole networks from random weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hetfl.models.base import ModelOptions
 
 
 class ScratchSettings(MethodSettings):
-    """How a network is fitted out.
+    """How the clients' networks are built.
 
     Attributes:
         embedding, reduce, stem: see :class:`hetfl.models.ModelOptions`.
-        init: how ResNets and heads start, as timm or as torch and torchvision have it.
+        init: initialisation of ResNets and heads: timm's, or torch's and torchvision's.
     """
 
     embedding: int | None = Field(default=None, ge=1)
@@ -25,19 +25,27 @@ class ScratchSettings(MethodSettings):
 
 
 class Scratch(Method):
-    """A method whose clients train whole networks from random values."""
+    """A method whose clients train whole networks from random weights."""
 
     numerics = 1
     Settings = ScratchSettings
+    settings: ScratchSettings
 
     def model_options(self) -> ModelOptions:
         return self.fitted()
 
     def fitted(self, **more: Any) -> ModelOptions:
-        """What the settings say, and more of the method's own."""
+        """The model options of the settings, and ``more``."""
         s = self.settings
-        chosen = {"embedding": s.embedding, "reduce": s.reduce, "stem": s.stem, "init": s.init}
-        return ModelOptions(body="trained", weights="scratch", **chosen, **more)
+        return ModelOptions(
+            body="trained",
+            weights="scratch",
+            embedding=s.embedding,
+            reduce=s.reduce,
+            stem=s.stem,
+            init=s.init,
+            **more,
+        )
 
     def trains(self) -> tuple[str, ...]:
         return ("body", "projection", "head")

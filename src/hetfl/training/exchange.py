@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from hetfl.draws import Draws
-from hetfl.message import Message, Size
+from hetfl.message import Message, ServerState, Size
 from hetfl.training.engine import Engine, Task, Update
-from hetfl.training.state import ServerState
 
 
 class Exchange:

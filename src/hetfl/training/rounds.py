@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hetfl.draws import Draws
-from hetfl.message import Size
+from hetfl.message import ServerState, Size
 from hetfl.methods.base import Method, Uplinks
 from hetfl.schema import Round, Traffic
 from hetfl.training.engine import Engine, Update
@@ -19,7 +19,6 @@ from hetfl.training.exchange import Exchange
 from hetfl.training.memory import peak_memory
 from hetfl.training.sampling import participants
 from hetfl.training.scoring import Tests, tested, tests_after
-from hetfl.training.state import ServerState, on_device
 
 
 def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
@@ -29,7 +28,7 @@ def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
     registrations = dict(zip(clients, messages, strict=True))
     began = time.perf_counter()
     models = [engine.models[client] for client in clients]
-    server = on_device(method.initial_server(models, registrations, draws.at(0)), engine.device)
+    server = method.initial_server(models, registrations, draws.at(0)).to(engine.device)
     seconds = {**exchange.seconds, "server": time.perf_counter() - began}
     found: dict[str, Any] = {}
     if exchange.seconds:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from hetfl.draws import Draws
+from hetfl.message import ServerState
 from hetfl.schema import Accuracies
 from hetfl.training.engine import Engine, Samples, Task, same_for_all
-from hetfl.training.state import ServerState
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,8 @@ from torch import Tensor
 
 from hetfl.errors import HetflError
 from hetfl.files import sha256_file
-from hetfl.message import Tensors
+from hetfl.message import ServerState, Tensors, flatten, group
 from hetfl.tensors import read_tensors, write_tensors
-
-ServerState = dict[str, Tensor]
-"""What the server remembers between rounds, as its method defines it."""
 
 
 @dataclass
@@ -100,7 +97,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as one flat mapping."""
-        flat = {f"server/{name}": tensor for name, tensor in flatten(self.server).items()}
+        flat = flatten({"server": self.server})
         for index, client in self.clients.items():
             flat |= {f"client/{index}/params/{name}": tensor for name, tensor in client.params.items()}
             flat |= {f"client/{index}/optimiser/{name}": tensor for name, tensor in client.optimiser.items()}
@@ -110,31 +107,11 @@ class State:
     @classmethod
     def from_tensors(cls, round: int, flat: Tensors) -> State:
         """The state that :meth:`tensors` flattened."""
-        server: dict[str, Tensor] = {}
-        clients: dict[int, ClientState] = {}
-        for key, tensor in flat.items():
-            kind, _, rest = key.partition("/")
-            if kind == "server":
-                server[rest] = tensor
-                continue
-            index, part, name = rest.split("/", 2)
-            getattr(clients.setdefault(int(index), ClientState()), part)[name] = tensor
-        return cls(round, unflatten(server), clients)
-
-
-def flatten(server: ServerState) -> dict[str, Tensor]:
-    """A server state as one flat mapping, keys joined by ``/``, as it is stored."""
-    return dict(server)
-
-
-def unflatten(flat: Tensors) -> ServerState:
-    """The server state that :func:`flatten` flattened."""
-    return dict(flat)
-
-
-def on_device(server: ServerState, device: torch.device) -> ServerState:
-    """A server state with all tensors on a device."""
-    return unflatten({name: tensor.to(device) for name, tensor in flatten(server).items()})
+        state = cls(round, ServerState(group(flat, "server")))
+        for key, tensor in group(flat, "client").items():
+            index, part, name = key.split("/", 2)
+            getattr(state.clients.setdefault(int(index), ClientState()), part)[name] = tensor
+        return state
 
 
 class ResumePoints:

@@ -19,7 +19,7 @@ from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Cell, Params, cells, shared_settings
-from hetfl.message import Message, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Client, Method, Statistics, Uplinks, Work, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.metrics.flops import StepFlops, flops, step_flops
@@ -148,7 +148,7 @@ class Exchange:
         return [self.method.register(self._work(client, 0, {})) for client in self._clients]
 
     @cached_property
-    def server(self) -> Tensors:
+    def server(self) -> ServerState:
         """The server's first state."""
         registered = dict(enumerate(self.registered))
         with device_of(self.model):
@@ -156,10 +156,11 @@ class Exchange:
         # Whole networks travel as shapes; methods that tune prompts read values of what they are sent.
         if "body" in self.method.trains():
             return state
-        return {
+        filled = {
             name: torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
             for name, tensor in state.items()
         }
+        return ServerState(filled)
 
     @cached_property
     def first(self) -> list[Message]:
@@ -180,7 +181,7 @@ class Exchange:
         return [self.method.uplink(work) for work in self.work]
 
     @cached_property
-    def after(self) -> Tensors:
+    def after(self) -> ServerState:
         """The server's state after the first round."""
         return self.aggregate(self.server)
 
@@ -194,11 +195,11 @@ class Exchange:
         """What the first participant remembers."""
         return self.method.remember(self.work[0])
 
-    def aggregate(self, server: Tensors, round: int = 1) -> Tensors:
+    def aggregate(self, server: ServerState, round: int = 1) -> ServerState:
         """The server's state after a round in which it got the participants' messages."""
         return self.method.aggregate(server, Uplinks(self._participants, self.up), Draws(0, round))
 
-    def downlinks(self, server: Tensors) -> list[Message]:
+    def downlinks(self, server: ServerState) -> list[Message]:
         """What the server sends to the participants."""
         return [self.method.downlink(server, index) for index in self._participants]
 

@@ -55,7 +55,7 @@ def table_5(params: Params) -> Counts:
     facts = {
         "clients": of.clients,
         "classes": of.classes,
-        "embedding": of.method("fedtgp").settings.embedding,
+        "embedding": of.method("fedtgp").settings.model_dump()["embedding"],
         "held": held_classes(of),
         "gathered": sum(len(labels.unique()) for labels in gathered_labels(of, quick(of, "fedproto"))),
         "held_with_test": with_test,
@@ -201,4 +201,4 @@ def server_flops(of: Setting) -> int:
 
     # Epochs differ in the order of their batches alone.
     once, twice = aggregation(1), aggregation(2)
-    return once + (of.method("fedtgp").settings.server_epochs - 1) * (twice - once)
+    return once + (of.method("fedtgp").settings.model_dump()["server_epochs"] - 1) * (twice - once)

@@ -1,5 +1,6 @@
-"""What a FedHPL client can compute of Theorem 1's terms: how well it fits, how precise its teacher is, and how close
-they are.
+"""The terms of FedHPL's Theorem 1 that a client can compute.
+
+They say how well it fits its samples, how often its teacher is right, and how close the two are.
 
 Ma et al., arXiv 2405.17267, Theorem 1 and its proof. In all of it phi(v) = softmax(v / T), p_i are the client's own
 logits of sample i after local training, y_i is the label, G the client's global logits and g_i = G[y_i].
@@ -15,8 +16,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetfl.data.batches import class_counts
 from hetfl.message import Tensors
-from hetfl.methods.base import predicted_classes
+from hetfl.methods.contract import Work, predicted_classes
+
+
+def observations(work: Work, initial: Tensors, temperature: float, std: float) -> dict[str, Any]:
+    """What a client's round says about Theorem 1, as numbers for the record.
+
+    Before the first round: the client's ``width``, which beta (Eq. 7) follows from, and :func:`fit`. Afterwards
+    ``upload_rate`` [C], the uploaded share of each class, and ``param_kl`` (:func:`gaussian_divergence`); and once
+    there is a teacher ``valid_frac``, the share of samples whose class has one, ``teacher_acc`` and :func:`guidance`.
+    With a teacher, :func:`fit` and :func:`guidance` are of the samples whose class has one, if there are any.
+
+    Args:
+        work: with rows ``logits`` [n, C], ``labels``, ``keep`` and ``real`` [n] of the client's samples.
+        initial: the parameters that the client started its first round with.
+        temperature: T.
+        std: s of :func:`gaussian_divergence`.
+    """
+    client, rows, received = work.client, work.statistics.rows, work.received
+    logits, labels, keep = (rows[name][rows["real"]] for name in ("logits", "labels", "keep"))
+    logits = logits.double()
+    if work.round == 0:
+        return {"width": client.model.width, **figures(fit(logits, labels, temperature))}
+    uploaded = class_counts(labels, len(client.class_counts), keep)
+    observed = {
+        "upload_rate": uploaded / client.class_counts.to(uploaded.device),
+        "param_kl": gaussian_divergence(work.params, initial, std),
+    }
+    if "logits" in received:
+        teacher, taught = received["logits"].double(), received["valid"][labels]
+        observed["valid_frac"] = taught.double().mean()
+        observed["teacher_acc"] = teacher_accuracy(teacher, received["valid"])
+        if taught.any():
+            logits, labels = logits[taught], labels[taught]
+            observed |= guidance(logits, labels, teacher, temperature)
+    return figures(observed | fit(logits, labels, temperature))
 
 
 def fit(logits: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]:
@@ -37,7 +73,7 @@ def fit(logits: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]
 
 
 def guidance(logits: Tensor, labels: Tensor, teacher: Tensor, temperature: float) -> dict[str, Tensor]:
-    """What a client has of its teacher, on samples whose classes have one.
+    """How a client's logits compare with its teacher's, on samples whose classes have a teacher.
 
     Args:
         logits: p [m, C].
@@ -80,7 +116,7 @@ def teacher_accuracy(teacher: Tensor, valid: Tensor) -> Tensor:
 def gaussian_divergence(params: Tensors, initial: Tensors, std: float) -> Tensor:
     """KL(N(theta, s^2) || N(theta_0, s^2)) = |theta - theta_0|^2 / (2 s^2), over the tensors that ``initial`` names.
 
-    It stands in for KL(h_k || h_0) of Theorem 1, which is between distributions over hypotheses.
+    It replaces KL(h_k || h_0) of Theorem 1, which is between distributions over hypotheses.
     """
     squares = [(params[name].double() - start.double()).square().sum() for name, start in initial.items()]
     return torch.stack(squares).sum() / (2 * std**2)

@@ -1,0 +1,1 @@
+"""What methods are composed of. A file here is used by some methods and defines none."""

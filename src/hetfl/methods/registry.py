@@ -1,0 +1,63 @@
+"""Every method by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from hetfl.config import validate
+from hetfl.errors import unknown
+from hetfl.methods.contract import Method, MethodSettings
+
+METHODS: dict[str, type[Method]] = {}
+"""Every method by name; filled by :func:`register_method`."""
+
+M = TypeVar("M", bound=type[Method])
+
+
+def register_method(name: str) -> Callable[[M], M]:
+    """Class decorator: register a method under ``name``."""
+
+    def add(cls: M) -> M:
+        METHODS[name] = cls
+        return cls
+
+    return add
+
+
+def method_class(name: str, where: str = "") -> type[Method]:
+    """Look a method up.
+
+    Raises:
+        HetflError: there is none of that name.
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, where)
+    return METHODS[name]
+
+
+def create(
+    name: str,
+    settings: Mapping[str, Any] | MethodSettings,
+    num_classes: int,
+    public_classes: int = 0,
+    where: str = "",
+    seed: int = 0,
+) -> Method:
+    """Make a method from its name and raw or resolved settings.
+
+    Args:
+        name: a registered method.
+        settings: what differs from its defaults, or all of it.
+        num_classes: C.
+        public_classes: classes of the public data set, for methods that have one.
+        where: names the settings' place in messages.
+        seed: of the run.
+
+    Raises:
+        HetflError: unknown name, or a setting is unknown or out of range.
+    """
+    cls = method_class(name, where)
+    if not isinstance(settings, MethodSettings):
+        settings = validate(cls.Settings, dict(settings), where or f"{name}: settings")
+    return cls(settings, num_classes, public_classes, seed)
