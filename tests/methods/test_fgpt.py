@@ -21,8 +21,7 @@ from hetfl.methods.base import Uplinks
 from hetfl.methods.fedpr import null_space
 from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
-from hetfl.training.batched import Batched
-from hetfl.training.engines import ENGINES
+from hetfl.training.engines import ENGINES, make_engine
 
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
 GROUPED = {**SMALL, "groups": 3}
@@ -145,7 +144,7 @@ def test_ensembles_are_tested_in_the_window_as_runs_of_their_own_would_be(toy_en
     settings = {**GROUPED, "rounds": 3, "window": 2}
     _, lines = run(toy_engine("fgpt", dtype=torch.float64, ensembles=(1, 2), **settings), 3)
     _, branched = run(toy_engine("fgpt", dtype=torch.float64, branches=2, **settings), 3)
-    assert lines[1].also == {}
+    assert lines[1].extra == {}
     for line, other in zip(lines[2:], branched[2:], strict=True):
         assert (line.test("top-1"), line.test("top-2")) == (line.test(), other.test())
 
@@ -382,7 +381,7 @@ def test_fedpr_is_the_same_whichever_engine_runs_it(toy_engine):
     settings = {**SMALL, "group_blocks": (), "lr": 0.05, "rounds": 4}
     engine = toy_engine("fedpr", **settings)
     one_by_one, _ = run(engine, 4)
-    together, _ = run(Batched(engine.method, engine.federation), 4)
+    together, _ = run(make_engine(engine.method, engine.federation, "batched"), 4)
     for name in ("model/shared", "model/head.weight"):
         difference = (together.server[name] - one_by_one.server[name]).norm()
         assert difference < 1e-5 * one_by_one.server[name].norm(), name

@@ -65,7 +65,7 @@ def write_cell(
     metrics |= {"window_pooled": pooled, "window_lowest": lowest, "congruence": average + 0.2}
     better = {"window_pooled": pooled + 0.01, "window_lowest": lowest + 0.01}
     evaluation = write_metrics(
-        root / "evaluations", entry.path(seed), fingerprint="f" * 64, also={"top-5": better}, **metrics
+        root / "evaluations", entry.path(seed), fingerprint="f" * 64, extra={"top-5": better}, **metrics
     )
     with (evaluation / "per_class.csv").open("w", newline="") as file:
         writer = csv.writer(file)

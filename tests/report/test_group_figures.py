@@ -127,7 +127,7 @@ def test_trade_off_has_a_point_for_each_row_and_inference_rule(tmp_path: Path, d
     result_figure(ResultFigure((panel,), 1, ""), results(tmp_path), tmp_path)
     metrics = [record.metrics for record in results(tmp_path)(entry)]
     for found, (x, y) in zip(
-        (metrics, [each.also["top-5"] for each in metrics]), points(drawn[0].axes[0]).values(), strict=True
+        (metrics, [each.extra["top-5"] for each in metrics]), points(drawn[0].axes[0]).values(), strict=True
     ):
         assert x == pytest.approx(100 * np.mean([each.window_pooled for each in found]))
         assert y == pytest.approx(100 * np.mean([each.window_lowest for each in found]))

@@ -30,7 +30,7 @@ def record(root: Path, seed: int) -> None:
         other = {"accuracy": [least + 0.1, 0.9, None], "pooled": pooled + 0.1}
         also = {"top-2": other} if number > ROUNDS - WINDOW else {}
         sizes = {"participants": [0, 1], "up": size(20), "down": size(30)}
-        lines.append(make_round(number, accuracy=[least, 0.8, None], pooled=pooled, also=also, **sizes))
+        lines.append(make_round(number, accuracy=[least, 0.8, None], pooled=pooled, extra=also, **sizes))
     place = Path("windowed", "fgpt", "fgpt", f"s10-s{seed}")
     shared = {"fingerprint": f"{seed}" * 64}
     run = {"dataset": "d", "models": ["m"] * 3, "rounds": ROUNDS, "clients": 3}
@@ -141,7 +141,7 @@ def test_curves_show_each_column_s_own_accuracy(table: dict[str, Any], tmp_path:
 
 def test_a_round_s_accuracy_leaves_out_clients_without_samples():
     other = {"accuracy": [0.2, None, 0.4], "pooled": 1.0}
-    line = make_round(1, accuracy=[0.0, None, 0.5], pooled=0.3, also={"top-2": other})
+    line = make_round(1, accuracy=[0.0, None, 0.5], pooled=0.3, extra={"top-2": other})
     asked = ("average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest")
     assert [accuracy_of(name, "", line) for name in asked] == [0.25, 0, 0.5, 0.3, 0.3, 0]
     assert accuracy_of("window_lowest", "top-2", line) == 0.2
