@@ -12,7 +12,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -39,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def case(participants: int, way: str) -> dict[str, float]:
-    """One round in this process: MiB that it adds to the peak of resident memory, and its seconds."""
+    """One round in this process: MiB that it adds to the peak of resident memory, and the bytes of a message."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
 
@@ -60,12 +59,12 @@ def case(participants: int, way: str) -> dict[str, float]:
     # A method that compares messages has all of them.
     with patch.object(rounds, "compares", return_value=way == "all held"):
         reset_peak_memory(CPU)
-        before, began = peak_memory(CPU), time.perf_counter()
+        before = peak_memory(CPU)
         _, line = rounds.play_round(engine, server, Draws(0).at(1))
-        seconds, after = time.perf_counter() - began, peak_memory(CPU)
+        after = peak_memory(CPU)
     assert len(line.participants) == participants
     assert before is not None and after is not None, "this system tells no peak of memory"
-    return {"MiB": (after - before) / 2**20, "seconds": seconds, "bytes": line.up.bytes / participants}
+    return {"MiB": (after - before) / 2**20, "bytes": line.up.bytes / participants}
 
 
 def run(participants: int, way: str) -> dict[str, float]:
@@ -85,10 +84,7 @@ def main() -> None:
         print(json.dumps(case(int(participants), way)))
         return
     found = {(many, way): run(many, way) for many in arguments.participants for way in WAYS}
-    rows = [
-        [f"{many:,}", *(found[many, way]["MiB"] for way in WAYS), *(found[many, way]["seconds"] for way in WAYS)]
-        for many in arguments.participants
-    ]
+    rows = [[f"{many:,}", *(found[many, way]["MiB"] for way in WAYS)] for many in arguments.participants]
     message = next(iter(found.values()))["bytes"] / 2**10
     text = "\n\n".join(
         [
@@ -96,12 +92,12 @@ def main() -> None:
             f"{device_name(CPU)}, 1 thread, torch {torch.__version__}, Python {sys.version.split()[0]}; engine: "
             f"sequential. FedAvg, {MODEL}, {message:.0f} KiB a message, {SAMPLES} samples a participant. MiB that "
             "one round adds to the process's peak of resident memory, with messages taken in one by one as FedAvg's "
-            "mean does, and with all of them held until the last is there; seconds of the round.",
+            "mean does, and with all of them held until the last is there.",
             tabulate(
                 rows,
-                headers=["participants", *(f"{way} (MiB)" for way in WAYS), *(f"{way} (s)" for way in WAYS)],
+                headers=["participants", *(f"{way} (MiB)" for way in WAYS)],
                 tablefmt="github",
-                floatfmt=("", ".1f", ".1f", ".1f", ".1f"),
+                floatfmt=("", ".1f", ".1f"),
             ),
         ]
     )

@@ -21,8 +21,7 @@ from hetfl.methods.base import Uplinks
 from hetfl.methods.fedpr import null_space
 from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
-from hetfl.training.batched import Batched
-from hetfl.training.engines import ENGINES
+from hetfl.training.engines import ENGINES, make_engine
 
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
 GROUPED = {**SMALL, "groups": 3}
@@ -377,7 +376,7 @@ def test_fedpr_is_the_same_whichever_engine_runs_it(toy_engine):
     settings = {**SMALL, "group_blocks": (), "lr": 0.05, "rounds": 4}
     engine = toy_engine("fedpr", **settings)
     one_by_one, _ = run(engine, 4)
-    together, _ = run(Batched(engine.method, engine.federation), 4)
+    together, _ = run(make_engine(engine.method, engine.federation, "batched"), 4)
     for name in ("model/shared", "model/head.weight"):
         difference = (together.server[name] - one_by_one.server[name]).norm()
         assert difference < 1e-5 * one_by_one.server[name].norm(), name
