@@ -14,12 +14,13 @@ def counts(clients: int, classes: int) -> np.ndarray:
 
 
 def write_card(root: Path, held: np.ndarray, names: list[str] | None = None) -> None:
-    """The card of CIFAR10's partition IID."""
+    """The card of CIFAR10's partition IID, without test samples of clients."""
     path = root / "partitions" / "cifar10" / "iid-s0" / "card.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    both = {"train": held.tolist(), "test": np.zeros_like(held).tolist()}
     path.write_text(
-        json.dumps({"class_counts": both, "class_names": names or [str(c) for c in range(held.shape[1])]})
+        json.dumps(
+            {"class_counts": {"train": held.tolist()}, "class_names": names or [str(c) for c in range(held.shape[1])]}
+        )
     )
 
 
