@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hetfl.figures.style import BAND, DASHES, MUTED, SERIES, Look, canvas, few_ticks, look, save, styled
-from hetfl.report.formats import lowest, pooled
 from hetfl.schema import read_rounds
 from hetfl.tables.records import accuracy_of
+from hetfl.tables.results import lowest, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hetfl.tables.results import pooled
+
 Table = Mapping[str, Any]
 Cell = Mapping[str, Any]
 
@@ -222,20 +224,6 @@ def show_measure(table: Table) -> str:
     window = f" {show_span(sizes, show_count)}" if sizes else ""
     rounds = "in the best round" if _has(table, "best_pooled") else f"mean over the last{window} rounds"
     return f"correct predictions of all clients over all their test samples, {rounds} of each run"
-
-
-def pooled(table: Table) -> bool:
-    """Whether the accuracies of a table are of all clients' test samples together."""
-    return _has(table, "best_pooled", "window_pooled")
-
-
-def lowest(table: Table) -> bool:
-    """Whether a table has the accuracies of each round's lowest client beside those."""
-    return _has(table, "window_lowest")
-
-
-def _has(table: Table, *statistics: str) -> bool:
-    return any(cell.get("statistic") in statistics for cell in table["cells"])
 
 
 def show_differences(table: Table) -> list[str]:
