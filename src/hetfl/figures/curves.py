@@ -12,7 +12,7 @@ import numpy as np
 from hetfl.figures.style import BAND, DASHES, MUTED, SERIES, Look, canvas, few_ticks, look, save, styled
 from hetfl.schema import read_rounds
 from hetfl.tables.records import accuracy_of
-from hetfl.tables.results import lowest, pooled
+from hetfl.tables.spec import lowest, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

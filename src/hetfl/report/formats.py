@@ -24,9 +24,7 @@ from hetfl.report.shown import (
     costs,
     filled,
     has_cost,
-    lowest,
     numbered,
-    pooled,
     show,
     show_bytes,
     show_count,
@@ -36,6 +34,7 @@ from hetfl.report.shown import (
     show_span,
     show_traffic,
 )
+from hetfl.tables.spec import lowest, pooled
 
 WIDTH = 150
 """Of the terminal, in characters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hetfl.tables.results import pooled
+from hetfl.tables.spec import has_statistic, pooled
 
 Table = Mapping[str, Any]
 Cell = Mapping[str, Any]
@@ -222,7 +222,7 @@ def show_measure(table: Table) -> str:
         return "mean of the clients' test accuracies with the final model"
     sizes = [cell["window"] for cell in table["cells"] if cell["window"]]
     window = f" {show_span(sizes, show_count)}" if sizes else ""
-    rounds = "in the best round" if _has(table, "best_pooled") else f"mean over the last{window} rounds"
+    rounds = "in the best round" if has_statistic(table, "best_pooled") else f"mean over the last{window} rounds"
     return f"correct predictions of all clients over all their test samples, {rounds} of each run"
 
 

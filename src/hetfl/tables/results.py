@@ -151,17 +151,3 @@ def _traffic(record: Record, way: Literal["up", "down"]) -> dict[str, float]:
         **{f"registration_{unit}": sum(sizes(unit, registration)) for unit in own},
         **{f"total_{unit}": sum(sizes(unit, record.rounds)) for unit in own},
     }
-
-
-def pooled(table: Mapping[str, Any]) -> bool:
-    """Whether the accuracies of a table, as its JSON holds it, are of all clients' test samples together."""
-    return _has(table, "best_pooled", "window_pooled")
-
-
-def lowest(table: Mapping[str, Any]) -> bool:
-    """Whether a table also has the accuracies of each round's lowest client."""
-    return _has(table, "window_lowest")
-
-
-def _has(table: Mapping[str, Any], *statistics: str) -> bool:
-    return any(cell.get("statistic") in statistics for cell in table["cells"])

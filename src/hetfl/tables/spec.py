@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -123,3 +124,18 @@ def entry(params: Params, experiment: str, row: str, split: str, **more: Any) ->
     of_row = settings.rows[row]
     seeds = of_row.seeds or settings.seeds
     return Entry(experiment=experiment, method=of_row.method, row=row, split=split, seeds=seeds, **more)
+
+
+def pooled(table: Mapping[str, Any]) -> bool:
+    """Whether the accuracies of a table, as its JSON holds it, are of all clients' test samples together."""
+    return has_statistic(table, "best_pooled", "window_pooled")
+
+
+def lowest(table: Mapping[str, Any]) -> bool:
+    """Whether a table also has the accuracies of each round's lowest client."""
+    return has_statistic(table, "window_lowest")
+
+
+def has_statistic(table: Mapping[str, Any], *statistics: str) -> bool:
+    """Whether a cell of a table, as its JSON holds it, has one of these statistics."""
+    return any(cell.get("statistic") in statistics for cell in table["cells"])
