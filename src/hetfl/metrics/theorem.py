@@ -34,8 +34,8 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
 
     Returns:
         ``round``: [R], the rounds in which clients were observed. What they observed (see
-        :mod:`hetfl.methods.theorem`), by its name: [R][K], or [R][K][C] for ``upload_rate``. What the added 1 of
-        Eq. 8 took from the teachers made at the round's end: ``shrinkage`` and ``shrinkage_max`` [R][K]. Derived:
+        :mod:`hetfl.methods.parts.theorem`), by its name: [R][K], or [R][K][C] for ``upload_rate``. What the added 1
+        of Eq. 8 took from the teachers made at the round's end: ``shrinkage`` and ``shrinkage_max`` [R][K]. Derived:
         ``lambda0`` and ``label_tv`` [K], ``beta`` [K][K]; ``slack_pb``, ``slack_kd`` and ``bound_proxy`` [R][K].
         None where there is no value. A key is missing where the record lacks what it is made of.
     """
