@@ -52,10 +52,11 @@ def test_a_part_of_the_samples_is_the_first_ones_and_tests_stay_shared(script, f
 def test_the_parts_of_a_round_add_up_and_the_clients_do_all_the_training(script, fedhpl, monkeypatch):
     work, method = script("work"), fedhpl.create()
     engine = script("gpu").make_engine(method, fedhpl.federation(method, CPU), "sequential")
-    monkeypatch.setattr(type(engine), "_train", slowed(type(engine)._train, 0.05))
+    trainer = type(engine.trainer)
+    monkeypatch.setattr(trainer, "train_phase", slowed(trainer.train_phase, 0.05))
     rounds = work.Rounds(engine, Draws(0))
     spent = rounds.play()
-    assert rounds.state.round == 1
+    assert rounds.round == 1
     assert spent["clients"] + spent["server"] + spent["evaluate"] == pytest.approx(spent["round"])
     assert spent["clients"] > 0.1 > spent["evaluate"]
     assert rounds.passes() < spent["clients"] - 0.1

@@ -310,7 +310,7 @@ def test_heads_change_nothing_else(tmp_path: Path):
 @pytest.mark.parametrize("name", ["cnn", "htcnn4", "digits_cnn1", "resnet10", "googlenet", "mobilenet_v2"])
 def test_nobody_publishes_weights(name: str, tmp_path: Path):
     path = weights_path(name, tmp_path)
-    assert f"use a method that starts from scratch, or {name}.random" in missing_weights(name, path)
+    assert f"use a method that trains from scratch, or {name}.random" in missing_weights(name, path)
     with pytest.raises(HetflError, match="are missing"):
         build(name, 3, ModelOptions(), tmp_path)
     check_name(f"{name}.random")

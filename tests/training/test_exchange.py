@@ -10,7 +10,7 @@ import torch
 from playing import play_round, start
 
 from hetfl.draws import Draws
-from hetfl.message import Message
+from hetfl.message import Message, ServerState
 from hetfl.methods import METHODS
 from hetfl.methods.base import Method, Uplinks
 from hetfl.training import batched, rounds
@@ -92,7 +92,7 @@ def test_clients_train_while_the_server_aggregates_without_gradients(toy_engine,
 
     def guarded(server, uplinks, draws):
         with guard():
-            return {name: tensor.clone() for name, tensor in real(server, uplinks, draws).items()}
+            return ServerState({name: tensor.clone() for name, tensor in real(server, uplinks, draws).items()})
 
     monkeypatch.setattr(engine.method, "aggregate", guarded)
     found, _ = play_round(engine, state, Draws(0).at(1))
@@ -101,7 +101,7 @@ def test_clients_train_while_the_server_aggregates_without_gradients(toy_engine,
 
 def test_clients_train_even_if_the_server_looks_at_no_message(toy_engine, monkeypatch):
     engine = toy_engine("fedhpl")
-    monkeypatch.setattr(engine.method, "aggregate", lambda server, uplinks, draws: dict(server))
+    monkeypatch.setattr(engine.method, "aggregate", lambda server, uplinks, draws: server)
     state, _ = start(engine, Draws(0))
     state, line = play_round(engine, state, Draws(0).at(1))
     assert len(line.loss) == 3 and line.up.elements and len(state.clients) == 3

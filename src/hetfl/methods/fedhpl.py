@@ -238,7 +238,9 @@ class FedHPL(Method):
 
     def _initial(self, work: Work) -> Tensors:
         names = work.client.model.names(self.trains())
-        return group(work.received, INITIAL) or {name: work.before[name] for name in names}
+        # In the order of the names, which a stored memory does not keep: the last bits of sums depend on it.
+        kept = group(work.received, INITIAL)
+        return {name: kept.get(name, work.before[name]) for name in names}
 
     def observe(self, work: Work) -> dict[str, Any]:
         """The terms of Theorem 1; see :func:`hetfl.methods.parts.theorem.observations`."""

@@ -35,8 +35,9 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
     Returns:
         ``round``: [R], the rounds in which clients were observed. The observed values by name, see
         :mod:`hetfl.methods.parts.theorem`: [R][K], or [R][K][C] for ``upload_rate``. ``shrinkage`` and
-        ``shrinkage_max``: [R][K], by how much the 1 that Eq. 8 adds shrinks the teachers made at the end of the round. Derived values:
-        ``lambda0`` and ``label_tv`` [K], ``beta`` [K][K]; ``slack_pb``, ``slack_kd`` and ``bound_proxy`` [R][K].
+        ``shrinkage_max``: [R][K], by how much the 1 that Eq. 8 adds shrinks the teachers made at the end of the
+        round. Derived values: ``lambda0`` and ``label_tv`` [K], ``beta`` [K][K]; ``slack_pb``, ``slack_kd`` and
+        ``bound_proxy`` [R][K].
         None stands for a missing value. A key is missing if the record lacks the values that it needs.
     """
     clients, lines = run.clients, [line for line in rounds if line.clients]

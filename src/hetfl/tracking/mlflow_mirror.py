@@ -127,6 +127,10 @@ class MlflowMirror:
     def close(self) -> None:
         """Write what is not written yet."""
         for folder in list(self._behind):
+            try:
+                read_run(folder)
+            except HetflError:
+                continue  # whoever trains the cell says what is wrong with its record
             self._write(folder)
 
     def _write(self, folder: Path) -> None:

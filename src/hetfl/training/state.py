@@ -169,7 +169,10 @@ class ResumePoints:
             round, checksum = re.fullmatch(r"round-(\d+)-(\w+)", path.stem).groups()  # type: ignore[union-attr]
             try:
                 if sha256_file(path).startswith(checksum):
-                    return State.from_tensors(int(round), read_tensors(path, device)[0])
+                    # Copies begin where torch lets tensors begin. In the file they begin anywhere, and products of
+                    # matrices that do so differ in their last bits.
+                    tensors = {name: tensor.clone() for name, tensor in read_tensors(path, device)[0].items()}
+                    return State.from_tensors(int(round), tensors)
             except HetflError:
                 pass
             path.unlink(missing_ok=True)
