@@ -164,7 +164,7 @@ class MlflowMirror:
             place = self._places[folder] = self._find_or_create(folder, run, shown)
         new = [metric for step, point in shown.items() if step > place.last for metric in point.metrics()]
         self._log(place.run_id, metrics=new)
-        place.last = max(place.last, *shown)
+        place.last = max([place.last, *shown])
         status = "FINISHED" if run.complete else "RUNNING"
         if place.status != status and run.complete:
             for path, under in self._artifacts(folder, run):
