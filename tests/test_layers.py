@@ -27,6 +27,7 @@ LEVELS = [
     {"figures"},
     {"tracking", "report"},
     {"stages", "train"},
+    {"targets"},
     {"cli"},
     {"__main__"},
 ]

@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 
 Experiment = Annotated[str, typer.Argument(help="An experiment of params.yaml.")]
+Targets = Annotated[list[str], typer.Argument(help="Tables, experiments, or cells as paths below runs/.")]
 
 
 def run(command: Callable[..., Any]) -> None:
@@ -137,9 +138,8 @@ def list_cells(
     """List an experiment's cells: whether they are done and, if a record is stale, why."""
     from tabulate import tabulate
 
-    from hetfl.experiments.identity import differences, inputs
     from hetfl.experiments.plan import Workspace, cells, load_params, origins
-    from hetfl.experiments.record import Record
+    from hetfl.experiments.status import status
 
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
@@ -149,19 +149,48 @@ def list_cells(
             print(f"{cell.row}: {cell.method} on {', '.join(dict.fromkeys(cell.models))}")
             print(tabulate(lines, headers=["setting", "value", "from"], disable_numparse=True), end="\n\n")
         return
-    rows = []
-    for cell in cells(params, experiment):
-        record = Record(workspace.runs / cell.path)
-        status, why = "broken", []
-        try:
-            run = record.read()
-            status = run.status if run else "not run"
-            why = differences(run, cell, inputs(cell, workspace)) if run else []
-        except HetflError as error:
-            why = [str(error)]
-        status = "stale" if why and status != "broken" else status
-        rows.append((cell.method, cell.row, cell.split, cell.seed, status, "; ".join(why)))
+    rows = [
+        (cell.method, cell.row, cell.split, cell.seed, str(found), found.why)
+        for cell in cells(params, experiment)
+        for found in [status(cell, workspace)]
+    ]
     print(tabulate(rows, headers=["method", "row", "split", "seed", "status", "because"]))
+
+
+@app.command("export")
+def export(
+    targets: Targets,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("cells.tar"),
+) -> None:
+    """Write trained and interrupted cells into one file, to go on elsewhere: `hetfl import` takes them over.
+
+    Example: hetfl export fedtgp-table-10 -o table-10.tar
+    """
+    from rich.filesize import decimal
+
+    from hetfl.experiments.plan import Workspace, load_params
+    from hetfl.experiments.share import export_cells
+    from hetfl.targets import cells_of
+
+    workspace = Workspace(Path.cwd())
+    wanted = cells_of(targets, load_params(workspace.params))
+    written = export_cells(wanted, workspace, out)
+    print(f"{out}: {len(written)} of {len(wanted)} cells, {decimal(out.stat().st_size)}")
+
+
+@app.command("import")
+def import_(file: Annotated[Path, typer.Argument(help="A file that `hetfl export` wrote.")]) -> None:
+    """Take over the cells of a file after checking checksums and identity. Doing it twice changes nothing."""
+    from tabulate import tabulate
+
+    from hetfl.experiments.plan import Workspace, cells, load_params
+    from hetfl.experiments.share import import_cells
+
+    workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    every = [cell for name in params.experiments for cell in cells(params, name)]
+    taken = import_cells(file, every, workspace)
+    print(tabulate([(one.cell, one.outcome, one.why) for one in taken], headers=["cell", "outcome", "because"]))
 
 
 @app.command("versions")

@@ -466,7 +466,7 @@ def test_damaged_record_keeps_no_other_cell_from_its_training(
     assert f"runs/{CELLS[0]}/run.json: is not JSON" in shown["fedhpl"]["footnote"]
     monkeypatch.chdir(project)
     listed = CliRunner().invoke(app, ["cells", "tiny"]).output.splitlines()
-    assert [line.split()[4] for line in listed[2:]] == ["broken", "complete"]
+    assert [line.split()[4] for line in listed[2:]] == ["broken", "done"]
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -589,6 +589,28 @@ def test_damaged_interruption_ends_with_the_right_numbers(
     assert played == expected
     assert result(stopped, CELLS[0]) == result(finished, CELLS[0])
     assert not any((stopped / ".hetfl/resume").glob("*"))
+
+
+def test_cells_of_another_machine_are_taken_over_and_not_trained_again(
+    finished: Path, untrained: Path, stopped_once: Path, played: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(root: Path, *arguments: str) -> str:
+        monkeypatch.chdir(root)
+        done = CliRunner().invoke(app, [*arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    archive = str(untrained / "cells.tar")
+    # One run is finished here, the other was stopped in its second round.
+    assert "1 of 1 cells" in called(stopped_once, "export", CELLS[0].as_posix(), "-o", archive)
+    assert "taken over  round 2, not finished" in called(untrained, "import", archive)
+    assert "2 of 2 cells" in called(finished, "export", "tiny", "-o", archive.replace("cells", "all"))
+    assert called(untrained, "import", archive.replace("cells", "all")).count("taken over") == 2
+    assert run_stage(untrained, "train", "tiny") == (0, "") and played == []
+    assert [result(untrained, cell) for cell in CELLS] == [result(finished, cell) for cell in CELLS]
+    called(untrained, "import", archive)
+    listed = called(untrained, "cells", "tiny").splitlines()
+    assert [line.split()[4] for line in listed[2:]] == ["done", "done"]
 
 
 def test_train_stage_continues_a_damaged_run_and_mirrors_it(finished: Path, stopped: Path, played: list[int]) -> None:

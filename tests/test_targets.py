@@ -1,0 +1,35 @@
+"""Names on the command line and the cells that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Params, cells, load_params
+from hetfl.stages import printed_by
+from hetfl.targets import cells_of
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(Path("params.yaml"))
+
+
+def test_a_target_is_a_table_an_experiment_or_a_part_of_one(params):
+    whole = cells(params, "fedtgp-htcnn8-fashion-mnist")
+    assert cells_of(["fedtgp-htcnn8-fashion-mnist"], params) == whole
+    method = cells_of(["runs/fedtgp-htcnn8-fashion-mnist/fedtgp/"], params)
+    assert method == [cell for cell in whole if cell.method == "fedtgp"]
+    (one,) = cells_of([whole[0].path.as_posix()], params)
+    assert one == whole[0]
+    printed = cells_of(["fedtgp-table-10"], params)
+    assert {cell.path for cell in printed} == printed_by("fedtgp-table-10", params)
+    assert cells_of([one.path.as_posix(), "fedtgp-htcnn8-fashion-mnist"], params) == whole
+    assert cells_of(["fedhpl-table-5"], params) == []
+
+
+def test_a_mistyped_target_is_one_line_with_the_nearest_name(params):
+    with pytest.raises(HetflError, match="did you mean 'fedtgp-table-10'"):
+        cells_of(["fedtgp-tabel-10"], params)
