@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from settings_files import copy_params
+from stage_runner import run_stage
 
 from hetfl.experiments.plan import cells, load_params
 from hetfl.figures.catalogue import figure, figures, names
@@ -72,19 +73,14 @@ print("matplotlib" in sys.modules)
     assert done.stdout == "False\n", done.stderr
 
 
-def draw(folder: Path, name: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "pipeline" / "figure.py", name]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
 def test_figure_is_drawn_from_the_cards_that_are_there(tmp_path: Path) -> None:
     copy_params(tmp_path)
     card = tmp_path / "partitions" / "cifar10" / "blocks-s0" / "card.json"
     card.parent.mkdir(parents=True)
     counts = {"train": [[3, 0], [0, 4]], "test": [[1, 0], [0, 900]]}
     card.write_text(json.dumps({"class_counts": counts, "class_names": ["a", "b"]}))
-    done = draw(tmp_path, "fedtgp-figure-7")
-    assert done.returncode == 0, done.stderr
+    done = run_stage(tmp_path, "figure", "fedtgp-figure-7")
+    assert done.status == 0, done.stderr
     assert "make it with dvc repro partition@fashion-mnist" in done.stdout
     text = (tmp_path / "figures" / "fedtgp-figure-7" / "fedtgp-figure-7.svg").read_text()
     # Training and test samples together.
@@ -92,10 +88,10 @@ def test_figure_is_drawn_from_the_cards_that_are_there(tmp_path: Path) -> None:
     assert text.count("not prepared") == 1
 
 
-def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path) -> None:
+def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path, both_formats: None) -> None:
     copy_params(tmp_path)
-    done = draw(tmp_path, "fedhpl-figure-10")
-    assert done.returncode == 0, done.stderr
+    done = run_stage(tmp_path, "figure", "fedhpl-figure-10")
+    assert done.status == 0, done.stderr
     assert done.stdout.splitlines() == [
         "fedhpl-figure-10: 0 of 9 cells are there",
         "figures/fedhpl-figure-10/fedhpl-figure-10.svg",
@@ -105,6 +101,6 @@ def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path) -> Non
 
 def test_unknown_figure_is_one_line(tmp_path: Path) -> None:
     copy_params(tmp_path)
-    done = draw(tmp_path, "fedtgp-figure-77")
-    assert done.returncode == 2
+    done = run_stage(tmp_path, "figure", "fedtgp-figure-77")
+    assert done.status == 2
     assert done.stderr == "error: unknown figure 'fedtgp-figure-77'; did you mean 'fedtgp-figure-7'?\n"

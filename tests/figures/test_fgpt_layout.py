@@ -1,13 +1,12 @@
 """What the figures of FGPT and SGPT ask for, and the stages that draw samples of data sets."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from settings_files import copy_params
+from stage_runner import run_stage
 
 from hetfl.data.store import Subset, write_dataset
 from hetfl.experiments.plan import Cell, cells, load_params
@@ -104,11 +103,10 @@ def test_features_are_taken_after_the_first_and_the_last_block_and_between() -> 
 def stage(folder: Path, name: str) -> tuple[list[str], str]:
     """What a stage prints before its files, and its figure."""
     copy_params(folder)
-    command = [sys.executable, ROOT / "pipeline" / "figure.py", name]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    *said, svg, png = done.stdout.splitlines()
-    assert [svg, png] == [f"figures/{name}/{name}.svg", f"figures/{name}/{name}.png"]
+    done = run_stage(folder, "figure", name)
+    assert done.status == 0, done.stderr
+    *said, svg = done.stdout.splitlines()
+    assert svg == f"figures/{name}/{name}.svg"
     return said, (folder / svg).read_text()
 
 

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import copy
 import csv
-import io
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import pytest
+import stage_runner
 import torch
 import yaml
 from settings_files import copy_params
 from typer.testing import CliRunner
 
-from hetfl.cli import app, run
+from hetfl.cli import app
 from hetfl.data.partitions import make_partition
 from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
@@ -87,17 +85,9 @@ CELLS = [Path("tiny") / row / row / "iid-s0" for row in ROWS]
 
 
 def run_stage(root: Path, name: str, *arguments: str, tracking: str | None = None) -> tuple[int, str]:
-    """A stage as its command line runs it, without the seconds a new interpreter takes: exit status and stderr."""
-    stderr = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stderr(stderr), redirect_stdout(io.StringIO()):
-        patch.chdir(root)
-        patch.setattr(sys, "argv", [f"{name}.py", *arguments])
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        if tracking:
-            patch.setenv("MLFLOW_TRACKING_URI", tracking)
-        with pytest.raises(SystemExit) as end:
-            run(runpy.run_path(str(PIPELINE / f"{name}.py"))["main"])
-    return int(end.value.code or 0), stderr.getvalue()
+    """A stage's exit status and stderr."""
+    ended = stage_runner.run_stage(root, name, *arguments, tracking=tracking)
+    return ended.status, ended.stderr
 
 
 def write_params(root: Path, **changes: Any) -> None:

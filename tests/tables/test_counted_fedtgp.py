@@ -204,7 +204,3 @@ def test_cells_fill_the_blocks(name):
     assert sum(len(block.rows) * len(block.columns) for block in blocks(content)) == len(places)
     assert {cell["status"] for cell in content["cells"]} == {"arithmetic"}
     assert all(len(line) <= 150 for line in render_text(content).splitlines())
-
-
-def test_table_is_the_same_every_time():
-    assert counted_table("fedtgp-table-5", PARAMS) == table("fedtgp-table-5")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hetfl.data.batches import Batch
-from hetfl.errors import HetflError
 from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.report.formats import blocks, filled, footnotes, render_markdown, render_text
@@ -261,12 +260,3 @@ def test_rows_are_all_there():
     rows = table("fgpt-table-2")["rows"]
     assert {"resnet18", "resnet50", "vit_b16", *SENDERS, *SGPTS} < set(rows)
     assert [*table("fgpt-table-10")["rows"]] == [*COSTS, *STAGES]
-
-
-def test_table_is_the_same_every_time():
-    assert counted_table("fgpt-table-10", PARAMS) == table("fgpt-table-10")
-
-
-def test_unknown_table_is_one_line():
-    with pytest.raises(HetflError, match="did you mean 'fgpt-table-10'"):
-        counted_table("fgpt-table-1o", PARAMS)

@@ -1,0 +1,38 @@
+"""A stage as its command line runs it, without the seconds that a new interpreter takes."""
+
+from __future__ import annotations
+
+import io
+import runpy
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hetfl.cli import run
+
+PIPELINE = Path(__file__).parents[1] / "pipeline"
+
+
+class Ended(NamedTuple):
+    """How a stage ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run_stage(root: Path, name: str, *arguments: str, tracking: str | None = None) -> Ended:
+    """Run ``pipeline/<name>.py`` with these arguments in a folder."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(stderr), redirect_stdout(stdout):
+        patch.chdir(root)
+        patch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        if tracking:
+            patch.setenv("MLFLOW_TRACKING_URI", tracking)
+        with pytest.raises(SystemExit) as end:
+            run(runpy.run_path(str(PIPELINE / f"{name}.py"))["main"])
+    return Ended(int(end.value.code or 0), stdout.getvalue(), stderr.getvalue())
