@@ -73,11 +73,12 @@ def serve(content: bytes) -> Iterator[Server]:
             end = start + (len(body) - start) // 2 if fault in halves else len(body)
             if fault == "drop-chunked":
                 self.wfile.write(b"%x\r\n" % (len(body) - start))
-            self.wfile.write(body[start:end])
+            # Counted first: whoever has read the bytes may look at the count at once.
             server.sent += end - start
+            self.wfile.write(body[start:end])
             if fault == "stall" and server.go.wait(60):
-                self.wfile.write(body[end:])
                 server.sent += len(body) - end
+                self.wfile.write(body[end:])
             return None
 
         def log_message(self, *arguments: object) -> None:
