@@ -26,6 +26,7 @@ from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.files import atomic_path, sha256_file
 from hetfl.schema import METRICS, MODEL, ROUNDS, RUN, Run, read_metrics, read_run
+from hetfl.training.state import newest_round, point_files
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -83,7 +84,7 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
         if metrics is not None and metrics.fingerprint == run.fingerprint:
             evaluation = workspace.evaluations / cell.path
             found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
-        points = sorted((workspace.resume_points(cell) / run.fingerprint).glob("round-*.safetensors"))
+        points = point_files(workspace.resume_points(cell) / run.fingerprint)
         if not run.complete and not points:
             continue  # there is nothing to go on from
         found |= {f"{RESUME}/{file.name}": file for file in ([] if run.complete else points[-1:])}
@@ -221,4 +222,5 @@ def _move(source: Path, target: Path) -> None:
 
 def _newest(points: Path) -> int:
     """The round of the newest resume point in a folder; -1 where there is none."""
-    return max((int(file.stem.split("-")[1]) for file in points.glob("round-*.safetensors")), default=-1)
+    found = newest_round(points)
+    return -1 if found is None else found

@@ -13,6 +13,7 @@ from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.schema import Inputs, Run
+from hetfl.training.state import newest_round
 
 State = Literal["done", "running", "interrupted", "stale", "broken", "not run"]
 """``done``: the next training keeps it. ``running``: a process that is alive trains it. ``interrupted``: the next
@@ -73,8 +74,7 @@ def _of_run(run: Run, cell: Cell, reads: Inputs, workspace: Workspace, rounds: i
     """The status of a cell whose record is of its own identity."""
     if Record(workspace.runs / cell.path).is_complete(run.fingerprint):
         return Status("done", rounds, rounds)
-    points = (workspace.resume_points(cell) / run.fingerprint).glob("round-*.safetensors")
-    at = max((int(point.stem.split("-")[1]) for point in points), default=0)
+    at = newest_round(workspace.resume_points(cell) / run.fingerprint) or 0
     if is_locked(cell, workspace):
         return Status("running", at, rounds)
     return Status("interrupted" if at else "not run", at, rounds, lacks)

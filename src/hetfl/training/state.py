@@ -184,4 +184,15 @@ class ResumePoints:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("round-*-*.safetensors"))
+        return point_files(self.folder)
+
+
+def point_files(folder: Path) -> list[Path]:
+    """The resume points in a folder, the oldest first."""
+    return sorted(folder.glob("round-*-*.safetensors"))
+
+
+def newest_round(folder: Path) -> int | None:
+    """The round of the newest resume point in a folder; None where there is none."""
+    files = point_files(folder)
+    return int(files[-1].stem.split("-")[1]) if files else None
