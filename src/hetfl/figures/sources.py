@@ -58,7 +58,7 @@ class Sources:
         return load_params(self.workspace.params)
 
     def records(self, entry: Entry, whole: bool = False) -> list[Record]:
-        """The records of a cell's seeds that are there; only those with all files of their evaluation if ``whole``."""
+        """The records of a cell's seeds that are there; if ``whole``, those with all files of their evaluation."""
         found = (self._record(entry, seed) for seed in entry.seeds)
         return [record for record in found if record is not None and (record.whole or not whole)]
 

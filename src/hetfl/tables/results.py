@@ -39,7 +39,7 @@ def results(
     Returns:
         A line for each seed of each cell, in order. Columns :data:`CELL` and ``seed`` say whose it is (``round`` is 0
         where the whole run is read), ``status`` is ``done``, ``not run``, ``not evaluated``, ``stale`` or
-        ``broken``, and ``problem`` says what is to know about the latter three. The others are empty unless it is done:
+        ``broken``, and ``problem`` says why or what to do. The others are empty unless it is done:
 
         - ``record``: the :class:`Record`; ``run``: its path.
         - ``value``: the statistic, in percent, M elements, or without a unit.
