@@ -14,7 +14,7 @@ LEVELS = [
     {"errors"},
     {"draws", "files", "config", "torch_private"},
     {"message", "tensors", "optimisers", "schema"},
-    {"captured"},
+    {"captured", "compact"},
     {"data"},
     {"models"},
     {"methods"},
@@ -28,6 +28,7 @@ LEVELS = [
     {"tracking", "report"},
     {"stages", "train"},
     {"targets"},
+    {"ledger"},
     {"cli"},
     {"__main__"},
 ]

@@ -277,6 +277,85 @@ def show(tables: Annotated[list[str], typer.Argument(help="Names of tables, i.e.
         print(render_text(read_json(Path("tables") / table / f"{table}.json")))
 
 
+@app.command("table")
+def table(names: Annotated[list[str], typer.Argument(help="Tables, see `hetfl tables`.")]) -> None:
+    """Write and print tables from what is there of their cells, if only in results/; nothing is trained."""
+    from hetfl.experiments.plan import Workspace
+    from hetfl.report.formats import render_text
+    from hetfl.report.make import make_table
+
+    for name in names:
+        print(render_text(make_table(name, Workspace(Path.cwd()))))
+
+
+@app.command("record")
+def record(
+    targets: Targets,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Another checkout, which has the runs and evaluations.")
+    ] = None,
+) -> None:
+    """Write compact records of the papers' trained cells into results/, which git keeps, and update the ledger.
+
+    Example: hetfl record fedtgp-table-10
+    """
+    from tabulate import tabulate
+
+    from hetfl.experiments.plan import Workspace, load_params
+    from hetfl.ledger.page import write_ledger
+    from hetfl.ledger.recording import of_papers, record_cells
+    from hetfl.targets import cells_of
+
+    workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    wanted = of_papers(cells_of(targets, params), params)
+    found = record_cells(wanted, Workspace(source.resolve()) if source else workspace, workspace)
+    there = [(one.cell, one.outcome, one.why) for one in found if one.outcome != "not run"]
+    print(tabulate(there, headers=["cell", "record", "because"]) if there else "no cell has a run")
+    print(f"{len(found) - len(there)} of {len(found)} cells have no run")
+    write_ledger(workspace, params)
+
+
+@app.command("ledger")
+def ledger() -> None:
+    """Write docs/ledger.md, results/ledger.csv and the totals in the README: all printed numbers, with ours."""
+    from hetfl.experiments.plan import Workspace, load_params
+    from hetfl.ledger.page import write_ledger
+
+    workspace = Workspace(Path.cwd())
+    for path in write_ledger(workspace, load_params(workspace.params)):
+        print(f"{path}: written")
+
+
+@app.command("reproduce")
+def reproduce(
+    cell: Annotated[str, typer.Argument(help="A cell with a record in results/, as a path below runs/.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be trained.")] = False,
+    accuracy: Annotated[
+        float, typer.Option(help="Allowed difference in percentage points on another device or with other versions.")
+    ] = 1.0,
+    size: Annotated[
+        float, typer.Option(help="Allowed relative difference there of message sizes that depend on training.")
+    ] = 0.0,
+) -> None:
+    """Train a recorded cell anew, beside all others, and compare; fail if it differs by more than it may."""
+    from hetfl.experiments.plan import Workspace, load_params
+    from hetfl.ledger.reproduce import compare, describe, one_cell, plan_reproduction
+    from hetfl.ledger.reproduce import reproduce as train_anew
+    from hetfl.targets import cells_of
+
+    workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    plan = plan_reproduction(one_cell(cells_of([cell], params), cell), workspace, params)
+    print(describe(plan))
+    if dry_run:
+        return
+    found = compare(plan, train_anew(plan, params), accuracy, size)
+    print("\n".join(found.lines))
+    if not found.good:
+        raise HetflError(f"{plan.cell.path.as_posix()}: differs from its record by more than it may, see above")
+
+
 @app.command("compare")
 def compare(
     reference: Annotated[Path, typer.Argument(help="A folder of tables, such as tables/.")],

@@ -28,6 +28,7 @@ WIDTH = 118
 """Longest list of lists or mapping that stands on one line."""
 
 WAYS: tuple[Literal["up", "down"], ...] = ("up", "down")
+UNITS = ("elements", "bytes")
 
 
 class Repeated(Part):
@@ -126,8 +127,8 @@ class Compact(Part):
 
     @property
     def progress(self) -> tuple[bool, bool, int]:
-        """How far it is; the larger of two is further."""
-        return self.finished, self.run.complete, self.played
+        """How far it is; the larger of two is further, and all finished ones are equal."""
+        return self.finished, self.run.complete, 0 if self.run.complete else self.played
 
     def rounds(self) -> list[Round]:
         """The lines of ``rounds.jsonl``, without what a compact record leaves out."""
@@ -145,26 +146,18 @@ class Compact(Part):
         diagnostics = {name: _values(column) for name, column in curves.diagnostics.items()}
         found = []
         for at, number in enumerate(curves.round):
-            test, shares = tests[at], training[at] if training else None
-            told: dict[str, Any] = {name: values[at] for name, values in columns.items()}
+            test = tests[at]
+            told: dict[str, Any] = {"round": number, "fine_tuning": number in fine_tuning}
+            told |= {name: values[at] for name, values in columns.items()}
             told |= {"accuracy": test.accuracy, "pooled": test.pooled} if test else {}
-            told |= {"train_accuracy": shares} if shares is not None else {}
-            others = {name: some[at] for name, some in extra.items()}
-            found.append(
-                Round(
-                    round=number,
-                    fine_tuning=number in fine_tuning,
-                    extra={name: other for name, other in others.items() if other is not None},
-                    **{way: Traffic(**{unit: sizes[f"{way}.{unit}"][at] for unit in _UNITS}) for way in WAYS},
-                    seconds={name: values[at] for name, values in seconds.items() if values[at] is not None},
-                    diagnostics={name: values[at] for name, values in diagnostics.items() if values[at] is not None},
-                    **told,
-                )
-            )
+            if training and any(share is not None for share in training[at]):
+                told["train_accuracy"] = training[at]
+            told["extra"] = {name: some[at] for name, some in extra.items() if some[at] is not None}
+            told |= {way: Traffic(**{unit: sizes[f"{way}.{unit}"][at] for unit in UNITS}) for way in WAYS}
+            for group, named in (("seconds", seconds), ("diagnostics", diagnostics)):
+                told[group] = {name: values[at] for name, values in named.items() if values[at] is not None}
+            found.append(Round(**told))
         return found
-
-
-_UNITS = ("elements", "bytes")
 
 
 def compact(
@@ -252,7 +245,7 @@ def _curves(run: Run, rounds: Sequence[Round], diagnostics: Sequence[str]) -> Cu
         sizes={
             f"{way}.{unit}": _column([getattr(getattr(line, way), unit) for line in rounds])
             for way in WAYS
-            for unit in _UNITS
+            for unit in UNITS
         },
         seconds={phase: _column([_hundredths(line.seconds.get(phase)) for line in rounds]) for phase in phases},
         **more,

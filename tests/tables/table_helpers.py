@@ -68,8 +68,9 @@ def write_run(
     }
     write_record(root / "runs", entry.path(seed), lines, **run | changes)
     metrics = {"average": sum(accuracy) / 5, "lowest": min(accuracy), "highest": max(accuracy), "pooled": pooled}
+    known = changes.get("fingerprint", "f" * 64)
     write_metrics(
-        root / "evaluations", entry.path(seed), fingerprint="f" * 64, **metrics, **of_window(lines, cell.settings)
+        root / "evaluations", entry.path(seed), fingerprint=known, **metrics, **of_window(lines, cell.settings)
     )
 
 

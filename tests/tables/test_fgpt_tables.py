@@ -12,9 +12,9 @@ from table_helpers import CELLS, PARAMS, built, entries, identities, runs, write
 from hetfl.errors import HetflError
 from hetfl.files import read_json
 from hetfl.report.formats import render_text
-from hetfl.tables.verdict import verdict
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.printed import content, methods
+from hetfl.tables.verdict import verdict
 
 METHODS = methods("fgpt")
 TABLES = [*content("fgpt")["tables"]]

@@ -19,6 +19,7 @@ from hetfl.data.sets import CATALOGUE
 from hetfl.experiments.plan import Cell, Params, Workspace, weights_read
 from hetfl.files import read_json
 from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
+from hetfl.stages import table_names
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table
 from hetfl.tables.printed import PAPERS
 from hetfl.tables.records import Compacts, Record
@@ -113,11 +114,12 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
     """Everything that the papers' tables print, and what git knows of it.
 
     Raises:
-        HetflError: a compact record or a committed table is damaged, or ``tables/doubts.yaml`` names a place without a
-            printed number.
+        HetflError: a compact record or a committed table is damaged, or ``tables/doubts.yaml`` names a place that has
+            no printed number.
     """
     compacts = Compacts(workspace, params)
-    specs = {name: make(params) for name, make in PAPER_TABLES.items() if name.partition("-")[0] in PAPERS}
+    names = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
+    specs = {name: PAPER_TABLES[name](params) for name in names if name in PAPER_TABLES}
     entries: dict[Place, Entry] = {
         (name, row, column): entry
         for name, spec in specs.items()
@@ -129,7 +131,7 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
     noise = _noise(entries.values(), params, compacts)
     lines = [_line(place, entry, params, compacts, noise, had, specs) for place, entry in entries.items()]
     titles: dict[str, dict[str, Any]] = {name: _titles(spec.model_dump()) for name, spec in specs.items()}
-    for name in ARITHMETIC_TABLES:
+    for name in filter(ARITHMETIC_TABLES.__contains__, names):
         path = workspace.table(name) / f"{name}.json"
         table = read_json(path) if path.exists() else arithmetic_table(name, params)
         titles[name] = _titles(table)

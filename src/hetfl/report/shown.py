@@ -15,8 +15,8 @@ RANDOM = "‡"
 """Marks a number of random backbone weights."""
 DIVERGED = "§"
 """Marks a number of runs of which some diverged."""
-MISSING = ("not run", "not evaluated", "broken", "stale")
-"""Statuses of a cell without a value."""
+MISSING = ("broken", "not evaluated", "stale", "not run")
+"""Statuses of a cell without a value; of several seeds' the first one is the cell's."""
 
 
 class Block(NamedTuple):

@@ -14,6 +14,7 @@ import pandas as pd
 from hetfl.errors import HetflError
 from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
+from hetfl.report.shown import MISSING
 from hetfl.schema import Run
 from hetfl.tables.records import Compacts, Record
 from hetfl.tables.results import CELL, WAYS, cell_of, results
@@ -114,7 +115,7 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     told = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
     told |= _numbers(entry, seeds[seeds.status == "done"]) | optional
     if told["status"] == "not run":
-        told["status"] = min(seeds.status)  # "broken" comes first, then "not evaluated"
+        told["status"] = min(seeds.status, key=MISSING.index)
     problems = [f"Seed {line.seed} is {line.status}: {line.problem}." for line in seeds.itertuples() if line.problem]
     return told | ({"footnote": " ".join([entry.footnote, *problems]).strip()} if problems else {})
 

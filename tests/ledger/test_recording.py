@@ -1,0 +1,194 @@
+"""What `hetfl record` writes, and what it leaves alone; and that tables are the same from it as from the runs."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+from ledger_helpers import cell_of, checkout, entry_of, record, write
+from record_factory import rewrite_run
+from table_helpers import CELLS, PARAMS, entries
+from typer.testing import CliRunner
+
+from hetfl.cli import app
+from hetfl.compact import read_compact
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Workspace
+from hetfl.figures.catalogue import figure
+from hetfl.figures.sources import Sources
+from hetfl.ledger.recording import Recorded, of_papers, record_cells
+from hetfl.report.formats import render_text
+from hetfl.report.make import make_table
+from hetfl.report.table import build_table
+from hetfl.tables.catalogue import table_spec
+from hetfl.tables.records import Compacts
+from hetfl.tables.spec import TableSpec
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return checkout(tmp_path)
+
+
+@pytest.fixture
+def fedproto():
+    return entry_of("fedtgp-table-10", "fedproto", "blocks")
+
+
+def outcome(workspace: Workspace, cell, source: Workspace | None = None) -> Recorded:
+    [found] = record_cells([cell], source or workspace, workspace)
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_record_only_ever_gets_further(workspace, fedproto, tmp_path):
+    cell = write(workspace, fedproto, rounds=3)
+    folder, path = workspace.runs / cell.path, workspace.results / f"{cell.path}.json"
+    begun = Workspace(tmp_path / "begun")
+    shutil.copytree(folder, begun.runs / cell.path)
+    rewrite_run(begun.runs / cell.path, {"status": "running"})
+    assert outcome(workspace, cell_of(fedproto, 1)).outcome == "not run"
+    assert outcome(workspace, cell, begun) == Recorded(str(cell.path), "written", "in progress, round 3 of 3")
+    shutil.move(workspace.evaluations, tmp_path / "evaluated")
+    assert outcome(workspace, cell).why == "trained"
+    shutil.move(tmp_path / "evaluated", workspace.evaluations)
+    assert outcome(workspace, cell).why == "finished"
+    before = files(workspace.results)
+    assert outcome(workspace, cell).outcome == "unchanged"
+    assert outcome(workspace, cell, begun) == Recorded(str(cell.path), "kept", "is further: finished")
+    # The same cell trained again, elsewhere: the recorded run stays.
+    write(workspace, fedproto, rounds=4)
+    assert "is another run, started" in outcome(workspace, cell).why
+    assert files(workspace.results) == before
+    found = read_compact(path)
+    assert found is not None and {*found.files} == {"rounds.jsonl", "model.safetensors"}
+
+
+def test_a_run_of_other_settings_is_not_recorded_and_gives_way(workspace, fedproto):
+    cell = cell_of(fedproto)
+    scaled = write(workspace, fedproto, rounds=20, settings={**cell.settings, "rounds": 20}, fingerprint="e" * 64)
+    assert outcome(workspace, scaled) == Recorded(str(cell.path), "stale", "rounds 20, now 1000")
+    assert not (workspace.results / f"{cell.path}.json").exists()
+
+
+def test_the_csv_lists_every_record(workspace, fedproto):
+    cell = record(workspace, fedproto, rounds=3)
+    begun = write(workspace, fedproto, seed=1, rounds=2)
+    rewrite_run(workspace.runs / begun.path, {"status": "running"})
+    record_cells([begun], workspace, workspace)
+    with (workspace.results / "cells.csv").open() as file:
+        lines = {line["cell"]: line for line in csv.DictReader(file)}
+    assert [*lines] == [str(cell.path), str(begun.path)]
+    done, going = lines.values()
+    assert (done["state"], going["state"], done["round"], going["round"]) == ("finished", "in progress", "3", "2")
+    assert done["best_pooled"] and not going["best_pooled"] and not going["pooled"]
+    assert len(done["sha256"]) == len(done["fingerprint"]) == 64
+
+
+def test_cells_that_are_no_paper_s_stay_out():
+    every = [cell for name in CELLS for cell in CELLS[name].values()]
+    kept = {cell.experiment for cell in of_papers(every, PARAMS)}
+    assert "fedtgp-htcnn8-fashion-mnist" in kept and len(kept) > 50
+    assert not any(name.startswith("digits") or name.endswith("-short") for name in kept)
+
+
+TABLES = {
+    "fedtgp-table-10": 60,
+    "fgpt-table-1": 60,
+    "fgpt-table-11": 60,
+    "fedhpl-table-1": 10,
+    "fedhpl-table-3": 10,
+    "fedhpl-table-10": 10,
+    "fedhpl-table-13": 50,
+}
+"""All statistics, inference rules and rounds within a run; with the rounds of the runs that are made up."""
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_the_same_from_compact_records(workspace, name):
+    spec = table_spec(name, PARAMS)
+    wanted = {}
+    for _, _, entry in entries(spec):
+        for seed in entry.seeds[:2]:
+            wanted.setdefault(entry.path(seed), (entry, seed))
+    kept = dict([*wanted.items()][:24])
+    cells = [write(workspace, entry, seed, TABLES[name]) for entry, seed in kept.values()]
+    folder = workspace.table(name)
+    workspace.tables = workspace.root / "tables"
+    make_table(name, workspace)
+    folder = workspace.table(name)
+    before = files(folder)
+    assert {f"{name}.json", f"{name}.md", f"{name}.csv", f"{name}.tex"} <= before.keys()
+    record_cells(cells, workspace, workspace)
+    for gone in (workspace.runs, workspace.evaluations, folder):
+        shutil.rmtree(gone)
+    table = make_table(name, workspace)
+    assert sum(bool(cell["seeds"]) for cell in table["cells"]) >= 3
+    assert files(folder) == before
+
+
+def made(spec: TableSpec, workspace: Workspace):
+    return build_table(spec, workspace.runs, workspace.evaluations, Compacts(workspace, PARAMS))
+
+
+def test_a_stale_record_is_shown_as_not_run_with_the_reason(workspace, fedproto):
+    cell = record(workspace, fedproto, rounds=60)
+    path = workspace.results / f"{cell.path}.json"
+    spec = table_spec("fedtgp-table-10", PARAMS)
+    [found] = [cell for cell in made(spec, workspace)["cells"] if cell["seeds"]]
+    assert (found["row"], found["column"], found["value"]) == ("fedproto", "blocks", 71.5)
+    path.write_text(
+        path.read_text().replace('"lr": 0.01', '"lr": 0.02').replace('"fingerprint": "', '"fingerprint": "0', 1)
+    )
+    table = made(spec, workspace)
+    [stale] = [cell for cell in table["cells"] if cell["status"] == "stale"]
+    assert stale["value"] is None and "Seed 0 is stale: lr 0.02, now 0.01." in stale["footnote"]
+    text = render_text(table)
+    assert "Seed 0 is stale: lr 0.02, now 0.01." in text and "71.50" not in text
+
+
+def test_a_damaged_record_is_said_in_the_table(workspace, fedproto):
+    cell = record(workspace, fedproto)
+    (workspace.results / f"{cell.path}.json").write_text("{")
+    table = made(table_spec("fedtgp-table-10", PARAMS), workspace)
+    [broken] = [cell for cell in table["cells"] if cell["status"] == "broken"]
+    assert f"results/{cell.path}.json: is not JSON" in broken["footnote"]
+    assert str(workspace.root) not in broken["footnote"]
+
+
+def test_figures_show_compact_records_where_these_suffice(workspace):
+    """A line over a setting is drawn; what needs the files of an evaluation says that it is not run."""
+    drawn = figure("fedhpl-figure-3", PARAMS)
+    for entry in [*drawn.entries][:2]:
+        record(workspace, entry, rounds=10)
+    assert Sources(workspace, PARAMS).count(drawn.entries)[0] == 2
+    lacking = figure("fedhpl-figure-6", PARAMS)
+    entry = [*lacking.entries][0]
+    record(workspace, entry, rounds=10)
+    sources = Sources(workspace, PARAMS)
+    assert sources.records(entry) and not sources.records(entry, whole=True)
+    for name, one in (("a", drawn), ("b", lacking)):
+        assert all(path.exists() for path in one.write(sources, workspace.root / name))
+
+
+def test_the_command_says_what_it_did(workspace, fedproto, monkeypatch):
+    write(workspace, fedproto, rounds=3)
+    shutil.copytree("tables", workspace.root / "tables")
+    monkeypatch.chdir(workspace.root)
+    shown = CliRunner().invoke(app, ["record", "fedtgp-table-10", "digits-fgpt"])
+    assert shown.exit_code == 0, shown.output
+    assert "fedtgp-htcnn8-fashion-mnist/fedproto/fedproto/blocks-s0  written   finished" in shown.output
+    assert "41 of 42 cells have no run" in shown.output
+    assert (workspace.root / "docs/ledger.md").exists()
+
+
+def test_a_damaged_run_is_named(workspace, fedproto):
+    cell = write(workspace, fedproto, rounds=3)
+    (workspace.runs / cell.path / "model.safetensors").unlink()
+    with pytest.raises(HetflError, match=r"model\.safetensors: does not exist"):
+        outcome(workspace, cell)

@@ -1,0 +1,137 @@
+"""`hetfl reproduce` trains a recorded cell anew beside all others, and says whether it is the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import Result
+from stage_runner import run_stage
+from typer.testing import CliRunner
+
+from hetfl.cli import app
+
+CELL = "fedtgp-toy/fedavg/fedavg/iid-s0"
+PARAMS = {
+    "compute": {"device": "cpu", "jobs": 1},
+    "data": {"digits": {"public": 600, "test": 900}},
+    "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
+    "models": {"tiny": ["digits_resnet_small"]},
+}
+EXPERIMENTS = {
+    "fedtgp-toy": {
+        "title": "A paper's cell",
+        "paper": "fedtgp",
+        "dataset": "digits",
+        "models": "tiny",
+        "splits": {"iid": "IID"},
+        "seeds": [0],
+        "defaults": {"rounds": 2},
+        "rows": {"fedavg": {}},
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout in which a cell was trained and recorded, as in a fresh clone: only its record is there."""
+    root = tmp_path_factory.mktemp("checkout")
+    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    paper = root / "pipeline/fedtgp/params.yaml"
+    paper.parent.mkdir(parents=True)
+    paper.write_text(yaml.safe_dump({"experiments": EXPERIMENTS}))
+    for stage in (
+        ("download", "digits"),
+        ("partition", "digits"),
+        ("train", "fedtgp-toy"),
+        ("evaluate", "fedtgp-toy"),
+    ):
+        assert run_stage(root, *stage).status == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setattr("hetfl.ledger.page.write_ledger", lambda *given: [])  # of the papers' experiments, not of these
+        shown = CliRunner().invoke(app, ["record", "fedtgp-toy"])
+        assert shown.exit_code == 0, shown.output
+        assert CliRunner().invoke(app, ["table", "fedtgp-toy"]).exit_code == 0
+    shutil.move(root / "tables", root / "from-runs")
+    for folder in ("runs", "evaluations"):
+        shutil.rmtree(root / folder)
+    return root
+
+
+@pytest.fixture
+def hetfl(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command line in a copy of that checkout."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [*arguments])
+
+
+def change(old: str, new: str) -> None:
+    """Change the record in the current folder."""
+    path = Path("results", f"{CELL}.json")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def test_a_cell_that_is_trained_again_is_identical(hetfl):
+    before = files("results")
+    dry = hetfl("reproduce", CELL, "--dry-run")
+    assert dry.exit_code == 0 and not Path("runs").exists() and not Path(".hetfl/reproduced").exists()
+    command = "hetfl train fedtgp-toy --row fedavg --split iid --seed 0 --engine sequential --precision float32"
+    assert command in dry.output and "rounds     2 of at most 2, 3 clients" in dry.output
+    for _ in range(2):  # a second time it is trained again
+        shown = hetfl("reproduce", CELL)
+        assert shown.exit_code == 0, shown.output
+        assert "identical: curves, message sizes and model" in shown.output
+    assert files("results") == before and not Path("runs").exists()
+
+
+def test_another_number_is_found(hetfl):
+    path = Path("results", f"{CELL}.json")
+    told = json.loads(path.read_text())
+    told["curves"]["test"]["pooled"][1] -= 1
+    path.write_text(json.dumps(told))
+    shown = hetfl("reproduce", CELL)
+    assert "differs: pooled from round 1 on" in shown.output
+    assert "differs from its record by more than it may" in str(shown.exception)
+
+
+def test_elsewhere_a_limit_is_kept(hetfl):
+    change('"torch": "', '"torch": "0.')
+    average = json.loads(Path("results", f"{CELL}.json").read_text())["metrics"]["average"]
+    shown = hetfl("reproduce", CELL)
+    assert shown.exit_code == 0, shown.output
+    assert "trained with another torch, so numbers may move by 1 points" in shown.output
+    change(f'"average": {average}', f'"average": {average - 0.02}')
+    shown = hetfl("reproduce", CELL)
+    assert "differs: an accuracy moved by 2.00 points" in shown.output and shown.exit_code
+    assert hetfl("reproduce", CELL, "--accuracy", "3").exit_code == 0
+
+
+def test_what_cannot_be_reproduced_is_one_line(hetfl):
+    shutil.rmtree("partitions")
+    lacking = str(hetfl("reproduce", CELL).exception)
+    assert "the partition is missing; make it with dvc repro partition@digits" in lacking
+    assert hetfl("reproduce", CELL, "--dry-run").exit_code == 0
+    change('"rounds": 2', '"rounds": 3')
+    change('"fingerprint": "', '"fingerprint": "0')
+    assert "is stale (rounds 3, now 2); check out commit" in str(hetfl("reproduce", CELL).exception)
+    Path("results", f"{CELL}.json").unlink()
+    assert "does not exist; train the cell with hetfl train fedtgp-toy" in str(hetfl("reproduce", CELL).exception)
+
+
+def test_a_table_from_git_alone_is_the_table_from_the_runs(hetfl):
+    shown = hetfl("table", "fedtgp-toy")
+    assert shown.exit_code == 0 and "FedAvg" in shown.output
+    made = {name.removeprefix("tables/"): content for name, content in files("tables").items()}
+    assert made == {name.removeprefix("from-runs/"): content for name, content in files("from-runs").items()}
+    assert not Path("runs").exists()
