@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hetfl.experiments.plan import load_params
-from hetfl.tables.counted import counted_table
+from hetfl.tables.catalogue import arithmetic_table
 from hetfl.tables.counted.fedhpl import TABLES
 from hetfl.tables.counted.layout import layout
 
@@ -16,7 +16,7 @@ MISPRINTS = {
 }
 
 PARAMS = load_params(Path("params.yaml"))
-table = cache(lambda name: counted_table(name, PARAMS))
+table = cache(lambda name: arithmetic_table(name, PARAMS))
 
 
 @pytest.mark.parametrize("name", TABLES)

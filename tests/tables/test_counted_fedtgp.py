@@ -14,7 +14,7 @@ from hetfl.draws import Draws
 from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import step_flops
 from hetfl.report.formats import blocks, filled, footnotes, render_text
-from hetfl.tables.counted import counted_table
+from hetfl.tables.catalogue import arithmetic_table
 from hetfl.tables.counted.exchange import fitted, float_elements
 from hetfl.tables.counted.fedtgp import (
     TABLES,
@@ -28,7 +28,7 @@ from hetfl.tables.counted.fedtgp import (
     step,
 )
 from hetfl.tables.counted.layout import layout
-from hetfl.tables.printed import methods
+from hetfl.tables.notation import methods
 
 METHODS = methods("fedtgp")
 
@@ -37,7 +37,7 @@ OWNED = [33, 47, 54, 47, 57, 42, 41, 32, 39, 46, 47, 47, 41, 44, 40, 38, 44, 38,
 """C_i of all samples, training and test."""
 
 OF = setting(PARAMS)
-table = cache(lambda name: counted_table(name, PARAMS))
+table = cache(lambda name: arithmetic_table(name, PARAMS))
 of_architecture = cache(lambda name: step(OF, name=name))
 HTFE_8 = [*layout("fedtgp-table-12").models.values()]
 

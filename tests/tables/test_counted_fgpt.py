@@ -13,7 +13,7 @@ from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.report.formats import blocks, filled, footnotes, render_markdown, render_text
 from hetfl.report.table import write_table
-from hetfl.tables.counted import counted_table
+from hetfl.tables.catalogue import arithmetic_table
 from hetfl.tables.counted.exchange import fitted
 from hetfl.tables.counted.fgpt import (
     COSTS,
@@ -40,7 +40,7 @@ EMPTY = {
 
 FAMILY = Family(PARAMS)
 PRINTED = [*layout("fgpt-table-10").parts[0].rows]
-table = cache(lambda name: counted_table(name, PARAMS))
+table = cache(lambda name: arithmetic_table(name, PARAMS))
 
 
 def found(name: str, row: str, column: str) -> dict:
