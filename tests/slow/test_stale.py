@@ -69,7 +69,7 @@ def test_only_versions_and_settings_are_changes(project: Project):
     (project.root / "src/hetfl/methods/mine.py").write_text(METHOD)
     edit(project, "methods/fedprox.py", '"""FedProx: ', '"""FedProx, that is ')
     edit(project, "training/scoring.py", "# Read back once", "# Read once")
-    edit(project, "methods/fedavg.py", r"\b_prefixed\b", "_with_prefix")
+    edit(project, "methods/parts/theorem.py", r"\b_of_label\b", "_own_label")
     edit(project, "experiments/evaluation.py", '"""Evaluation of', '"""The evaluation of')
     assert "methods.mine: new -> 1.1" in tell(project, "hetfl", "versions")
     assert tell(project, "dvc", "status", *stages) == clean
