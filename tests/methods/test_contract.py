@@ -51,7 +51,7 @@ def played(two_rounds, variant, group):
 
 @pytest.mark.parametrize(("variant", "group"), CASES)
 def test_clients_in_another_order_that_get_bytes_send_the_same(played):
-    """A client that was sent the bytes does what a client that was handed the tensors does, whoever went before it."""
+    """A client that was sent the bytes does what one that was handed the tensors does, whoever went before it."""
     sent = {k: Message.from_bytes(message.to_bytes()) for k, message in reversed(played.downlinks.items())}
     again = train(played.engine, sent, Draws(0).at(2), played.first.clients)
     assert {update.client for update in again} == {0, 1, 2}

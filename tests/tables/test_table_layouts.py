@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
+from table_helpers import PARAMS
 
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import load_params
 from hetfl.tables import layout
 from hetfl.tables.counted.layout import CountedLayout
 from hetfl.tables.layout import RunLayout, layouts, paper_table
 from hetfl.tables.notation import read_layouts
 from hetfl.tables.spec import Entry, TableSpec
 
-PARAMS = load_params(Path("params.yaml"))
 PAPER = """
 titles: {fedavg: FedAvg}
 cell: {statistic: best_pooled}
