@@ -14,7 +14,7 @@ from hetfl.files import read_json
 from hetfl.report.formats import render_text
 from hetfl.report.table import verdict
 from hetfl.tables.catalogue import table_spec
-from hetfl.tables.printed import content, methods
+from hetfl.tables.notation import content, methods
 
 METHODS = methods("fgpt")
 TABLES = [*content("fgpt")["tables"]]
