@@ -130,7 +130,7 @@ def _noises(known: dict[str, float]) -> str:
 
 def _title(paper: str) -> str:
     told = content(paper)["paper"]
-    return f"{told['short']} ({told.get('venue') or 'arXiv ' + told['arxiv']})"
+    return f"{told['short']} ({told['venue']})"
 
 
 _COUNTED = [*VERDICTS[:-1], *(f"not run: {reason}" for reason in REASONS)]
