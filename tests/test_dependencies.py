@@ -31,7 +31,8 @@ def listed(extra: str = "") -> set[str]:
     return {normal(re.match(r"[\w.-]+", line)[0]) for line in lines}
 
 
-CORE_LIST, PIPELINE, TEST = listed(), listed("pipeline"), listed("test")
+CORE_LIST, TEST = listed(), listed("test")
+PIPELINE = listed("pipeline") | listed("slurm") | listed("ray")
 
 
 def core_files() -> list[Path]:

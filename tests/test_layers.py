@@ -28,6 +28,7 @@ LEVELS = [
     {"tracking", "report"},
     {"stages", "train"},
     {"targets"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 ]
