@@ -29,6 +29,7 @@ LEVELS = [
     {"stages", "train"},
     {"targets"},
     {"ledger"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 ]

@@ -258,6 +258,35 @@ def train(
     train_experiment(Path.cwd(), experiment, engine, precision, **picked)
 
 
+@app.command("sweep")
+def sweep(
+    targets: Targets,
+    budget: Annotated[str | None, typer.Option(help="Stop after this time, e.g. 90s, 25m or 1h30m.")] = None,
+    on: Annotated[str, typer.Option(help="Where: local, slurm or ray.")] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the order, with value, cost and expected end.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another sweep that uses a device of this machine.")
+    ] = False,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, Ray starts here.")] = None,
+    slurm: Annotated[
+        list[str] | None, typer.Option(help="A parameter of the Slurm jobs, e.g. partition=gpu; may be repeated.")
+    ] = None,
+) -> None:
+    """Train and evaluate cells, the most valuable per second first; the same command goes on where it stopped.
+
+    Example: hetfl sweep fedtgp-table-10 --budget 25m
+    """
+    import math
+
+    from hetfl.sweep.sweep import duration, options
+    from hetfl.sweep.sweep import sweep as begin
+
+    seconds = math.inf if budget is None else duration(budget)
+    begin(Path.cwd(), targets, seconds, on, dry_run, wait, address, options(slurm or []))
+
+
 @app.command("sync")
 def sync() -> None:
     """Copy run records to MLflow: create runs that are missing there and complete the others."""

@@ -220,6 +220,8 @@ class Metrics(Windowed):
 
     Attributes:
         fingerprint: of the run.
+        version: of the evaluation, see :mod:`hetfl.experiments.versions`; 0: not recorded.
+        features: number of test samples whose features were stored.
         accuracy, average, lowest, highest, std, pooled, balanced_accuracy, macro_f1: of the final state, see
             :func:`hetfl.metrics.accuracy.summary`.
         best_pooled, best_round, best_average, rounds: see :func:`hetfl.metrics.accuracy.best_round`.
@@ -229,6 +231,8 @@ class Metrics(Windowed):
     """
 
     fingerprint: str
+    version: int = 0
+    features: int = 0
     accuracy: list[Share]
     average: float
     lowest: float

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
-from hetfl.experiments.plan import ComputeSettings, Workspace, cells, check_fit, check_models, load_params, pick
+from hetfl.experiments.plan import (
+    Cell,
+    ComputeSettings,
+    Params,
+    Workspace,
+    cells,
+    check_fit,
+    check_models,
+    load_params,
+    pick,
+)
 from hetfl.experiments.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.tracking import MlflowMirror, Progress, following
@@ -31,12 +42,7 @@ def train_experiment(
     workspace = Workspace(root)
     params = load_params(workspace.params)
     chosen = pick(cells(params, experiment), **picked)
-    settings = params.experiments[experiment]
-    for group in dict.fromkeys(settings.rows[cell.row].models or settings.models for cell in chosen):
-        check_models(params, group)
-    check_fit(params, chosen)
-    check_versions(root, keys(chosen))
-    pick_device(params.compute.device)
+    check_cells(chosen, params, root)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
     compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
     expected = identities(chosen, workspace)
@@ -45,3 +51,18 @@ def train_experiment(
         failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
     if failures:
         raise FailedCellsError(failures)
+
+
+def check_cells(chosen: Sequence[Cell], params: Params, root: Path) -> None:
+    """Check, before anything is written, all that cells need besides their inputs.
+
+    Raises:
+        HetflError: a model is unknown or does not support its method, versions.yaml is out of date, or the device is
+            missing.
+    """
+    experiments = [(params.experiments[cell.experiment], cell.row) for cell in chosen]
+    for group in dict.fromkeys(settings.rows[row].models or settings.models for settings, row in experiments):
+        check_models(params, group)
+    check_fit(params, chosen)
+    check_versions(root, keys(chosen))
+    pick_device(params.compute.device)

@@ -20,7 +20,7 @@ from hetfl.ledger.lines import Line, ledger
 from hetfl.ledger.page import CSV, PAGE, files
 from hetfl.ledger.recording import record_cells
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
-from hetfl.tables.printed import PAPERS
+from hetfl.tables.notation import PAPERS
 from hetfl.tables.spec import Entry
 
 PRINTED = {

@@ -13,7 +13,7 @@ from hetfl.errors import HetflError
 from hetfl.files import read_json
 from hetfl.report.formats import render_text
 from hetfl.tables.catalogue import table_spec
-from hetfl.tables.printed import content, methods
+from hetfl.tables.notation import content, methods
 from hetfl.tables.verdict import verdict
 
 METHODS = methods("fgpt")

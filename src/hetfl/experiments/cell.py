@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from hetfl.data.partitions import read_partition
 from hetfl.data.store import Dataset, read_card, read_dataset
@@ -18,6 +21,7 @@ from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record, commit, device_name, now, source_digest, versions
+from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import used
 from hetfl.methods import Method, create
@@ -29,6 +33,9 @@ from hetfl.training.engines import make_engine
 from hetfl.training.federation import ClientData, Federation, build_federation
 from hetfl.training.memory import reset_peak_memory
 from hetfl.training.state import ResumePoints, State
+
+LAST = 5
+"""The rounds whose mean says how long the next one will take."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,24 @@ def run_cell(
     device: torch.device,
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
     callback: Callback | None = None,
-) -> None:
+    stop: Stop = never,
+) -> bool:
     """Train a cell unless its record is already complete, here or among those that were superseded.
 
     A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
-    cell waits for the first and then finds it done. The callback is told when the run begins, after each round and
-    when the run is complete.
+    cell waits for the first and then finds it done. SIGTERM and Ctrl-C give up the current round; what was completed
+    is on disk before the call ends.
+
+    Args:
+        cell: the cell.
+        workspace: the checkout.
+        device: where to train.
+        compute: engine, precision and threads.
+        callback: is told when the run begins, after each round and when the run is complete.
+        stop: is asked before each round whether to stop; the next call goes on from there.
+
+    Returns:
+        Whether the record is complete.
 
     Raises:
         HetflError: an input is missing or broken.
@@ -95,11 +114,12 @@ def run_cell(
     identity = fingerprint(cell, reads)
     record, earlier = Record(workspace.runs / cell.path, callback), Superseded(workspace.runs, cell.path)
     lock = workspace.lock(cell.path)
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
-        if record.is_complete(identity) or earlier.restore(identity):
+    with terminable(), _locked(lock, stop) as mine:
+        if mine and (record.is_complete(identity) or earlier.restore(identity)):
             record.tell(record.read())
-            return
+            return True
+        if not mine or stop(None):
+            return False
         reset_peak_memory(device)
         setup = set_up(cell, workspace, device, compute)
         earlier.make_way(identity)
@@ -109,16 +129,48 @@ def run_cell(
                 ResumePoints(other).clear()
         run = description(cell, workspace, setup, reads, identity)
         with ResumePoints(points / identity) as resume:
-            run_rounds(setup.engine, setup.draws, record, resume, run)
+            if run_rounds(setup.engine, setup.draws, record, resume, run, stop) is None:
+                return False
         points.rmdir()
         earlier.trim()
+        return True
 
 
-def run_rounds(engine: Engine, draws: Draws, record: Record, resume: ResumePoints, run: Run) -> State:
+@contextmanager
+def _locked(path: Path, stop: Stop) -> Iterator[bool]:
+    """Hold a lock once whoever has it gives it back; False if the time to stop comes first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            if stop(None):
+                break
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
+
+
+def run_rounds(
+    engine: Engine, draws: Draws, record: Record, resume: ResumePoints, run: Run, stop: Stop = never
+) -> State | None:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
 
     A round counts once its line is in the record and its state in a resume point; a kill in between repeats it
     with the same numbers.
+
+    Args:
+        engine: its clients are restored from the resume point.
+        draws: keyed randomness of the run.
+        record: gets a line for each round.
+        resume: the run's resume points.
+        run: the record's description.
+        stop: is asked before each round, with the mean seconds of the last ones.
+
+    Returns:
+        The final state; None if it stopped, so that the record is not complete.
 
     Raises:
         HetflError: a method cannot go on; the line names the record's folder and the round.
@@ -141,8 +193,11 @@ def run_rounds(engine: Engine, draws: Draws, record: Record, resume: ResumePoint
     settings = engine.method.settings
     lines = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
     pooled = {line.round: line.pooled for line in lines if line.pooled is not None}
-    waited = 0.0
+    waited, took = 0.0, deque[float](maxlen=LAST)
     while played < settings.rounds and not rounds.stalls(pooled, settings.patience):
+        if stop(mean(took) if took else None):
+            return None
+        started = time.perf_counter()
         with _named(record, played + 1):
             server, line = rounds.play_round(engine, server, draws.at(played + 1))
         played = line.round
@@ -153,7 +208,10 @@ def run_rounds(engine: Engine, draws: Draws, record: Record, resume: ResumePoint
         began = time.perf_counter()
         resume.save(State(played, server, engine.client_states()))
         waited = time.perf_counter() - began
+        took.append(time.perf_counter() - started)
     if engine.method.fine_tuning() and played <= settings.rounds:
+        if stop(mean(took) if took else None):
+            return None
         with _named(record, settings.rounds + 1):
             line = rounds.play_fine_tuning(engine, server, draws.at(settings.rounds + 1))
         played = line.round

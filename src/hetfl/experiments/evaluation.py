@@ -16,12 +16,13 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import set_up
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
+from hetfl.experiments.versions import EVALUATION
 from hetfl.files import write_json, write_text
 from hetfl.message import Tensors
 from hetfl.metrics.accuracy import best_round, per_class, summary, window
 from hetfl.metrics.groups import congruence, entropy, kmeans
 from hetfl.models.base import Model
-from hetfl.schema import METRICS, MODEL, PER_CLASS, Metrics, Round, needed_run, read_rounds
+from hetfl.schema import METRICS, MODEL, PER_CLASS, Metrics, Round, Run, needed_run, read_metrics, read_rounds
 from hetfl.tensors import read_tensors, write_tensors
 from hetfl.training.local import LocalEngine
 from hetfl.training.scoring import scoring_tasks
@@ -38,7 +39,7 @@ def evaluate_cell(
     device: torch.device,
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
 ) -> None:
-    """Test a cell's checkpoint and write ``metrics.json`` and ``per_class.csv``.
+    """Test a cell's checkpoint and write ``metrics.json`` and ``per_class.csv``, unless that is done already.
 
     For an experiment with ``features``, it also writes ``prototypes.safetensors``, see :func:`representations`; for a
     method that sorts samples into groups, ``groups.safetensors``, see :func:`groups`.
@@ -58,6 +59,8 @@ def evaluate_cell(
     run = needed_run(folder)
     if not run.complete:
         raise HetflError(f"{folder}: training is not complete; run hetfl train {cell.experiment}")
+    if is_evaluated(cell, workspace, run):
+        return
     # With the precision of the training, so that accuracies can be compared with the record's.
     setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.precision}))
     sizes = sorted({model.width for model in setup.federation.models})
@@ -99,13 +102,26 @@ def evaluate_cell(
             (out / f"{name}.safetensors").unlink(missing_ok=True)
     metrics = Metrics(
         fingerprint=run.fingerprint,
+        version=EVALUATION,
+        features=cell.features,
         **found,
         **best_round(lines),
         **of_window(lines, cell.settings),
         **of_groups(stored["groups"], cell.settings),
     )
-    write_json(out / METRICS, metrics.as_json())
+    # The metrics come last: whoever finds them finds the other files too.
     write_text(out / PER_CLASS, table.getvalue())
+    write_json(out / METRICS, metrics.as_json())
+
+
+def is_evaluated(cell: Cell, workspace: Workspace, run: Run) -> bool:
+    """Whether a cell's evaluation is of this run, by the present version of the evaluation, with these features."""
+    try:
+        found = read_metrics(workspace.evaluations / cell.path)
+    except HetflError:
+        return False  # it is damaged, and replaced
+    expected = (run.fingerprint, EVALUATION, cell.features)
+    return found is not None and (found.fingerprint, found.version, found.features) == expected
 
 
 def confusions(engine: LocalEngine, state: State, draws: Draws) -> np.ndarray:

@@ -53,6 +53,7 @@ class ComputeSettings(Settings):
         engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU.
         precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: the faster one on the
             device.
+        slurm: parameters of the jobs that ``hetfl sweep --on slurm`` submits, e.g. ``{partition: gpu}``.
     """
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
@@ -60,6 +61,7 @@ class ComputeSettings(Settings):
     threads: int = Field(default=1, ge=1)
     engine: Literal["auto", "sequential", "batched"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    slurm: dict[str, str | int | float | bool] = {}
 
 
 class DataSettings(Settings):

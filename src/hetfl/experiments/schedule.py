@@ -87,14 +87,13 @@ def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: Compu
     return _each(evaluate_cell, trained, workspace, compute)
 
 
-Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], None]
+Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], object]
 
 
 def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
     device = pick_device(compute.device)
-    at_once = max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1
-    jobs = max(1, min(compute.jobs or at_once, len(chosen)))
-    attempts = (delayed(_attempt)(work, cell, workspace, device, compute) for cell in chosen)
+    jobs = max(1, min(at_once(device, compute), len(chosen)))
+    attempts = (delayed(attempt)(work, cell, workspace, device, compute) for cell in chosen)
     try:
         # One cell a task: the longest cells are few, and a worker that is free takes the next.
         reasons = Parallel(n_jobs=jobs, batch_size=1)(attempts)
@@ -106,7 +105,12 @@ def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: Com
     return {workspace.runs / cell.path: reason for cell, reason in zip(chosen, reasons, strict=True) if reason}
 
 
-def _attempt(
+def at_once(device: torch.device, compute: ComputeSettings) -> int:
+    """How many cells are computed at the same time on a device: as set, or one per CPU core, or one on a GPU."""
+    return compute.jobs or (max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1)
+
+
+def attempt(
     work: Work, cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings
 ) -> str | None:
     """Do one cell's work; what went wrong in one line, or None."""

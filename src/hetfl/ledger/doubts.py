@@ -13,8 +13,8 @@ from hetfl.config import Settings, read_yaml, validate
 from hetfl.data.sets import CATALOGUE
 from hetfl.errors import unknown
 from hetfl.experiments.plan import Params
-from hetfl.tables import printed
-from hetfl.tables.printed import content
+from hetfl.tables import notation
+from hetfl.tables.notation import content
 from hetfl.tables.spec import Entry
 
 Place = tuple[str, str, str]
@@ -40,7 +40,7 @@ def known_doubts() -> dict[Place, list[str]]:
     Raises:
         HetflError: the file has something else than tables with doubts.
     """
-    path = Path(printed.__file__).with_name("doubts.yaml")
+    path = Path(notation.__file__).with_name("doubts.yaml")
     found: dict[Place, list[str]] = defaultdict(list)
     for table, doubts in validate(_File, {"tables": read_yaml(path)}, path.name).tables.items():
         for doubt in doubts:

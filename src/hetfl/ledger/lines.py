@@ -21,7 +21,7 @@ from hetfl.files import read_json
 from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
 from hetfl.stages import table_names
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table
-from hetfl.tables.printed import PAPERS
+from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Compacts, Record
 from hetfl.tables.results import value_of
 from hetfl.tables.spec import Entry, TableSpec

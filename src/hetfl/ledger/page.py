@@ -15,7 +15,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace
 from hetfl.files import write_text
 from hetfl.ledger.lines import REASONS, VERDICTS, Ledger, Line, ledger
-from hetfl.tables.printed import PAPERS, content
+from hetfl.tables.notation import PAPERS, content
 from hetfl.tables.verdict import NOISE
 
 PAGE, CSV = Path("docs/ledger.md"), Path("results/ledger.csv")
@@ -130,7 +130,7 @@ def _noises(known: dict[str, float]) -> str:
 
 def _title(paper: str) -> str:
     told = content(paper)["paper"]
-    return f"{told['short']} ({told.get('venue') or 'arXiv ' + told['arxiv']})"
+    return f"{told['short']} ({told['venue']})"
 
 
 _COUNTED = [*VERDICTS[:-1], *(f"not run: {reason}" for reason in REASONS)]

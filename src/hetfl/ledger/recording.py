@@ -15,7 +15,7 @@ from hetfl.experiments.identity import differences
 from hetfl.experiments.plan import Cell, Params, Workspace
 from hetfl.files import sha256_file, write_text
 from hetfl.schema import MODEL, ROUNDS, read_metrics, read_rounds, read_run
-from hetfl.tables.printed import PAPERS
+from hetfl.tables.notation import PAPERS
 from hetfl.tables.spec import Cosine
 
 CSV = "cells.csv"

@@ -1,0 +1,264 @@
+"""Cells in processes of this machine, on all its devices."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from hetfl.errors import HetflError
+from hetfl.experiments.events import Callback
+from hetfl.experiments.plan import ComputeSettings, Workspace
+from hetfl.experiments.record import device_name
+from hetfl.experiments.schedule import at_once, attempt
+from hetfl.experiments.stop import Deadline
+from hetfl.files import read_json, write_json
+from hetfl.sweep.backend import POLL, train_and_evaluate
+from hetfl.sweep.choice import Choice
+from hetfl.sweep.devices import devices, held
+from hetfl.sweep.together import Together, kind
+from hetfl.tracking.follow import Subscriber, following
+from hetfl.training.memory import SHARE, free_bytes
+
+GRACE = 30.0
+"""Seconds that an interrupted process has to write what it completed."""
+SPAWN = multiprocessing.get_context("spawn")
+"""A process that has used a GPU cannot be forked."""
+
+
+class Local:
+    """All GPUs of this machine, or its CPU.
+
+    Args:
+        workspace: the checkout.
+        compute: ``jobs`` is the number of cells at the same time; 0: one per CPU core, or on a GPU as many as a
+            measurement says is faster, see :class:`Together`.
+        wait: wait for another sweep that holds a device.
+
+    Raises:
+        HetflError: a GPU is asked for and there is none.
+    """
+
+    def __init__(self, workspace: Workspace, compute: ComputeSettings, wait: bool = False) -> None:
+        self._workspace, self._compute, self._wait = workspace, compute, wait
+        self._devices = devices(compute.device)
+        self.device = self._devices[0]
+        self._measured = workspace.scratch / "together.json"
+
+    def at_once(self, cells: int) -> int:
+        """As set; where that is measured, one on each device."""
+        many = self._compute.jobs or len(self._devices) * at_once(self.device, self._compute)
+        return min(cells, many)
+
+    def do(self, order: Sequence[Choice], until: float, subscribers: Sequence[Subscriber]) -> dict[Path, str]:
+        """See :class:`hetfl.sweep.backend.Backend`."""
+        with held(self._devices, self._workspace.root, self._wait):
+            places = [_Place(device, free_bytes(device), self._timing(device)) for device in self._devices]
+            timings = [place.timing for place in places if place.timing]
+            with following([*subscribers, *timings]) as tell:
+                failures = self._train(order, until, places, tell)
+            self._keep(places)
+        return failures
+
+    def _train(
+        self, order: Sequence[Choice], until: float, places: Sequence[_Place], tell: Callback | None
+    ) -> dict[Path, str]:
+        waiting = list(order)
+        failures: dict[Path, str] = {}
+        try:
+            while True:
+                self._fill(places, waiting, until, tell)
+                busy = {worker.pipe: (place, worker) for place in places for worker in place.busy}
+                if not busy:
+                    return failures
+                for pipe in wait(list(busy), timeout=POLL):
+                    place, worker = busy[pipe]  # type: ignore[index]
+                    folder = self._workspace.runs / worker.done.cell.path
+                    reason = worker.result()
+                    place.ends(folder)
+                    if not worker.process.is_alive():
+                        place.workers.remove(worker)
+                    if reason:
+                        failures[folder] = reason
+        except BaseException:
+            for place in places:
+                for worker in place.workers:
+                    worker.process.terminate()
+            raise
+        finally:
+            for place in places:
+                for worker in place.workers:
+                    worker.end()
+
+    def _fill(self, places: Sequence[_Place], waiting: list[Choice], until: float, tell: Callback | None) -> None:
+        """Give out cells while there is time and room."""
+        while True:
+            in_time = [choice for choice in waiting if time.time() + choice.round < until]
+            running = sum(len(place.busy) for place in places)
+            if self._compute.jobs and running >= self._compute.jobs:
+                return
+            emptiest = sorted(places, key=lambda place: len(place.busy))
+            able = ((place, choice) for place in emptiest for choice in in_time if self._takes(place, choice))
+            place, choice = next(able, (None, None))
+            if place is None or choice is None:
+                return
+            waiting.remove(choice)
+            worker = next((worker for worker in place.workers if worker.choice is None), None)
+            if worker is None:
+                worker = _Worker(self._workspace, place.device, self._compute, tell, until)
+                place.workers.append(worker)
+            place.begins(self._workspace.runs / choice.cell.path, choice)
+            worker.give(choice)
+
+    def _takes(self, place: _Place, choice: Choice) -> bool:
+        """Whether a device should train a cell beside those that it trains now."""
+        if not place.busy:
+            return True  # its engine trains as many clients at once as fit
+        if place.timing and not self._compute.jobs:
+            many = place.timing.wanted(kind(choice.cell))
+        else:
+            many = math.ceil(self.at_once(sys.maxsize) / len(self._devices))
+        return len(place.busy) < many and place.fits(choice)
+
+    def _timing(self, device: torch.device) -> Together | None:
+        if device.type != "cuda":
+            return None
+        known = self._known().get(device_name(device), {})
+        return Together({name: {int(n): speed for n, speed in of.items()} for name, of in known.items()})
+
+    def _known(self) -> dict[str, dict[str, dict[str, float]]]:
+        try:
+            found: dict[str, dict[str, dict[str, float]]] = read_json(self._measured)
+        except (OSError, HetflError):
+            return {}
+        return found
+
+    def _keep(self, places: Sequence[_Place]) -> None:
+        """Write what was measured for the next sweep."""
+        found = {device_name(place.device): place.timing.speeds for place in places if place.timing}
+        if found:
+            write_json(self._measured, {**self._known(), **found})
+
+
+@dataclass
+class _Place:
+    """A device, and the processes that train on it."""
+
+    device: torch.device
+    free: int | None
+    timing: Together | None
+    workers: list[_Worker] = field(default_factory=list)
+
+    @property
+    def busy(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.choice]
+
+    def fits(self, choice: Choice) -> bool:
+        """Whether memory holds a cell beside the others, as predicted; on a GPU, only if all of it is predicted."""
+        sizes = [worker.done.memory for worker in self.busy] + [choice.memory]
+        if self.free is None or self.device.type == "cuda" and None in sizes:
+            return self.device.type == "cpu"
+        return sum(size or 0 for size in sizes) <= SHARE * self.free
+
+    def begins(self, folder: Path, choice: Choice) -> None:
+        if self.timing:
+            self.timing.begins(folder, kind(choice.cell))
+
+    def ends(self, folder: Path) -> None:
+        if self.timing:
+            self.timing.ends(folder)
+
+
+class _Worker:
+    """A process that does one cell after another."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        device: torch.device,
+        compute: ComputeSettings,
+        tell: Callback | None,
+        until: float,
+    ) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        arguments = (theirs, workspace, device, compute, tell, until)
+        self.process = SPAWN.Process(target=_work, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self.choice: Choice | None = None
+
+    @property
+    def done(self) -> Choice:
+        """The cell that it was given."""
+        assert self.choice
+        return self.choice
+
+    def give(self, choice: Choice) -> None:
+        self.choice = choice
+        with suppress(OSError):  # if it has died, its result says so
+            self.pipe.send(choice)
+
+    def result(self) -> str | None:
+        """What went wrong with its cell in one line, or None."""
+        try:
+            reason: str | None = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode
+            reason = f"its process ended with status {code}, perhaps for memory; the same command goes on"
+        self.choice = None
+        return reason
+
+    def end(self) -> None:
+        """Let it go; what it completed is on disk afterwards."""
+        self.pipe.close()
+        self.process.join(GRACE)
+        self.process.kill()
+        self.process.join()
+
+
+def _work(
+    pipe: Connection,
+    workspace: Workspace,
+    device: torch.device,
+    compute: ComputeSettings,
+    tell: Callback | None,
+    until: float,
+) -> None:
+    """Do cells until the pipe is closed; if the sweep has died, stop at the next resume point."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the sweep decides
+    parent = multiprocessing.parent_process()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    while True:
+        try:
+            choice: Choice = pipe.recv()
+        except (EOFError, OSError):
+            return
+        deadline = Deadline(until, choice.round)
+
+        def stop(seconds: float | None, deadline: Deadline = deadline) -> bool:
+            return deadline(seconds) or parent is None or not parent.is_alive()
+
+        work = partial(train_and_evaluate, callback=tell, stop=stop)
+        try:
+            with threadpool_limits(compute.threads):
+                reason = attempt(work, choice.cell, workspace, device, compute)
+            pipe.send(reason)
+        except (KeyboardInterrupt, OSError):
+            return
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,99 @@
+"""Cells as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetfl.errors import HetflError, one_line
+from hetfl.experiments.plan import ComputeSettings, Workspace
+from hetfl.experiments.schedule import identities, pick_device
+from hetfl.sweep.backend import POLL, Watch, do_cell
+from hetfl.sweep.choice import Choice
+from hetfl.tracking.follow import Subscriber, following
+
+RETRIES = 10
+"""How often a cell goes on after its worker or its node died."""
+
+
+class Ray:
+    """A Ray cluster whose nodes share this checkout's file system, or one that is started on this machine.
+
+    Args:
+        workspace: the checkout.
+        compute: ``jobs`` is the number of tasks at the same time, 0: as many as Ray has room for; ``threads`` is the
+            number of CPUs of each. A task also takes a GPU where the cluster has some.
+        address: of an existing cluster, e.g. ``auto``, ``10.0.0.1:6379`` or ``ray://head:10001``; None: start one.
+
+    Raises:
+        HetflError: Ray is not installed.
+    """
+
+    def __init__(self, workspace: Workspace, compute: ComputeSettings, address: str | None = None) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError as error:
+            raise HetflError("ray: is not installed; pip install 'hetfl[ray]'") from error
+        self._ray: Any = ray
+        self._workspace, self._compute, self._address = workspace, compute, address
+        self.device: torch.device = pick_device("cpu" if compute.device == "cpu" else "auto")
+
+    def at_once(self, cells: int) -> int:
+        """As set; otherwise as on this machine's CPUs."""
+        return min(cells, self._compute.jobs or max(1, (os.cpu_count() or 1) // self._compute.threads))
+
+    def do(self, order: Sequence[Choice], until: float, subscribers: Sequence[Subscriber]) -> dict[Path, str]:
+        """See :class:`hetfl.sweep.backend.Backend`. Interrupted, it stops the tasks."""
+        try:
+            self._connect()
+        except Exception as error:
+            where = self._address or "a local cluster"
+            raise HetflError(f"--address: Ray does not reach {where} ({one_line(error)})") from error
+        try:
+            with following(subscribers) as tell:
+                expected = identities([choice.cell for choice in order], self._workspace)
+                return self._follow(order, until, Watch(expected, tell))
+        finally:
+            self._ray.shutdown()  # of an existing cluster, this only ends the connection and its tasks
+
+    def _connect(self) -> None:
+        if self._address:
+            self._ray.init(address=self._address, log_to_driver=False)
+        else:
+            self._ray.init(address="local", include_dashboard=False, log_to_driver=False)
+
+    def _follow(self, order: Sequence[Choice], until: float, watch: Watch) -> dict[Path, str]:
+        """Submit tasks, no more at once than ``jobs``, and wait for them."""
+        gpus = self._compute.device != "cpu" and self._ray.cluster_resources().get("GPU", 0) > 0
+        task = self._ray.remote(do_cell).options(
+            num_cpus=self._compute.threads, num_gpus=int(gpus), max_retries=RETRIES, name="hetfl"
+        )
+        root, waiting, running = self._workspace.root.resolve(), list(order), dict[Any, Path]()
+        failures: dict[Path, str] = {}
+        while running or waiting:
+            while waiting and time.time() < until and len(running) < (self._compute.jobs or len(order)):
+                path = waiting.pop(0).cell.path
+                running[task.remote(path.as_posix(), root, until)] = self._workspace.runs / path
+            if not running:
+                break
+            ended, _ = self._ray.wait(list(running), num_returns=len(running), timeout=POLL)
+            for task_id in ended:
+                folder = running.pop(task_id)
+                reason = self._result(task_id)
+                if reason:
+                    failures[folder] = reason
+            watch.look()
+        return failures
+
+    def _result(self, task_id: Any) -> str | None:
+        try:
+            reason: str | None = self._ray.get(task_id)
+        except Exception as error:  # its node died too often, or does not have hetfl
+            reason = one_line(error)
+        return reason
