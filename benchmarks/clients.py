@@ -121,12 +121,12 @@ def compare(rounds: int, repeats: int, features: str) -> None:
             )
     text = "\n\n".join(
         [
-            f"# {max(CLIENTS):,} clients against {min(CLIENTS)}",
+            f"# Time of a round with {max(CLIENTS):,} clients and with {min(CLIENTS)}",
             f"{device_name(torch.device('cpu'))}, 1 thread, torch {torch.__version__}. CIFAR-100 at 32x32, mini_vit "
-            f"with random weights, {PARTICIPANTS} clients a round with {SAMPLES} samples each, {rounds} "
-            "rounds, all 10,000 test images after each. Seconds of a round include its record and resume point; "
-            f"memory is the peak of the whole process. Medians of {repeats} interleaved runs, ratios of "
-            "each run.",
+            f"with random weights. Each of {rounds} rounds has {PARTICIPANTS} clients with {SAMPLES} samples each, "
+            "and a test on all 10,000 test images. The time of a round includes writing its record and its resume "
+            "point. Memory is the peak of the whole process. The table shows medians over "
+            f"{repeats} interleaved runs; a ratio is the median of the runs' ratios.",
             tabulate(
                 rows,
                 headers=["method", "", *(f"{clients:,} clients" for clients in CLIENTS), "ratio"],

@@ -113,9 +113,10 @@ def report(found: dict[str, dict[str, Any]], device: torch.device, top: int) -> 
     numbers = versions()
     return "\n\n".join(
         [
-            "# What a round's time goes to",
-            f"{device_name(device)}{threads}, torch {numbers['torch']}. By torch's profiler, which lengthens a "
-            "round; random images and weights. Shares are of the profiled round, and include its evaluation.",
+            "# Time of a round by operation",
+            f"{device_name(device)}{threads}, torch {numbers['torch']}. Measured with torch's profiler, which "
+            "makes a round slower. Images and weights are random. Shares are of the profiled round with its "
+            "evaluation.",
             tabulate(rows, headers, tablefmt="github", floatfmt=("", "", ".3f", ".3f", "", "", ".3f", "")),
         ]
     )

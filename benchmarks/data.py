@@ -89,11 +89,11 @@ def main() -> None:
     cores = torch.get_num_threads()
     text = "\n\n".join(
         [
-            "# Device-resident batches against Dataset + DataLoader",
+            "# Batches from images on the device and from a DataLoader",
             f"{device_name(device)}, {cores} threads, torch {torch.__version__}, torchvision "
             f"{torchvision.__version__}, Pillow {pillow_version}. CIFAR-10's training split, shuffled, normalised, "
-            f"float32. Images per second, medians of {arguments.repeats} interleaved runs; the ratio is to the "
-            "faster DataLoader, median of the ratios of each run.",
+            f"float32. The table shows images per second, medians over {arguments.repeats} interleaved runs. The "
+            "ratio is to the faster DataLoader, the median of the runs' ratios.",
             tabulate(
                 rows,
                 headers=[
@@ -106,8 +106,8 @@ def main() -> None:
                 tablefmt="github",
                 floatfmt=(".0f", ".0f", ".0f", ".0f", ".0f", ".1f"),
             ),
-            f"From nothing to the first batch of 16 at 32x32, imports apart: {ours:.3f} s resident, {theirs:.3f} s "
-            f"with torchvision and no workers, {theirs / ours:.0f} times longer.",
+            f"Time until the first batch of 16 at 32x32, without imports: {ours:.3f} s with images on the device, "
+            f"{theirs:.3f} s with torchvision and no workers, {theirs / ours:.0f} times as long.",
         ]
     )
     print(text)

@@ -537,9 +537,9 @@ def report(found: dict[str, Any], chosen: Mapping[str, Case], small: bool, secon
     cuda = found["device"].startswith("cuda")
     about = f"{found['device']}, torch {said['torch']}, timm {said['timm']}; {seconds:.0f} s in all."
     if not cuda:
-        about += " **No GPU was there: GPU figures are missing**, and no target can be judged."
+        about += " **This machine has no GPU: GPU figures are missing**, and no target can be judged."
     if small:
-        about += " The rows are of small work of the same kind, not of the papers'; they show that the script works."
+        about += " The rows show small experiments of the same kind, not the papers'; they test the script."
     rows, targets = [], []
     for row in found["rows"]:
         case = chosen.get(row["part"])
@@ -561,28 +561,30 @@ def report(found: dict[str, Any], chosen: Mapping[str, Case], small: bool, secon
         }
         floors.append([case.title, *shown(counted, FLOORS)])
     parts = [
-        "# The papers' work on a GPU",
+        "# The papers' experiments on a GPU",
         about,
         table(rows, ["", "engine", "precision", *(heading for heading, _ in FIGURES.values())]),
-        "A round and its parts are medians of the rounds after the first one. Where not all samples were used, they "
-        "are those of a whole round in proportion. The upload pass is what participants do after training; passed "
-        "images are those of this pass and of the test. An engine is so many times faster than the case's first row.",
-        *(["On an H200 the last row of each case is to reach:", "\n".join(targets)] if targets else []),
-        "## What a round of the papers' work cannot do without",
+        "Times of a round and of its parts are medians over the rounds after the first one. If a row used a part of "
+        "the samples, its times are scaled up to all samples. The upload pass is the participants' pass over their "
+        "samples after training; passed images are those of this pass and of the test. Speed-ups are relative to the "
+        "case's first row.",
+        *(["Targets for the last row of each case, on an H200:", "\n".join(targets)] if targets else []),
+        "## Lower bounds of a round of the papers' experiments",
         table(floors, ["", *(heading for heading, _ in FLOORS.values())]),
-        "Counted from shapes; a multiplication and an addition are two operations. Operations a step are those that "
-        "make a tensor, forward and backward without the optimiser, in one step of each architecture; launches are "
-        "as many in a round if clients of one architecture take their steps together, fewer where kernels are fused. "
-        "Bytes are those of activations that the backward pass needs, without attention scores, of parameters and "
-        f"of gradients. Seconds are these over {'the rates below' if cuda else 'an H200s rates by its data sheet'}.",
+        "Counted from shapes; a multiplication and an addition are two operations. Operations per step are those "
+        "that make a tensor in one step of each architecture, forward and backward, without the optimiser. Launches "
+        "are their number in a round if clients of one architecture take their steps together; fused kernels need "
+        "fewer. Bytes are those of parameters, of gradients, and of activations that the backward pass needs, "
+        "without attention scores. Seconds are operations or bytes divided by "
+        f"{'the rates below' if cuda else 'the rates in the data sheet of an H200'}.",
     ]
     if machine:
         launches = f"a launch {1e6 * machine['eager launch']:.1f} µs"
         if "launch" in machine:
             launches += f", {1e6 * machine['launch']:.2f} µs in a graph"
         parts.append(
-            f"Measured here: products of large matrices {machine['bf16'] / 1e12:.4g} TFLOP/s in bf16 and "
-            f"{machine['float32'] / 1e12:.4g} TFLOP/s in float32 (TF32 where there is such), copies "
+            f"Measured on this machine: products of large matrices {machine['bf16'] / 1e12:.4g} TFLOP/s in bf16 and "
+            f"{machine['float32'] / 1e12:.4g} TFLOP/s in float32 (in TF32 if the device has it), copies "
             f"{machine['bytes'] / 1e9:.4g} GB/s, {launches}."
         )
     return "\n\n".join(parts)

@@ -201,12 +201,13 @@ def main() -> None:
     text = "\n\n".join(
         [
             "# Local training in hetfl and in a plain PyTorch loop",
-            f"{device_name(torch.device('cpu'))}, 1 thread, torch {torch.__version__}. Medians of {repeats} "
-            "interleaved runs, ratios of each run; the target is a ratio of "
-            f"{TARGET} at most. SGD with momentum; hetfl's and the plain loop's parameters are compared after "
-            f"{CHECKED} steps and agree. The plain loop has its samples in memory as the model wants them; "
-            "DataLoader stands for the same loop over PIL images without workers. hetfl's time includes taking over "
-            "the server's parameters, making images from bytes, and the uplink.",
+            f"{device_name(torch.device('cpu'))}, 1 thread, torch {torch.__version__}. The table shows medians over "
+            f"{repeats} interleaved runs; a ratio is the median of the runs' ratios. The target is a ratio of "
+            f"{TARGET} at most. The optimiser is SGD with momentum. After "
+            f"{CHECKED} steps the parameters of hetfl and of the plain loop are compared, and agree. The plain loop "
+            "has its samples in memory in the form that the model needs. DataLoader is the same loop over PIL "
+            "images, without workers. hetfl's time includes loading the server's parameters, decoding images, and "
+            "the uplink.",
             tabulate(rows, headers, tablefmt="github", floatfmt=("", "", ".3f", ".3f", ".3f", ".3f", "", "")),
         ]
     )

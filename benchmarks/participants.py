@@ -88,11 +88,11 @@ def main() -> None:
     message = next(iter(found.values()))["bytes"] / 2**10
     text = "\n\n".join(
         [
-            "# Memory of a round by its participants",
+            "# Memory of a round by number of participants",
             f"{device_name(CPU)}, 1 thread, torch {torch.__version__}, Python {sys.version.split()[0]}; engine: "
-            f"sequential. FedAvg, {MODEL}, {message:.0f} KiB a message, {SAMPLES} samples a participant. MiB that "
-            "one round adds to the process's peak of resident memory, with messages taken in one by one as FedAvg's "
-            "mean does, and with all of them held until the last is there.",
+            f"sequential. FedAvg, {MODEL}, {message:.0f} KiB a message, {SAMPLES} samples a participant. The table "
+            "shows by how many MiB one round raises the process's peak of resident memory: if the server adds each "
+            "message to FedAvg's mean when it arrives, and if it keeps all messages until the last one.",
             tabulate(
                 rows,
                 headers=["participants", *(f"{way} (MiB)" for way in WAYS)],

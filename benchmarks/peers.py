@@ -552,17 +552,18 @@ def report(
     }
     text = "\n\n".join(
         [
-            "# hetfl, other frameworks and a bare PyTorch loop",
+            "# Time of a round in hetfl, in other frameworks and in a bare PyTorch loop",
             f"{device_name(torch.device(device))}, 1 thread each, "
             + ", ".join(f"{package} {number}" for package, number in versions.items())
             + f". {images}, 1,000 clients with 50 images each, 50 clients a round, 1 local epoch, batch 10, SGD with "
-            f"rate 0.1, plain average; {rounds} rounds, central evaluation after every 10 and after the last. "
-            f"Medians of {repeats} interleaved runs, each contender in a process of its own; a round is the median "
-            "of all but the first, without evaluation. The first round counts from the start of the process: "
-            "interpreter, imports, data, set-up, hetfl's registration of clients, Ray's start for Flower, and a test "
-            "of the participants on their own data for pfl, which insists on it in its first round. All have the "
-            "same initial weights, participants and batches; FedLab and pfl are given tensors in memory rather than "
-            "a DataLoader. hetfl chooses its engine by device: one client after another on a CPU, batched on a GPU.",
+            f"learning rate 0.1, plain average; {rounds} rounds, central evaluation after every 10 and after the "
+            f"last. The table shows medians over {repeats} interleaved runs, with a process for each contender. The "
+            "time of a round is the median over all rounds but the first, without evaluation. The first round is "
+            "measured from the start of the process: interpreter, imports, data, set-up, hetfl's registration of "
+            "clients, Ray's start for Flower, and for pfl the test of the participants on their own data that its "
+            "first round requires. All have the same initial weights, participants and batches; FedLab and pfl get "
+            "tensors in memory instead of a DataLoader. hetfl selects its engine by device: sequential on a CPU, "
+            "batched on a GPU.",
             *tables,
             "## Targets",
             tabulate(checks, ["", "target", "seen", ""], tablefmt="github", disable_numparse=True),

@@ -171,11 +171,11 @@ def report(points: list[dict[str, Any]], rounds: int, device: torch.device, load
     threads = ", 1 thread" if device.type == "cpu" else ""
     return "\n\n".join(
         [
-            "# How cost grows",
+            "# Growth of a round's time and memory",
             f"{device_name(device)}{threads}, torch {torch.__version__}; engine: {engines}; load of the machine "
-            f"before: {load:.1f}. Every point is a process of its own. Seconds are medians of the {rounds} after the "
-            f"first round, with a test on {TESTS} images, and of what the participants do in them; memory is the "
-            "most there was on top of the loaded libraries.",
+            f"before: {load:.1f}. Each row is measured in its own process. Seconds are medians over the {rounds} "
+            f"rounds after the first one, of the whole round with a test on {TESTS} images, and of the participants' "
+            "work in it. Memory is the peak, without the loaded libraries.",
             tabulate(
                 rows,
                 headers=["", "", "", "round (s)", "participants (s)", "memory (MiB)"],
@@ -183,7 +183,8 @@ def report(points: list[dict[str, Any]], rounds: int, device: torch.device, load
                 floatfmt=("", "", "", ".3f", ".3f", ".0f"),
             ),
             "\n".join(ratios),
-            "A slope is that of the logarithms: 1 where twice as much takes twice as long, 0 where it takes as long.",
+            "A slope is the exponent with which time grows: 1 if twice as much takes twice as long, 0 if it takes as "
+            "long.",
         ]
     )
 

@@ -129,14 +129,14 @@ def report(found: dict[str, list[float]], repeats: int, path: Path | None) -> No
     machine = f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores"
     known = versions()
     used = ", ".join(f"{name} {known[name]}" for name in ("python", "torch", "timm") if name in known)
-    head = f"{machine}; {used}. Medians of {repeats} processes each, interleaved, one thread."
+    head = f"{machine}; {used}. The table shows medians over {repeats} interleaved processes, each with one thread."
     table = tabulate(
         rows(found),
         headers=["", "seconds", "least", "most", "target", "ratio to it"],
         tablefmt="github",
         floatfmt=".2f",
     )
-    text = f"# From the start of a process\n\n{head}\n\n{table}"
+    text = f"# Time from the start of a process\n\n{head}\n\n{table}"
     print(text)
     write_text(Path(__file__).with_name("start-cpu.md"), text + "\n")
     if path is not None:

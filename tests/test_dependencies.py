@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -51,10 +50,17 @@ def distributions() -> dict[str, list[str]]:
     return {name: [normal(found) for found in names] for name, names in packages_distributions().items()}
 
 
-def imported(path: Path, at_once: bool = False) -> Iterator[str]:
+@cache
+def own() -> set[str]:
+    """The modules of this repository."""
+    return {path.stem for path in files("tests", "benchmarks")} | {"hetfl"}
+
+
+@cache
+def imported(path: Path, at_once: bool = False) -> set[str]:
     """The modules of others that a file imports: anywhere, or as soon as it is imported itself."""
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
-    own = {other.stem for other in files("tests", "benchmarks")} | {"hetfl"}
+    found = set()
     while waiting:
         node = waiting.pop()
         if at_once and isinstance(node, ast.FunctionDef | ast.Lambda):
@@ -64,8 +70,9 @@ def imported(path: Path, at_once: bool = False) -> Iterator[str]:
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in names:
             top = name.partition(".")[0]
-            if top not in sys.stdlib_module_names and top not in own | PEERS:
-                yield top
+            if top not in sys.stdlib_module_names | own() | PEERS:
+                found.add(top)
+    return found
 
 
 def undeclared(paths: list[Path], allowed: set[str], at_once: bool = False) -> set[str]:

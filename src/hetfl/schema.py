@@ -263,7 +263,7 @@ def read_run(folder: Path) -> Run | None:
         HetflError: the file is damaged, or of a format that cannot be read.
     """
     path = folder / RUN
-    content = _content(path)
+    content = content_of(path)
     if content is None:
         return None
     format = _format(content)
@@ -271,8 +271,8 @@ def read_run(folder: Path) -> Run | None:
         raise HetflError(f"{path}: is of format {format}, and this hetfl reads up to {FORMAT}; use a newer hetfl")
     if format < FORMAT:
         older = f"{path}: is of format {format}, older than {FORMAT}, and"
-        return _parse(Run, content, older, f"delete {folder} and train the cell again")
-    return _parse(Run, content, f"{path}:", "delete it and run dvc repro again")
+        return parse(Run, content, older, f"delete {folder} and train the cell again")
+    return parse(Run, content, f"{path}:", "delete it and run dvc repro again")
 
 
 def needed_run(folder: Path) -> Run:
@@ -299,7 +299,7 @@ def read_rounds(folder: Path, finished: bool = False) -> list[Round]:
         HetflError: a line is damaged; the error names it.
     """
     path = folder / ROUNDS
-    content = _content(path)
+    content = content_of(path)
     if content is None:
         if finished:
             raise HetflError(f"{path}: the record of a finished run lacks it; train the cell again")
@@ -322,7 +322,7 @@ def read_round(line: bytes, path: Path, number: int | None = None) -> Round:
         HetflError: the line is damaged.
     """
     which = "a line" if number is None else f"line {number}"
-    return _parse(Round, line, f"{path}: {which}", "train the cell again")
+    return parse(Round, line, f"{path}: {which}", "train the cell again")
 
 
 def read_metrics(folder: Path) -> Metrics | None:
@@ -332,19 +332,24 @@ def read_metrics(folder: Path) -> Metrics | None:
         HetflError: the file is damaged.
     """
     path = folder / METRICS
-    content = _content(path)
-    return None if content is None else _parse(Metrics, content, f"{path}:", "evaluate the cell again")
+    content = content_of(path)
+    return None if content is None else parse(Metrics, content, f"{path}:", "evaluate the cell again")
 
 
-def _content(path: Path) -> bytes | None:
+def content_of(path: Path) -> bytes | None:
+    """The bytes of a file; None if it does not exist."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _parse(kind: type[P], content: bytes, where: str, remedy: str) -> P:
-    """Parse JSON; an error is one line: ``where``, what is wrong, and the remedy."""
+def parse(kind: type[P], content: bytes, where: str, remedy: str) -> P:
+    """Parse a file's JSON.
+
+    Raises:
+        HetflError: one line: ``where``, what is wrong, and the remedy.
+    """
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

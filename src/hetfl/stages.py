@@ -251,7 +251,7 @@ def _partition() -> Stage:
             "cmd": "python pipeline/partition.py ${key}",
             "deps": ["data/${key}", "pipeline/partition.py", "src/hetfl/data/partitions", "src/hetfl/draws.py"],
             "params": ["partitions.${key}"],
-            "outs": [_kept("partitions/${key}")],
+            "outs": ["partitions/${key}"],
         },
     }
 
@@ -261,7 +261,7 @@ def _train(unit: Unit, params: Params) -> Stage:
         "cmd": f"python pipeline/train.py {unit.folder.replace('/', ' ')}",
         "deps": reads(unit, params),
         "params": watched(unit, params),
-        "outs": [{f"runs/{unit.folder}": {"cache": False, "persist": True}}],
+        "outs": [_grown(f"runs/{unit.folder}")],
     }
 
 
@@ -273,7 +273,7 @@ def _evaluate(unit: Unit, params: Params) -> Stage:
         "cmd": f"python pipeline/evaluate.py {unit.folder.replace('/', ' ')}",
         "deps": [*reads(unit, params), f"runs/{unit.folder}"],
         "params": [*_by_file(block), {versions.FILE: ["evaluation"]}],
-        "outs": [_kept(f"evaluations/{unit.folder}")],
+        "outs": [_grown(f"evaluations/{unit.folder}")],
     }
 
 
@@ -413,6 +413,11 @@ def _at(file: str) -> Stage:
 
 def _weights(model: str) -> str:
     return f"weights/{model}.safetensors"
+
+
+def _grown(path: str) -> dict[str, Any]:
+    """A folder of finished cells: in DVC's cache, and not emptied before its stage adds those that are missing."""
+    return {path: {"persist": True}}
 
 
 def _kept(path: str) -> dict[str, Any]:

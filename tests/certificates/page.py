@@ -31,34 +31,36 @@ TOLERANCE = 1e-10
 HEAD = """\
 # Certificates
 
-Does hetfl take the steps that a method's published code takes? That code, the authors' own or the library that
-FedTGP's authors keep of others' methods, was run on inputs so small that every number could be kept: three
-clients, four classes, networks of a few hundred weights, two or three rounds. Kept were the loss of every step,
-the parameters after every round, what was sent, the server's state, scores and predictions. hetfl gets the same
-data, start values, participants, orders of samples and draws of the server. Everything else is its own and what
-every run uses: the round loop, the engines' loops over batches, optimisers, objectives, messages, aggregation,
-prediction. In float64 and with each of the two engines, {numbers:,} numbers of {vectors} examples are compared.
-**The largest difference is {largest}.** Such a comparison must be able to fail, so each example is played once
-more with one setting slightly wrong (its "counter-check"): then numbers differ by {spoilt} at least. A method
-without an example is compared with its equations, written down anew in plain torch
-([`test_equations.py`](../tests/certificates/test_equations.py)). What none of this shows: how start values,
-partitions and augmented images are drawn, since they are given here, and how accurate a method is; for that
-there are the tables.
+This page compares hetfl's training steps with those of each method's published code. The published code, by the
+authors or from the library in which FedTGP's authors keep other methods, was run on very small inputs: three clients,
+four classes, networks of a few hundred weights, two or three rounds. All numbers of these runs were kept: the loss of
+every step, the parameters after every round, the messages, the server's state, the scores and the predictions. hetfl
+starts from the same data, initial values, participants, order of samples and random draws of the server. Everything
+else is the code that every run uses: the round loop, the engines, optimisers, objectives, messages, aggregation and
+prediction. {numbers:,} numbers of {vectors} examples are compared in float64, with each of the two engines. **The
+largest difference is {largest}.**
 
-To repeat it, run `make certificates`: it plays every example anew and writes this page. `pytest
-tests/certificates` takes seconds and fails if a number differs by more than {tolerance}, if a number of an
-example is not compared, if a method has neither example nor equation test, or if this page is not what the code
-gives. The examples lie in [`tests/vectors/`](../tests/vectors/), tensors without any code;
-[`vectors.json`](../tests/vectors/vectors.json) names repository, commit and functions of each, and what had to
-be replaced to run them. [`replay.py`](../tests/certificates/replay.py) plays an example through the engines,
-and [`readings.py`](../tests/certificates/readings.py) says where hetfl keeps what an example expects. Neither
-repeats any method. The differences are those of one machine; on another one last digits differ.
+To show that the comparison can fail, each example is also run with one setting slightly wrong (the "counter-check").
+The numbers then differ by at least {spoilt}. A method without an example is compared with its equations, which
+[`test_equations.py`](../tests/certificates/test_equations.py) implements again in plain torch. This page does not
+show how initial values, partitions and augmented images are drawn, because the examples provide them. Nor does it
+show how accurate a method is; the tables do.
+
+`make certificates` runs every example again and writes this page. `pytest tests/certificates` takes seconds. It fails
+if a number differs by more than {tolerance}, if a number of an example is not compared, if a method has neither an
+example nor an equation test, or if this page is out of date. The examples are in
+[`tests/vectors/`](../tests/vectors/), as tensors without code. [`vectors.json`](../tests/vectors/vectors.json) names
+the repository, the commit and the functions of each example, and what was replaced to run them.
+[`replay.py`](../tests/certificates/replay.py) runs an example through the engines, and
+[`readings.py`](../tests/certificates/readings.py) says where hetfl stores the numbers that an example expects.
+Neither file implements a method. The differences were measured on one machine; on another one, their last digits may
+differ.
 """
 
 
 @dataclass(frozen=True)
 class EquationTest:
-    """A test that is marked with the methods whose equations it writes down anew."""
+    """A test that implements the equations of the methods that it is marked with."""
 
     path: Path
     name: str
@@ -125,7 +127,7 @@ def page() -> str:
 
 
 def overview(vectors: list[Vector]) -> list[str]:
-    """A row for every registered method, and for what several of them stand on."""
+    """A row for every registered method, and for VPT, which several of them use."""
     of_method: dict[str | None, list[Vector]] = defaultdict(list)
     for vector in vectors:
         of_method[vector.entry["hetfl"]["method"]].append(vector)
@@ -179,11 +181,11 @@ def section(vector: Vector) -> list[str]:
     wrong = ", ".join(f"`{key}: {value}`" for key, value in reading.spoilt.items())
     lines.append(f"| *all, with {wrong} (counter-check)* | | {shown(spoilt(vector.name))} | |")
     settings = reading.settings(vector)
-    lines += ["", "Settings with which hetfl takes these steps:", "", "```yaml"]
+    lines += ["", "hetfl's settings for the same steps:", "", "```yaml"]
     lines += [f"{{method: {reading.method(vector)}, settings: {_yaml(settings)}}}", "```", ""]
     cls = METHODS[reading.method(vector)]
     documented = [_plain(inspect.getdoc(cls) or ""), _plain(_intro(cls.Settings))]
-    lines += ["What hetfl says of the method and its defaults: " + " ".join(filter(None, documented)), ""]
+    lines += ["hetfl's documentation of the method and its defaults: " + " ".join(filter(None, documented)), ""]
     if entry["hetfl"]["method"] and (rows := choices(reading, cls.Settings, settings)):
         lines += ["| choice | here | default | what it decides |", "|---|---|---|---|", *rows, ""]
     test = "[`test_vector`](../tests/certificates/test_vectors.py)"

@@ -162,9 +162,15 @@ def test_theorem_is_the_mean_of_the_clients_over_rounds(tmp_path: Path) -> None:
     assert {*series(record.run, record.rounds)} & {*shown.terms} >= {*axes} - {""}
 
 
-@pytest.mark.parametrize("name", ["fedhpl-figure-3", "digits-theorem"])
-def test_bytes_are_the_same_every_time(tmp_path: Path, name: str, both_formats: None) -> None:
-    shown = figure(name, PARAMS)
+def test_bytes_of_both_formats_are_the_same_every_time(tmp_path: Path, both_formats: None) -> None:
+    shown = figure("fedhpl-figure-3", PARAMS)
+    for entry in shown.entries:
+        write_cell(tmp_path, entry)
+    drawn_twice_alike(shown, tmp_path, tmp_path)
+
+
+def test_bytes_of_the_theorem_are_the_same_every_time(tmp_path: Path) -> None:
+    shown = figure("digits-theorem", PARAMS)
     for entry in shown.entries:
         write_cell(tmp_path, entry)
     drawn_twice_alike(shown, tmp_path, tmp_path)

@@ -15,7 +15,7 @@ from hetfl.figures.catalogue import figure, figures
 from hetfl.figures.groups import SelectionFigure
 from hetfl.figures.samples import FeatureFigure
 from hetfl.models.registry import creator
-from hetfl.tables.printed import methods
+from hetfl.tables.notation import methods
 from hetfl.tables.spec import Entry
 
 METHODS = methods("fgpt")

@@ -139,9 +139,10 @@ def test_fedmix_sends_its_pool_once(row):
     assert {float_bytes([message]) for message in whole.registered} == {item}
     assert float_bytes(whole.first) - float_bytes(whole.down) == 100 * item == 1_268_800
     chunks = [-(-size // 5) for size in sizes]
-    parts = FAMILY.exchange(row, sizes=sizes, chunk=5)
-    assert [float_bytes([message]) for message in parts.registered] == [many * item for many in chunks]
-    assert float_bytes(parts.first) - float_bytes(parts.down) == sum(chunks) * item
+    # Some clients show what all do, without the 126 MB of a pool of all.
+    parts = FAMILY.exchange(row, sizes=sizes[:5], chunk=5)
+    assert [float_bytes([message]) for message in parts.registered] == [many * item for many in chunks[:5]]
+    assert float_bytes(parts.first) - float_bytes(parts.down) == sum(chunks[:5]) * item
     # The sheet's round figures: 99 items, 1.26 MB up and 126 MB down.
     assert sum(chunks) / 100 == pytest.approx(99, abs=0.5)
     assert sum(chunks) * item == pytest.approx(126e6, rel=5e-3)

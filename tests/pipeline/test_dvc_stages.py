@@ -63,6 +63,14 @@ def test_every_table_and_figure_has_a_stage(written: dict[str, dict[str, Any]]) 
         assert (*written[name]["outs"],) == ({f"tables/{name}": {"cache": False, "persist": True}},)
 
 
+def test_dvc_caches_what_took_time_and_keeps_finished_cells(written: dict[str, dict[str, Any]]) -> None:
+    """``dvc push`` carries them, and a stage that runs again finds them."""
+    assert written["partition"]["do"]["outs"] == ["partitions/${key}"]
+    for unit in UNITS:
+        for stage, folder in (("train", "runs"), ("evaluate", "evaluations")):
+            assert written[f"{stage}-{unit.name}"]["outs"] == [{f"{folder}/{unit.folder}": {"persist": True}}]
+
+
 def test_a_table_trains_what_it_prints_and_no_more(written: dict[str, dict[str, Any]]) -> None:
     """By the committed files: what runs before a table's stage, and the cells that those commands train."""
     trained = {

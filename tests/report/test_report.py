@@ -22,7 +22,7 @@ from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_markdown, render_text
 from hetfl.report.site import build_site
-from hetfl.report.table import build_table, verdict, write_table
+from hetfl.report.table import build_table, write_table
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tables.spec import Block, Entry, TableSpec
 
@@ -144,21 +144,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def experiment(finished: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(finished, tmp_path / "experiment"))
-
-
-@pytest.mark.parametrize(
-    ("value", "std", "printed", "status"),
-    [
-        (90.0, 0.1, None, "ours"),
-        (90.5, 0.1, 90.0, "match"),
-        (90.6, 0.1, 90.0, "better"),
-        (89.4, None, 90.0, "worse"),
-        (88.0, 1.0, 90.0, "match"),
-        (87.9, 1.0, 90.0, "worse"),
-    ],
-)
-def test_verdict(value: float, std: float | None, printed: float | None, status: str) -> None:
-    assert verdict(value, std, printed) == status
 
 
 def test_cell_arithmetic(finished: Path) -> None:

@@ -168,12 +168,12 @@ class Project:
     def await_training(self, dvc: subprocess.Popen[bytes]) -> None:
         """Return as soon as the first cell has begun."""
         deadline = time.monotonic() + TIMEOUT
-        while not any(self.root.glob("runs/kills/*/*/run.json")):
+        while not any(self.root.glob("runs/kills/*/*/*/run.json")):
             assert dvc.poll() is None and time.monotonic() < deadline, (self.root / "log.txt").read_text()[-3000:]
             time.sleep(0.02)
 
     def cells(self) -> dict[str, Path]:
-        return {f"{p.parent.name}-{p.name.split('-')[1]}": p for p in sorted(self.root.glob("runs/kills/*/*"))}
+        return {f"{p.parent.name}-{p.name.split('-')[1]}": p for p in sorted(self.root.glob("runs/kills/*/*/*"))}
 
     def lines(self) -> dict[str, list[dict[str, Any]]]:
         """The complete lines of every cell's ``rounds.jsonl``, with their times."""

@@ -67,10 +67,10 @@ def test_only_versions_and_settings_are_changes(project: Project):
     assert tell(project, "dvc", "status", *stages) == clean
     before = records(project)
     (project.root / "src/hetfl/methods/mine.py").write_text(METHOD)
-    edit(project, "methods/fedprox.py", '"""FedProx: ', '"""FedProx, that is ')
-    edit(project, "training/scoring.py", "# Read back once", "# Read once")
-    edit(project, "methods/fedavg.py", r"\b_prefixed\b", "_with_prefix")
-    edit(project, "experiments/evaluation.py", '"""Evaluation of', '"""The evaluation of')
+    for file in ("methods/fedprox.py", "experiments/evaluation.py"):
+        edit(project, file, r'\A"""', '"""Edited: ')
+    edit(project, "training/scoring.py", r" # ", " # Edited: ")
+    edit(project, "methods/parts/theorem.py", r"\b_of_label\b", "_own_label")
     assert "methods.mine: new -> 1.1" in tell(project, "hetfl", "versions")
     assert tell(project, "dvc", "status", *stages) == clean
     assert "stale" not in tell(project, "hetfl", "cells", "kills")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from counted_helpers import found, table
+from table_helpers import PARAMS
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import step_flops
 from hetfl.report.formats import blocks, filled, footnotes, render_text
-from hetfl.tables.counted import counted_table
 from hetfl.tables.counted.exchange import fitted, float_elements
 from hetfl.tables.counted.fedtgp import (
     TABLES,
@@ -28,23 +27,28 @@ from hetfl.tables.counted.fedtgp import (
     step,
 )
 from hetfl.tables.counted.layout import layout
-from hetfl.tables.printed import methods
+from hetfl.tables.notation import methods
 
 METHODS = methods("fedtgp")
 
-PARAMS = load_params(Path("params.yaml"))
 OWNED = [33, 47, 54, 47, 57, 42, 41, 32, 39, 46, 47, 47, 41, 44, 40, 38, 44, 38, 45, 99]
 """C_i of all samples, training and test."""
 
 OF = setting(PARAMS)
-table = cache(lambda name: counted_table(name, PARAMS))
 of_architecture = cache(lambda name: step(OF, name=name))
 HTFE_8 = [*layout("fedtgp-table-12").models.values()]
 
 
-def found(name: str, row: str, column: str) -> dict:
-    (cell,) = (cell for cell in table(name)["cells"] if (cell["row"], cell["column"]) == (row, column))
-    return cell
+def test_committed_numbers_are_what_is_counted():
+    for row in ("lg-fedavg", "fedproto"):
+        sent = exchange(OF, row)
+        messages = [*sent.up, *sent.down]
+        assert found("fedtgp-table-5", row, "messages")["value"] == float_elements(messages) / 1e6
+        assert found("fedtgp-table-5", row, "bytes")["value"] == sum(one.size.bytes for one in messages) / 1e6
+    for name in ("cnn", "resnet18"):
+        cost = of_architecture(name)
+        assert found("fedtgp-table-12", name, "forward")["value"] == cost.forward / 2e9
+        assert found("fedtgp-table-12", name, "training")["value"] == sum(cost) / 1e9
 
 
 def test_a_changed_setting_changes_what_is_counted():
@@ -174,7 +178,7 @@ def test_table_12_is_four_times_the_sum_of_table_8(row, four, three, forward):
     cell = found("fedtgp-table-12", row, "times-4")
     assert (cell["value_text"], cell["printed_text"], cell["agrees"]) == (four, four, True)
     assert found("fedtgp-table-12", row, "times-3")["value_text"] == three
-    plain = sum(of_architecture(name).forward for name in models_of(OF)) // 2
+    plain = sum(round(1e9 * found("fedtgp-table-12", name, "forward")["value"]) for name in models_of(OF))
     assert found("fedtgp-table-12", row, "forward")["value"] == (plain + OF.clients * forward) / 1e9
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 import pytest
 import torch
+from counted_helpers import found, table
+from table_helpers import PARAMS
 
 from hetfl.data.batches import Batch
-from hetfl.experiments.plan import load_params
 from hetfl.metrics.flops import flops, step_flops
 from hetfl.report.formats import blocks, filled, footnotes, render_markdown, render_text
 from hetfl.report.table import write_table
-from hetfl.tables.counted import counted_table
-from hetfl.tables.counted.exchange import fitted
+from hetfl.tables.counted.exchange import SampleCost, fitted, float_elements
 from hetfl.tables.counted.fgpt import (
     COSTS,
     SENDERS,
@@ -23,12 +20,12 @@ from hetfl.tables.counted.fgpt import (
     TABLES,
     VIT,
     Family,
+    gmac,
     image_gradient,
     server_cost,
 )
 from hetfl.tables.counted.layout import layout
 
-PARAMS = load_params(Path("params.yaml"))
 TOKENS, WIDTH = 197, 768
 PATCHES = 196 * WIDTH * WIDTH
 
@@ -40,12 +37,16 @@ EMPTY = {
 
 FAMILY = Family(PARAMS)
 PRINTED = [*layout("fgpt-table-10").parts[0].rows]
-table = cache(lambda name: counted_table(name, PARAMS))
 
 
-def found(name: str, row: str, column: str) -> dict:
-    (cell,) = (cell for cell in table(name)["cells"] if (cell["row"], cell["column"]) == (row, column))
-    return cell
+def test_committed_numbers_are_what_is_counted():
+    sent = FAMILY.exchange("fgpt")
+    cost = SampleCost(sent)
+    assert found("fgpt-table-2", "fgpt", "cifar100-20-up")["value"] == float_elements(sent.up)
+    assert found("fgpt-table-2", "vit_b16-fgpt", "params")["value"] == float_elements(sent.up) / 1e6
+    assert found("fgpt-table-10", "fgpt", "embedding")["value"] == gmac(cost.embedding)
+    assert found("fgpt-table-10", "fgpt", "testing")["value"] == gmac(cost.embedding) + gmac(cost.prediction)
+    assert found("fgpt-table-10", "fgpt", "training")["value"] == sum(gmac(sum(step)) for step in cost.steps)
 
 
 def block(tokens: int, attention: bool = True) -> int:
@@ -145,20 +146,20 @@ def test_costs_are_the_sheets(row, column, text):
 
 
 def test_forward_passes_by_hand():
-    def gmac(row: str, column: str) -> float:
+    def multiplications(row: str, column: str) -> float:
         return found("fgpt-table-10", row, column)["value"] * 1e9
 
     keys = 20 * WIDTH
-    assert gmac("fgpt", "embedding") == pytest.approx(PLAIN, abs=1)
-    assert gmac("pt-fedavg", "testing") == pytest.approx(PROMPTED, abs=1)
+    assert multiplications("fgpt", "embedding") == pytest.approx(PLAIN, abs=1)
+    assert multiplications("pt-fedavg", "testing") == pytest.approx(PROMPTED, abs=1)
     shared = PATCHES + 12 * block(TOKENS + 5) + HEAD
-    assert gmac("pt-fedavg-share", "testing") == pytest.approx(shared, abs=1)
-    assert gmac("fgpt", "testing") == pytest.approx(PLAIN + PROMPTED + keys, abs=1)
+    assert multiplications("pt-fedavg-share", "testing") == pytest.approx(shared, abs=1)
+    assert multiplications("fgpt", "testing") == pytest.approx(PLAIN + PROMPTED + keys, abs=1)
     branch = 7 * block(TOKENS + 6) + HEAD
     for row, many in (("fgpt-u2", 2), ("fgpt-u5", 5)):
-        assert gmac(row, "testing") == pytest.approx(PLAIN + PROMPTED + keys + (many - 1) * branch, abs=1)
+        assert multiplications(row, "testing") == pytest.approx(PLAIN + PROMPTED + keys + (many - 1) * branch, abs=1)
     placed = [*(block(TOKENS + n) for n in (1, 2, 3, 4)), *(block(TOKENS + 4 + n) for n in (1, 2)), 6 * block(204)]
-    assert gmac("sgpt", "testing") == pytest.approx(PLAIN + PATCHES + sum(placed) + HEAD + keys, abs=1)
+    assert multiplications("sgpt", "testing") == pytest.approx(PLAIN + PATCHES + sum(placed) + HEAD + keys, abs=1)
 
 
 def test_attention_is_counted():

@@ -14,7 +14,7 @@ from hetfl.methods import create
 from hetfl.models import build
 from hetfl.report.formats import render_text
 from hetfl.tables.catalogue import table_spec
-from hetfl.tables.printed import content, methods
+from hetfl.tables.notation import content, methods
 
 METHODS = methods("fedtgp")
 TABLES = [*content("fedtgp")["tables"]]

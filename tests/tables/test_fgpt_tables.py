@@ -12,9 +12,9 @@ from table_helpers import CELLS, PARAMS, built, entries, identities, runs, write
 from hetfl.errors import HetflError
 from hetfl.files import read_json
 from hetfl.report.formats import render_text
-from hetfl.report.table import verdict
+from hetfl.tables.verdict import verdict
 from hetfl.tables.catalogue import table_spec
-from hetfl.tables.printed import content, methods
+from hetfl.tables.notation import content, methods
 
 METHODS = methods("fgpt")
 TABLES = [*content("fgpt")["tables"]]
@@ -202,8 +202,8 @@ def test_the_printed_variance_never_widens_a_match():
     entry = table_spec("fgpt-table-1", PARAMS).entries["pt-fedavg"]["five"]
     # 23.17 squared points would be a deviation of 4.8 points.
     assert entry.printed_variance == 23.17
-    assert verdict(entry.printed - 0.6, None, entry.printed, entry.statistic) == "worse"
-    assert verdict(entry.printed - 0.6, 0.3, entry.printed, entry.statistic) == "match"
+    assert verdict(entry.printed - 1.6, None, entry.printed, entry.statistic) == "worse"
+    assert verdict(entry.printed - 1.6, 0.5, entry.printed, entry.statistic) == "match"
 
 
 def test_cosines_are_means_over_the_last_rounds_and_only_match_or_differ(tmp_path):

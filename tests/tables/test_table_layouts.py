@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
+from table_helpers import PARAMS
 
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import load_params
 from hetfl.tables import layout
-from hetfl.tables.layout import layouts, paper_table
+from hetfl.tables.counted.layout import CountedLayout
+from hetfl.tables.layout import RunLayout, layouts, paper_table
+from hetfl.tables.notation import read_layouts
 from hetfl.tables.spec import Entry, TableSpec
 
-PARAMS = load_params(Path("params.yaml"))
 PAPER = """
 titles: {fedavg: FedAvg}
 cell: {statistic: best_pooled}
@@ -134,10 +135,21 @@ def test_a_cell_may_be_read_after_as_many_rounds_as_another_experiment_has(monke
     assert spec.entries["fedavg"]["iid"].round == PARAMS.experiments[other].defaults["rounds"] == 10
 
 
-@pytest.mark.parametrize("path", sorted(Path(layout.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("kind", [RunLayout, CountedLayout])
+def test_a_setting_that_a_kind_of_table_does_not_know_is_one_line(kind):
+    table = {"columns": {"a": {"thousandss": True, "splitt": "iid"}}, "rows": {"b": [1]}}
+    told = {"tables": {"x": table | ({"models": {}} if kind is CountedLayout else {})}}
+    with pytest.raises(HetflError, match="paper.yaml: tables.x: unknown setting '(thousandss|splitt)'"):
+        read_layouts(kind, told, "paper.yaml", {})
+
+
+FOLDER = Path(layout.__file__).parent
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: str(path.relative_to(FOLDER)))
 def test_every_shared_text_of_a_file_is_used(path):
     """What ``shared`` holds is what tables refer to."""
-    shared = [item for items in read_yaml(path)["shared"].values() for item in items]
+    shared = [item for items in read_yaml(path).get("shared", {}).values() for item in items]
     anchors = [line.split("&")[1].split()[0] for line in path.read_text().splitlines() if line.startswith("    - &")]
     assert len(anchors) == len(shared)
     assert [name for name in anchors if f"*{name}" not in path.read_text()] == []

@@ -1,6 +1,7 @@
 """MLflow's local database survives interruptions, and a broken one is replaced from the records."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -13,7 +14,7 @@ import sqlalchemy
 from mlflow_helpers import describe, sync_in_a_process, write_cell
 
 from hetfl.errors import HetflError
-from hetfl.tracking import sync
+from hetfl.tracking import mlflow_database, sync
 
 TRIES = 30
 SPAN = 6.0
@@ -23,6 +24,28 @@ SPAN = 6.0
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A database as MLflow makes it."""
+    database = tmp_path_factory.mktemp("template") / "mlflow.db"
+    mlflow_database.create_database(database)
+    return database
+
+
+@pytest.fixture
+def copied(template, monkeypatch):
+    """New databases are copies of one that MLflow made: that takes it a second and a half."""
+    migrate = mlflow_database._migrate
+
+    def copied_or_migrated(database: Path) -> None:
+        if database.exists() and database.stat().st_size:
+            migrate(database)
+        else:
+            shutil.copy(template, database)
+
+    monkeypatch.setattr(mlflow_database, "_migrate", copied_or_migrated)
 
 
 def half_migrated(database: Path) -> None:
@@ -62,7 +85,7 @@ def names(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", [half_migrated, of_a_newer_mlflow, no_database])
-def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_path, capfd, broken):
+def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_path, capfd, copied, broken):
     folders = [write_cell(tmp_path, describe("tiny", seed=seed)) for seed in range(2)]
     (tmp_path / "mlruns").mkdir()
     broken(tmp_path / "mlruns/mlflow.db")
@@ -77,7 +100,7 @@ def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_pa
     assert seeds(tmp_path) == ["0", "1"] and capfd.readouterr().err == ""
 
 
-def test_a_database_in_use_stays(tmp_path, monkeypatch):
+def test_a_database_in_use_stays(tmp_path, monkeypatch, copied):
     folder = write_cell(tmp_path, describe("tiny"))
     sync([folder], tmp_path)
     before = names(tmp_path)

@@ -68,7 +68,8 @@ def test_alternating_phases_are_persistent_optimisers_of_torchs(toy_engine, sett
 
     Between the rounds the state goes through its flat form, as a resume point has it.
     """
-    reference = toy_engine(method, dtype=torch.float64, keep_optimiser=True, local_epochs=1, **settings, **more)
+    shared = {"keep_optimiser": True, "local_epochs": 1, "batch_size": 16}
+    reference = toy_engine(method, dtype=torch.float64, **shared, **settings, **more)
     made, model = reference.method, reference.federation.clients[0].model
     engines = [engine(made, reference.federation) for engine in ENGINES.values()]
     states = [start(engine, Draws(0))[0] for engine in engines]
@@ -112,7 +113,7 @@ def test_sgpts_second_stage_has_one_momentum(toy_engine, engine):
 @pytest.mark.parametrize("kept", [True, False])
 def test_fedmds_two_networks_keep_an_adam_each(toy_engine, kept):
     """As the authors' do, that of own data from before the first round on; or every phase has a new one."""
-    reference = toy_engine("fedmd", dtype=torch.float64, keep_optimiser=kept, batch_size=10)
+    reference = toy_engine("fedmd", dtype=torch.float64, keep_optimiser=kept, batch_size=20)
     made, model = reference.method, reference.federation.clients[0].model
     engines = [engine(made, reference.federation) for engine in ENGINES.values()]
     states = [start(engine, Draws(0))[0] for engine in engines]

@@ -74,8 +74,13 @@ KILLED = {
     "scaffold": {},  # a memory
     "fedkd": {},  # a second network
 }
-MOMENTS = ["append:0", "append:1", "save:2", "append:3", "save:3"]
-CASES = [*itertools.product(KILLED, MOMENTS), ("fedrep", "append:4"), ("fedrep", "save:4")]
+CASES = [
+    *itertools.product(["fedhpl"], ["append:0", "append:1", "save:2", "append:3", "save:3"]),
+    *itertools.product([method for method in KILLED if method != "fedhpl"], ["append:1", "save:2"]),
+    ("fedmd", "append:0"),
+    *itertools.product(["fedrep"], ["append:3", "save:3", "append:4", "save:4"]),
+]
+"""Every moment of one method; of the others what a method's own state and phases may change."""
 
 
 @pytest.fixture(scope="module")

@@ -115,7 +115,7 @@ def evaluate_cell(
 
 
 def is_evaluated(cell: Cell, workspace: Workspace, run: Run) -> bool:
-    """Whether a cell's evaluation is of this run, by the present version of the evaluation, with the same features."""
+    """Whether a cell's evaluation is of this run, by the present version of the evaluation, with these features."""
     try:
         found = read_metrics(workspace.evaluations / cell.path)
     except HetflError:

@@ -139,7 +139,7 @@ class Workspace:
         self.root = root
         self.params = root / "params.yaml"
         self.data, self.weights, self.partitions = root / "data", root / "weights", root / "partitions"
-        self.runs, self.evaluations = root / "runs", root / "evaluations"
+        self.runs, self.evaluations, self.results = root / "runs", root / "evaluations", root / "results"
         self.tables, self.figures, self.report = root / "tables", root / "figures", root / "report"
         self.scratch = root / ".hetfl"
 

@@ -82,6 +82,8 @@ class Panel(Part, ABC):
     """Whether lines run behind what is drawn."""
     one_range: ClassVar[bool] = True
     """Whether panels of this kind, side by side, have the same range where their vertical axes show the same."""
+    whole: ClassVar[bool] = False
+    """Whether it shows files of the evaluation that compact records lack."""
     sharey: ClassVar[bool] = False
     """Whether panels of this kind, side by side, have one vertical axis."""
 
@@ -91,7 +93,7 @@ class Panel(Part, ABC):
 
     def missing(self, sources: Sources) -> str:
         """What stands in the panel if there is nothing to draw; empty if there is."""
-        return "" if any(sources.records(entry) for entry in self.entries) else "not run"
+        return "" if any(sources.records(entry, self.whole) for entry in self.entries) else "not run"
 
     @abstractmethod
     def draw(self, axes: Axes, sources: Sources) -> Legend:

@@ -20,6 +20,7 @@ class ClassHeatMap(Panel):
     kind: Literal["class-heat-map"] = "class-heat-map"
     rows: Cells
     grid: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
 
     def size(self, sources: Sources) -> tuple[float, float]:
         return 5.4, 1.2 + 0.26 * len(self.rows)
@@ -47,6 +48,7 @@ class ClassLines(Panel):
     kind: Literal["class-lines"] = "class-lines"
     rows: Cells
     inches: ClassVar = (4.2, 3.3)
+    whole: ClassVar[bool] = True
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         names, accuracy = _by_class(self.rows, sources)
@@ -94,7 +96,7 @@ def _by_class(rows: Cells, sources: Sources) -> tuple[list[str], dict[str, np.nd
     names: list[str] = []
     accuracy = {}
     for title, entry in rows.items():
-        seeds = [sources.by_class(record) for record in sources.records(entry)]
+        seeds = [sources.by_class(record) for record in sources.records(entry, whole=True)]
         names = seeds[0][0] if seeds else names
         accuracy[title] = np.array([values for _, values in seeds])
     return names, accuracy

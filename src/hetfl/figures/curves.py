@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import ceil, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hetfl.figures.style import BAND, DASHES, MUTED, SERIES, Look, canvas, few_ticks, look, save, styled
-from hetfl.schema import read_rounds
-from hetfl.tables.records import accuracy_of
+from hetfl.schema import Round
+from hetfl.tables.records import Compacts, accuracy_of, rounds_of
 from hetfl.tables.spec import lowest, pooled
 
 if TYPE_CHECKING:
@@ -30,15 +31,20 @@ Curves = list[list[Point]]
 """Of each seed."""
 Draw = Callable[["Axes", np.ndarray, Look], None]
 """Draws the points [seeds, rounds, 3] of a row in its look."""
+Read = Callable[[Mapping[str, Any]], list[Round]]
+"""The rounds of a run in a table's provenance."""
 
 
-def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[Path]:
+def accuracy_curves(
+    table: Mapping[str, Any], runs: Path, folder: Path, compacts: Compacts | None = None
+) -> list[Path]:
     """Accuracy over rounds: a panel per column, a line per row, shaded from the lowest to the highest seed.
 
     Args:
         table: a table as :func:`hetfl.report.table.build_table` makes it.
         runs: the folder of run records.
         folder: where ``<table>-curves.svg`` and ``.png`` go.
+        compacts: compact records, read where runs are not there.
 
     Returns:
         The two files.
@@ -51,10 +57,19 @@ def accuracy_curves(table: Mapping[str, Any], runs: Path, folder: Path) -> list[
         few_ticks(axes.xaxis, 6, integer=True)
 
     caption = "Line: mean over seeds. Shade: lowest to highest seed."
-    return _panels(table, runs, folder / f"{table['table']}-curves", draw, "Round", caption)
+    return _panels(
+        table,
+        partial(rounds_of, runs=runs, compacts=compacts),
+        folder / f"{table['table']}-curves",
+        draw,
+        "Round",
+        caption,
+    )
 
 
-def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> list[Path]:
+def communication_figure(
+    table: Mapping[str, Any], runs: Path, folder: Path, compacts: Compacts | None = None
+) -> list[Path]:
     """Accuracy over the bytes sent so far, up and down, all clients, registration included.
 
     A row that sends nothing is a dotted horizontal line at its last round's accuracy.
@@ -63,6 +78,7 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
         table: a table as :func:`hetfl.report.table.build_table` makes it.
         runs: the folder of run records.
         folder: where ``<table>-communication.svg`` and ``.png`` go.
+        compacts: compact records, read where runs are not there.
 
     Returns:
         The two files.
@@ -84,10 +100,17 @@ def communication_figure(table: Mapping[str, Any], runs: Path, folder: Path) -> 
 
     caption = "Mean over seeds; bytes of all clients together, registration included. Dotted: sends nothing."
     label = "Bytes so far, up and down (log scale)"
-    return _panels(table, runs, folder / f"{table['table']}-communication", draw, label, caption)
+    return _panels(
+        table,
+        partial(rounds_of, runs=runs, compacts=compacts),
+        folder / f"{table['table']}-communication",
+        draw,
+        label,
+        caption,
+    )
 
 
-def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Draw, xlabel: str, caption: str) -> list[Path]:
+def _panels(table: Mapping[str, Any], read: Read, path: Path, draw: Draw, xlabel: str, caption: str) -> list[Path]:
     accuracies = {cell["column"] for cell in table["cells"] if cell.get("unit", "%") == "%"}
     panels = {column: title for column, title in table["columns"].items() if column in accuracies}
     columns = min(3, len(panels))
@@ -104,7 +127,7 @@ def _panels(table: Mapping[str, Any], runs: Path, path: Path, draw: Draw, xlabel
         for axes, (column, title) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
             for index, (row, name) in enumerate(table["rows"].items()):
-                if seeds := _read(table, runs, row, column):
+                if seeds := _read(table, read, row, column):
                     length = min(map(len, seeds))
                     style = _look(index) | {"label": name, "markevery": max(1, ceil(length / 10))}
                     draw(axes, np.array([points[:length] for points in seeds]), style)
@@ -132,7 +155,7 @@ def _look(index: int) -> Look:
     return look(index) | {"linestyle": dashes, "linewidth": 1.6, "markersize": 4, "markeredgewidth": 0.6}
 
 
-def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves:
+def _read(table: Mapping[str, Any], read: Read, row: str, column: str) -> Curves:
     """The rounds of each seed of a cell that have its kind of accuracy; a place without a cell has no curve."""
     cell = next((cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column)), None)
     if cell is None:
@@ -140,7 +163,7 @@ def _read(table: Mapping[str, Any], runs: Path, row: str, column: str) -> Curves
     curves = []
     for source in cell["provenance"]:
         traffic, points = 0, []
-        for line in read_rounds(runs.parent / source["run"], finished=True):
+        for line in read(source):
             traffic += line.up.bytes + line.down.bytes
             share = accuracy_of(cell.get("statistic", "average"), cell.get("reading", ""), line)
             if line.round and share is not None:

@@ -34,7 +34,9 @@ class SelectionFigure(Figure):
     rounds: bool = False
 
     def draw(self, sources: Sources) -> Canvas:
-        records = {title: record for title, entry in self.rows.items() for record in sources.records(entry)}
+        records = {
+            title: record for title, entry in self.rows.items() for record in sources.records(entry, whole=True)
+        }
         sizes = {title: group_sizes(record, sources) for title, record in records.items()}
         columns = len(self.rows)
         heights = [_HISTOGRAM, _CLIENTS, *([_ROUNDS] if self.rounds else [])]

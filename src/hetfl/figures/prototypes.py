@@ -30,12 +30,13 @@ class MarginPanel(Panel):
     """
 
     kind: Literal["margins"] = "margins"
+    whole: ClassVar[bool] = True
     cell: FirstSeed
     claim: Literal["<", ">"]
     inches: ClassVar = (4.2, 3.3)
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
-        (record,) = sources.records(self.cell)
+        (record,) = sources.records(self.cell, whole=True)
         (names, _), stored = sources.by_class(record), sources.stored(record, "prototypes")
         maximum = largest_margins(stored["clients"], stored["owned"])
         of_server = margins(stored["global"], stored["global_valid"])
@@ -67,11 +68,12 @@ class EmbeddingPanel(Panel):
     """
 
     kind: Literal["embedding"] = "embedding"
+    whole: ClassVar[bool] = True
     cell: FirstSeed
     points: Literal["prototypes", "features"]
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
-        (record,) = sources.records(self.cell)
+        (record,) = sources.records(self.cell, whole=True)
         (names, _), stored = sources.by_class(record), sources.stored(record, "prototypes")
         colours = [CLASSES[label % len(CLASSES)] for label in range(len(names))]
         legend: Legend = {

@@ -14,7 +14,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.files import read_json
 from hetfl.schema import PER_CLASS
-from hetfl.tables.records import Record, read_record
+from hetfl.tables.records import Compacts, Record, read_record
 from hetfl.tables.spec import Entry
 from hetfl.tensors import read_tensors
 
@@ -49,6 +49,7 @@ class Sources:
         self.workspace, self.notes = workspace, list[str]()
         if params is not None:
             self.params = params
+        self._compacts = Compacts(workspace, params)
         self._records: dict[tuple[Path, int | None], Record | None] = {}
 
     @cached_property
@@ -56,10 +57,10 @@ class Sources:
         """The settings of the checkout."""
         return load_params(self.workspace.params)
 
-    def records(self, entry: Entry) -> list[Record]:
-        """The records of a cell's seeds that are there."""
+    def records(self, entry: Entry, whole: bool = False) -> list[Record]:
+        """The records of a cell's seeds that are there; if ``whole``, those with all files of their evaluation."""
         found = (self._record(entry, seed) for seed in entry.seeds)
-        return [record for record in found if record is not None]
+        return [record for record in found if record is not None and (record.whole or not whole)]
 
     def count(self, entries: Iterable[Entry]) -> tuple[int, int]:
         """How many of some cells are there, and how many there could be; each seed is one."""
@@ -152,7 +153,9 @@ class Sources:
     def _record(self, entry: Entry, seed: int) -> Record | None:
         key = entry.path(seed), entry.round
         if key not in self._records:
-            self._records[key] = read_record(self.workspace.runs, self.workspace.evaluations, entry, seed)
+            self._records[key] = read_record(
+                self.workspace.runs, self.workspace.evaluations, entry, seed, self._compacts
+            )
         return self._records[key]
 
     def _evaluation(self, record: Record) -> Path:

@@ -39,7 +39,7 @@ class TheoremFigure(Figure):
     def draw(self, sources: Sources) -> Canvas:
         runs: dict[str, dict[str, Series]] = {}
         for setting, lines in self.settings.items():
-            records = {name: record for name, entry in lines.items() for record in sources.records(entry)}
+            records = {name: record for name, entry in lines.items() for record in sources.records(entry, whole=True)}
             runs[setting] = {name: series(record.run, record.rounds) for name, record in records.items()}
         seen = [run for lines in runs.values() for run in lines.values()]
         drawn = [term for term in self.terms if any(not np.isnan(_values(run, term)).all() for run in seen)]

@@ -35,6 +35,7 @@ from hetfl.report.shown import (
     show_traffic,
 )
 from hetfl.tables.spec import lowest, pooled
+from hetfl.tables.verdict import NOISE
 
 WIDTH = 150
 """Of the terminal, in characters."""
@@ -88,6 +89,7 @@ def footnotes(table: Table) -> list[str]:
         ],
         registered=[f"{titles[row]} {show_span(some, show_bytes)} {way}" for row, way, some in sizes if any(some)],
         differences=show_differences(table),
+        noise=NOISE,
     )
     return text.splitlines()
 

@@ -15,7 +15,7 @@ RANDOM = "‡"
 """Marks a number of random backbone weights."""
 DIVERGED = "§"
 """Marks a number of runs of which some diverged."""
-MISSING = ("not run", "not evaluated", "broken")
+MISSING = ("not run", "not evaluated", "broken", "stale")
 """Statuses of a cell without a value."""
 
 
@@ -120,7 +120,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     digits, decimals = show_digits(table, cell), table["decimals"]
     marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) else "")
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
-    missing = cell["status"] if cell["status"] in MISSING else "not run"
+    missing = cell["status"] if cell["status"] in ("not evaluated", "broken") else "not run"
     number = cell["value_text"] or (missing if cell["value"] is None else f"{cell['value']:.{digits}f}")
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
     variance = _number(cell["variance"], f".{decimals}f")

@@ -35,6 +35,7 @@ from hetfl.report.shown import (
     show_digits,
     show_measure,
 )
+from hetfl.tables.verdict import NOISE
 
 _COLOURS = {
     style.INK: "ink",
@@ -80,6 +81,7 @@ def build_site(tables_folder: Path, figures_folder: Path, partitions_folder: Pat
         partitions=_partitions(tables, partitions_folder),
         distributions=_drawn(names(of_runs=False), figures_folder),
         results=_drawn(names(of_runs=True), figures_folder),
+        noise=NOISE,
     )
     write_text(out / "index.html", page)
     return out / "index.html"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, get_args
+from typing import Any
 
 import pandas as pd
 
@@ -15,32 +15,13 @@ from hetfl.errors import HetflError
 from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
 from hetfl.schema import Run
-from hetfl.tables.records import Record
+from hetfl.tables.records import Compacts, Record
 from hetfl.tables.results import CELL, WAYS, cell_of, results
-from hetfl.tables.spec import Cosine, Entry, Statistic, TableSpec
+from hetfl.tables.spec import Entry, TableSpec
+from hetfl.tables.verdict import verdict
 
 
-def verdict(value: float, std: float | None, printed: float | None, statistic: Statistic = "average") -> str:
-    """How a value compares with the printed one of the same setting, both in the unit of the statistic.
-
-    Accuracies within two standard deviations over seeds, and never closer than half a point, are a ``match``.
-    Uploads count correct predictions: within 1 % or the printed digit they match, more are better. Counts of
-    parameters match to the printed digit; otherwise, being neither better nor worse, they are ``arithmetic``.
-    Cosines are neither as well: within two standard deviations, or 0.005, they match; otherwise ``differs``.
-    """
-    if printed is None:
-        return "ours"
-    if statistic in ("parameters", "parameters_total"):
-        digits = len(str(printed).partition(".")[2])
-        return "match" if round(value, digits) == printed else "arithmetic"
-    cosine = statistic in get_args(Cosine)
-    least = max(0.01 * printed, 0.0005) if statistic in ("up_first", "up_last") else 0.005 if cosine else 0.5
-    if abs(value - printed) <= max(2 * (std or 0.0), least):
-        return "match"
-    return "differs" if cosine else "better" if value > printed else "worse"
-
-
-def build_table(spec: TableSpec, runs: Path, evaluations: Path) -> dict[str, Any]:
+def build_table(spec: TableSpec, runs: Path, evaluations: Path, compacts: Compacts | None = None) -> dict[str, Any]:
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
     A cell pivots the columns of :func:`~hetfl.tables.results.results`, in which their units are told: ``value``,
@@ -52,8 +33,9 @@ def build_table(spec: TableSpec, runs: Path, evaluations: Path) -> dict[str, Any
 
     ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``other setting`` (without a
     difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
-    finished, ``not evaluated`` where none has an evaluation, ``broken`` where records are damaged and no other seed
-    is there (in any case the footnote says what is wrong with a seed); ``arithmetic`` is for numbers that are
+    finished, ``not evaluated`` where none has an evaluation, ``stale`` where there are only compact records of
+    other settings or versions, ``broken`` where records are damaged and no other seed is there (in any case the
+    footnote says what is wrong with a seed); ``arithmetic`` is for numbers that are
     computed and not learned. A run that stopped early has the ``rounds`` that it played in its provenance, one that
     ``diverged`` the first round in which it did. ``seeds`` names the seeds a cell was built from, ``wanted`` those
     it asks for.
@@ -62,12 +44,13 @@ def build_table(spec: TableSpec, runs: Path, evaluations: Path) -> dict[str, Any
         spec: what to print.
         runs: the folder of run records; it need not exist.
         evaluations: the folder of evaluations.
+        compacts: compact records, read where the two folders have no finished one.
 
     Raises:
         HetflError: cells were made from different inputs.
     """
     entries = {(row, column): entry for row, some in spec.entries.items() for column, entry in some.items()}
-    frame = results(entries.values(), runs, evaluations)
+    frame = results(entries.values(), runs, evaluations, compacts)
     seeds = dict(iter(frame.groupby(CELL, sort=False)))
     cells = [
         {"row": row, "column": column} | _cell(entry, seeds[cell_of(entry)])
@@ -173,7 +156,9 @@ def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
         "parameters": {"per_client": [*map(_tidy, per_client)], "mean": _tidy(mean(per_client))},
         **{way: traffic(way) for way in WAYS},
         "random": any(model.endswith(".random") for model in models),
-        "status": verdict(value, std, printed, entry.statistic) if entry.comparable else "other setting",
+        "status": verdict(value, std, printed, entry.statistic, entry.printed_std)
+        if entry.comparable
+        else "other setting",
         "provenance": [_run(record, value) for record, value in zip(done.record, done.value, strict=True)],
     }
 

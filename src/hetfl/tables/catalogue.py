@@ -9,15 +9,17 @@ from typing import Any
 
 from hetfl.errors import unknown
 from hetfl.experiments.plan import Params, cells
+from hetfl.tables.counted.layout import laid_out
+from hetfl.tables.counted.layout import layouts as counted_layouts
 from hetfl.tables.layout import layouts, paper_table
-from hetfl.tables.printed import PAPERS, content
+from hetfl.tables.notation import PAPERS
 from hetfl.tables.spec import Entry, TableSpec, entry
 
 PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {name: partial(paper_table, name) for name in layouts()}
 """The tables of the papers that show runs."""
 
-ARITHMETIC_TABLES: dict[str, tuple[str, ...]] = {
-    name: tuple(experiments) for paper in PAPERS for name, experiments in content(paper)["counted_with"].items()
+ARITHMETIC_TABLES: dict[str, list[str]] = {
+    name: layout.experiments for paper in PAPERS for name, layout in counted_layouts(paper).items()
 }
 """The tables of the papers that are computed, each with the experiments whose settings it counts with."""
 
@@ -83,6 +85,6 @@ def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
     params = params.model_copy(
         update={"experiments": {key: params.experiments[key] for key in ARITHMETIC_TABLES[name]}}
     )
-    # They build models, which takes seconds that other tables need not wait for.
-    table: dict[str, Any] = import_module("hetfl.tables.counted").counted_table(name, params)
-    return table
+    # What counts builds models; importing that takes seconds that other tables need not wait for.
+    counting = import_module(f"hetfl.tables.counted.{name.partition('-')[0]}")
+    return laid_out(name, counting.TABLES[name](params))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from hetfl.errors import HetflError
 from hetfl.schema import Round
-from hetfl.tables.records import Record, accuracy_of, missing, read_record
+from hetfl.tables.records import Compacts, Record, accuracy_of, missing, read_record
 from hetfl.tables.spec import Entry
 
 M = 1024**2
@@ -25,18 +25,21 @@ def cell_of(entry: Entry) -> tuple[Any, ...]:
     return tuple(getattr(entry, name) or 0 if name == "round" else getattr(entry, name) for name in CELL)
 
 
-def results(entries: Iterable[Entry], runs: Path, evaluations: Path) -> pd.DataFrame:
+def results(
+    entries: Iterable[Entry], runs: Path, evaluations: Path, compacts: Compacts | None = None
+) -> pd.DataFrame:
     """Read what some cells show.
 
     Args:
         entries: the cells; one that is there twice is read once.
         runs: the folder of run records; it need not exist.
         evaluations: the folder of evaluations.
+        compacts: compact records, read where the two folders have no finished one.
 
     Returns:
         A line for each seed of each cell, in order. Columns :data:`CELL` and ``seed`` say whose it is (``round`` is 0
-        where the whole run is read), ``status`` is ``done``, ``not run``, ``not evaluated`` or ``broken``, and
-        ``problem`` says what to do about the latter two. The others are empty unless it is done:
+        where the whole run is read), ``status`` is ``done``, ``not run``, ``not evaluated``, ``stale`` or
+        ``broken``, and ``problem`` says why or what to do. The others are empty unless it is done:
 
         - ``record``: the :class:`Record`; ``run``: its path.
         - ``value``: the statistic, in percent, M elements, or without a unit.
@@ -66,10 +69,8 @@ def results(entries: Iterable[Entry], runs: Path, evaluations: Path) -> pd.DataF
                 "record": None,
             }
             try:
-                if (record := read_record(runs, evaluations, entry, seed)) is None:
-                    line["status"] = missing(runs, entry, seed)
-                    if line["status"] == "not evaluated":
-                        line["problem"] = f"run the evaluate stage of {entry.experiment}"
+                if (record := read_record(runs, evaluations, entry, seed, compacts)) is None:
+                    line["status"], line["problem"] = missing(runs, entry, seed, compacts)
             except HetflError as error:
                 # Tables are committed: no folder of this machine may enter.
                 line |= {"status": "broken", "problem": str(error).replace(f"{runs.parent}/", "")}
@@ -77,6 +78,15 @@ def results(entries: Iterable[Entry], runs: Path, evaluations: Path) -> pd.DataF
                 line |= {} if record is None else {"record": record, **_measured(entry, record)}
             lines.append(line)
     return pd.DataFrame(lines)
+
+
+def value_of(entry: Entry, record: Record) -> float:
+    """What a cell reads from one run, in the entry's unit.
+
+    Raises:
+        HetflError: the evaluation lacks the statistic.
+    """
+    return _value(entry, record, [100 * share for share in _shares(entry, record)])
 
 
 def _measured(entry: Entry, record: Record) -> dict[str, Any]:

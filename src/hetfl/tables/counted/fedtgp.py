@@ -21,7 +21,7 @@ from hetfl.metrics.flops import StepFlops, flops
 from hetfl.models import Model
 from hetfl.tables.counted.exchange import Exchange, SampleCost, Setting, fitted, float_elements
 from hetfl.tables.counted.layout import Counts, layout, rounded
-from hetfl.tables.printed import methods
+from hetfl.tables.notation import methods
 
 METHODS = methods("fedtgp")
 
@@ -67,7 +67,7 @@ def table_5(params: Params) -> Counts:
         "down_share": shares[1],
         "printed_share": printed["fedkd", "messages"] / printed["fml", "messages"],
     }
-    return Counts(found, facts, printed={(row, "formula"): None for row in METHODS}, titles=METHODS)
+    return Counts(found, facts, printed={(row, "formula"): None for row in METHODS})
 
 
 def table_12(params: Params) -> Counts:
@@ -102,7 +102,7 @@ def table_12(params: Params) -> Counts:
         "server": server_flops(of) / B,
         "steps": sum(sum(single[name]) * samples for name, samples in zip(models, seen, strict=True)) / B,
     }
-    return Counts(found, facts, titles=METHODS)
+    return Counts(found, facts)
 
 
 TABLES: dict[str, Callable[[Params], Counts]] = {"fedtgp-table-5": table_5, "fedtgp-table-12": table_12}

@@ -27,10 +27,7 @@ from hetfl.tables.counted.exchange import (
     of_all_classes,
 )
 from hetfl.tables.counted.layout import Counts, layout, rounded
-from hetfl.tables.printed import methods
 from hetfl.training.sampling import participants
-
-METHODS = methods("fgpt")
 
 MODELS = layout("fgpt-table-2").models
 VIT = MODELS["vit_b16"]
@@ -124,7 +121,7 @@ def table_2(params: Params) -> Counts:
         "least": min(sizes),
         "most": max(sizes),
     }
-    return Counts(found, facts, titles=METHODS)
+    return Counts(found, facts)
 
 
 def table_10(params: Params) -> Counts:
@@ -170,7 +167,7 @@ def table_10(params: Params) -> Counts:
         "epochs": epochs,
         "server": server_cost(family),
     }
-    return Counts(found, facts, given, METHODS)
+    return Counts(found, facts, given)
 
 
 TABLES: dict[str, Callable[[Params], Counts]] = {"fgpt-table-2": table_2, "fgpt-table-10": table_10}

@@ -1,0 +1,297 @@
+"""The lines of the ledger: every number that the papers print in a table, with ours beside it.
+
+Everything here is read from git alone: the compact records in ``results/``, the settings, the printed numbers, and
+the committed tables. So every checkout gets the same ledger, whatever its machine has in ``runs/``, ``data/`` or
+``weights/``. Only finished runs of a cell's own settings give a number; one that was scaled down has other settings,
+so its record is stale, and one that is not finished gives its round.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any
+
+from hetfl.compact import Compact
+from hetfl.data.sets import CATALOGUE
+from hetfl.experiments.plan import Cell, Params, Workspace, weights_read
+from hetfl.files import read_json
+from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table
+from hetfl.tables.printed import PAPERS
+from hetfl.tables.records import Compacts, Record
+from hetfl.tables.results import value_of
+from hetfl.tables.spec import Entry, TableSpec
+from hetfl.tables.verdict import pooled_noise, verdict
+
+VERDICTS = ("match", "better", "worse", "differs", "in progress", "counted", "not run")
+"""In the order in which they are told. ``differs`` is for cosines, which are neither better nor worse; ``counted``
+for numbers that are computed from models and messages."""
+
+REASONS = ("weights", "data", "hours")
+"""What is between a cell and its number: pre-trained weights or a data set that no record or committed table of this
+project has been made with yet; otherwise only time."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One printed number.
+
+    Attributes:
+        paper, table, row, column: where it stands, by name.
+        printed: the number as printed, with its deviation.
+        ours: the mean over seeds with its deviation, in the unit of the table; empty without one.
+        value, std, number: ours and the printed one as numbers; None where there is none.
+        done, wanted: how many seeds are finished, and how many there are.
+        verdict: one of :data:`VERDICTS`.
+        because: of a cell that is not run, what it needs, the chief reason first; of one in progress, its round; of a
+            counted one, whether it agrees.
+        reason: one of :data:`REASONS`, of a cell that is not run.
+        rounds, hours: that the finished runs went through and took, or those in progress so far, all seeds together.
+        device, commit: of the finished runs; the commit is that of the newest one.
+        doubts: what is known against the printed number.
+    """
+
+    paper: str
+    table: str
+    row: str
+    column: str
+    printed: str
+    unit: str
+    number: float | None
+    number_std: float | None
+    ours: str = ""
+    value: float | None = None
+    std: float | None = None
+    done: int = 0
+    wanted: int = 0
+    verdict: str = "not run"
+    because: str = ""
+    reason: str = ""
+    rounds: int | None = None
+    hours: float | None = None
+    device: str = ""
+    commit: str = ""
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        return self.table, self.row, self.column
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the printed number."""
+        return None if self.value is None or self.number is None else round(self.value - self.number, 6)
+
+    @property
+    def says(self) -> str:
+        """The verdict with its reason or round: ``not run (weights)``, ``in progress (round 3)``."""
+        more = {"not run": self.reason, "in progress": self.because}.get(self.verdict, "")
+        return f"{self.verdict} ({more})" if more else self.verdict
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All lines, and what they were judged by.
+
+    Attributes:
+        lines: by paper, table, row and column.
+        titles: of tables, and of their rows and columns, and the parts that they consist of: ``title``, ``rows``,
+            ``columns`` and ``blocks``.
+        noise: the deviation between repeated runs of each protocol, in points; None where nothing is repeated.
+    """
+
+    lines: list[Line]
+    titles: dict[str, dict[str, Any]]
+    noise: dict[str, float | None]
+
+
+def ledger(workspace: Workspace, params: Params) -> Ledger:
+    """Everything that the papers' tables print, and what git knows of it.
+
+    Raises:
+        HetflError: a compact record or a committed table is damaged, or ``tables/doubts.yaml`` names a place without a
+            printed number.
+    """
+    compacts = Compacts(workspace, params)
+    specs = {name: make(params) for name, make in PAPER_TABLES.items() if name.partition("-")[0] in PAPERS}
+    entries: dict[Place, Entry] = {
+        (name, row, column): entry
+        for name, spec in specs.items()
+        for row, some in spec.entries.items()
+        for column, entry in some.items()
+        if entry.printed is not None and entry.comparable
+    }
+    had = _had(workspace, compacts, entries.values())
+    noise = _noise(entries.values(), params, compacts)
+    lines = [_line(place, entry, params, compacts, noise, had, specs) for place, entry in entries.items()]
+    titles: dict[str, dict[str, Any]] = {name: _titles(spec.model_dump()) for name, spec in specs.items()}
+    for name in ARITHMETIC_TABLES:
+        path = workspace.table(name) / f"{name}.json"
+        table = read_json(path) if path.exists() else arithmetic_table(name, params)
+        titles[name] = _titles(table)
+        lines += [_counted(name, cell) for cell in table["cells"] if cell["agrees"] is not None]
+    check_places(line.place for line in lines)
+    own = found_doubts(entries, params)
+    lines = [
+        replace(line, doubts=(*known_doubts().get(line.place, ()), *own.get(line.place, ()), *line.doubts))
+        for line in lines
+    ]
+    return Ledger(sorted(lines, key=lambda line: (PAPERS.index(line.paper), _order(line.table))), titles, noise)
+
+
+def _order(table: str) -> tuple[int, str]:
+    number = table.partition("-table-")[2].partition("-")[0]
+    return int(number), table
+
+
+def _titles(table: Mapping[str, Any]) -> dict[str, Any]:
+    told = {name: table[name] for name in ("title", "rows", "columns")}
+    whole = {"title": "", "rows": [*told["rows"]], "columns": [*told["columns"]]}
+    return told | {"blocks": table.get("blocks") or [whole]}
+
+
+def _line(
+    place: Place,
+    entry: Entry,
+    params: Params,
+    compacts: Compacts,
+    noise: Mapping[str, float | None],
+    had: set[str],
+    specs: Mapping[str, TableSpec],
+) -> Line:
+    """The line of a number that is trained for."""
+    table, row, column = place
+    digits = specs[table].decimals if entry.unit == "%" else 3 if entry.unit else 4
+    line = Line(
+        *(table.partition("-")[0], table, row, column),
+        printed=_printed(entry, digits),
+        unit=entry.unit,
+        number=entry.printed,
+        number_std=entry.printed_std,
+        wanted=len(entry.seeds),
+    )
+    records = _records(entry, compacts)
+    if records:
+        values = [value_of(entry, record) for record, _ in records]
+        value, std = mean(values), stdev(values) if len(values) > 1 else None
+        kept = [found for _, found in records]
+        newest = max(kept, key=lambda found: found.run.finished or "")
+        judged = verdict(
+            value, std, entry.printed, entry.statistic, entry.printed_std, noise[_protocol(entry, params)]
+        )
+        return replace(
+            line,
+            value=round(value, 6),
+            std=None if std is None else round(std, 6),
+            ours=f"{value:.{digits}f}" + ("" if std is None else f"±{std:.{digits}f}"),
+            done=len(records),
+            verdict="counted" if judged == "arithmetic" else judged,
+            because="differs" if judged == "arithmetic" else "",
+            device=", ".join(dict.fromkeys(found.run.device for found in kept)),
+            commit=newest.run.commit,
+            **_cost(kept),
+        )
+    begun = [found for seed in entry.seeds if (found := _own(entry, seed, compacts)) is not None]
+    if begun:
+        furthest = max(begun, key=lambda found: found.played)
+        at = f"round {furthest.played}"
+        return replace(line, verdict="in progress", because=at, device=furthest.run.device, **_cost(begun))
+    cell = compacts.cell(entry.path(entry.seeds[0]))
+    reason, needs = _needs(cell, had) if cell else ("hours", "")
+    stale = [why for seed in entry.seeds if (why := compacts.stale(entry.path(seed)))]
+    return replace(line, reason=reason, because="; ".join([needs, *(f"a record is stale: {why}" for why in stale)]))
+
+
+def _cost(records: Sequence[Compact]) -> dict[str, Any]:
+    hours = sum(found.seconds for found in records) / 3600
+    return {"rounds": sum(found.played for found in records), "hours": round(hours, 2)}
+
+
+def _own(entry: Entry, seed: int, compacts: Compacts) -> Compact | None:
+    """A compact record of the cell's own settings, finished or not."""
+    path = entry.path(seed)
+    return None if compacts.stale(path) else compacts.read(path)
+
+
+def _records(entry: Entry, compacts: Compacts) -> list[tuple[Record, Compact]]:
+    """The finished runs of a cell's seeds."""
+    found = []
+    for seed in entry.seeds:
+        record, kept = compacts.record(entry.path(seed)), compacts.read(entry.path(seed))
+        if record is not None and entry.round is not None:
+            record = record.until(entry.round)
+        if record is not None and kept is not None:
+            found.append((record, kept))
+    return found
+
+
+def _protocol(entry: Entry, params: Params) -> str:
+    experiment = params.experiments[entry.experiment]
+    return experiment.protocol or experiment.paper
+
+
+def _noise(entries: Iterable[Entry], params: Params, compacts: Compacts) -> dict[str, float | None]:
+    """The deviation between repeated runs, by protocol."""
+    repeated: dict[str, dict[tuple[Any, ...], list[float]]] = defaultdict(dict)
+    for entry in entries:
+        cells = repeated[_protocol(entry, params)]
+        key = entry.path(0), entry.statistic, entry.reading, entry.round
+        if entry.unit == "%" and key not in cells:
+            cells[key] = [value_of(entry, record) for record, _ in _records(entry, compacts)]
+    return {protocol: pooled_noise(cells.values()) for protocol, cells in repeated.items()}
+
+
+def _had(workspace: Workspace, compacts: Compacts, entries: Iterable[Entry]) -> set[str]:
+    """The data sets and weights that a record or a committed table was made with."""
+    found: set[str] = set()
+    for entry in entries:
+        for seed in entry.seeds:
+            kept = compacts.read(entry.path(seed))
+            if kept is not None:
+                found |= {kept.run.dataset, *kept.run.inputs.weights}
+                found |= {kept.run.public["dataset"]} if kept.run.public else set()
+    for path in workspace.tables.glob("*/*.json"):
+        if path.parent.name == path.stem:
+            shared = read_json(path)["provenance"]
+            found |= {*shared["datasets"], *shared["weights"]}
+    return found
+
+
+def _needs(cell: Cell, had: set[str]) -> tuple[str, str]:
+    """The chief reason why a cell is not run, and all that it needs."""
+    weights = [name for name in dict.fromkeys(weights_read(cell)) if not name.endswith(".random")]
+    data = [cell.dataset, *([cell.public.dataset] if cell.public else [])]
+    lacking = {"weights": [*filter(lambda name: name not in had, weights)]}
+    lacking |= {"data": [*filter(lambda name: name not in had, data)]}
+    reason = next((kind for kind, names in lacking.items() if names), "hours")
+    needs = [f"weights {', '.join(weights)}"] if weights else []
+    needs += [f"data {', '.join(CATALOGUE[name].title for name in dict.fromkeys(data))}"]
+    return reason, "; ".join([*needs, f"{cell.settings['rounds']} rounds"])
+
+
+def _printed(entry: Entry, digits: int) -> str:
+    """A printed number with at least as many digits as ours."""
+    text = max(f"{entry.printed:g}", f"{entry.printed:.{digits}f}" if entry.unit == "%" else "", key=len)
+    text += "" if entry.printed_std is None else f"±{entry.printed_std:.{digits}f}"
+    return text + (f" ({entry.printed_variance:.{digits}f})" if entry.printed_variance is not None else "")
+
+
+def _counted(table: str, cell: Mapping[str, Any]) -> Line:
+    """The line of a number that is computed; one that differs is in doubt, with the table's footnote as evidence."""
+    differs = cell["agrees"] is False
+    return Line(
+        *(table.partition("-")[0], table, cell["row"], cell["column"]),
+        printed=cell["printed_text"],
+        unit=cell["unit"] or "",
+        number=cell["printed"],
+        number_std=None,
+        ours=cell["value_text"],
+        value=None if cell["printed"] is None else cell["value"],
+        verdict="counted",
+        because="differs" if differs else "agrees",
+        doubts=(cell["footnote"],) if differs and cell["footnote"] else (),
+    )

@@ -1,0 +1,245 @@
+"""The ledger as a page, as CSV and as totals in the README, all from the same lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Params, Workspace
+from hetfl.files import write_text
+from hetfl.ledger.lines import REASONS, VERDICTS, Ledger, Line, ledger
+from hetfl.tables.printed import PAPERS, content
+from hetfl.tables.verdict import NOISE
+
+PAGE, CSV = Path("docs/ledger.md"), Path("results/ledger.csv")
+MARKS = "<!-- ledger -->", "<!-- end of ledger -->"
+"""What stands around the totals in the README."""
+
+COLUMNS = {
+    "paper": "paper",
+    "table": "table",
+    "row": "row",
+    "column": "column",
+    "unit": "unit",
+    "printed": "number",
+    "printed_std": "number_std",
+    "printed_text": "printed",
+    "value": "value",
+    "std": "std",
+    "value_text": "ours",
+    "difference": "difference",
+    "verdict": "verdict",
+    "reason": "reason",
+    "because": "because",
+    "seeds_done": "done",
+    "seeds": "wanted",
+    "rounds": "rounds",
+    "hours": "hours",
+    "device": "device",
+    "commit": "commit",
+}
+"""Columns of the CSV, by the fields of a line; ``doubts`` come last."""
+
+HEAD = """\
+# Ledger
+
+Every number that the papers print in a table, with ours beside it. `hetfl ledger` writes this page,
+[`results/ledger.csv`](../results/ledger.csv) and the totals in the [README](../README.md) from what is in git: the
+compact records in `results/`, the settings, the printed numbers and the computed tables.
+
+- **match**, **better**, **worse**: accuracies are compared by intervals of two standard deviations of a run around
+  both numbers. Ours is the deviation over seeds, the paper's the one that it prints. Where a side has none, the
+  deviation of repeated runs of the protocol stands for it: {noise}
+  [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or **differ**.
+- **in progress**: a run of the paper's setting has begun. Its accuracies stand nowhere before it is finished and
+  evaluated. Runs of other settings, such as fewer rounds, are never shown here.
+- **counted**: computed from models and messages; nothing is trained.
+- **not run**: *weights* or *data* if a cell needs pre-trained weights or a data set that no run of this project has
+  used yet, *hours* if it only takes time.
+- Hours are of training on the named device, all seeds together. The commit is that of the newest run.
+- A number in brackets leads to a remark on a printed number that looks inherited, inconsistent or implausible.
+"""
+
+
+def write_ledger(workspace: Workspace, params: Params) -> list[Path]:
+    """Write the page, the CSV, and the totals in the README.
+
+    Raises:
+        HetflError: a compact record or table is damaged, or the README has no place for the totals.
+    """
+    made = files(workspace, params)
+    for path, text in made.items():
+        write_text(workspace.root / path, text)
+    return [*made]
+
+
+def files(workspace: Workspace, params: Params) -> dict[Path, str]:
+    """The content of every file that the ledger is in.
+
+    Raises:
+        HetflError: as :func:`write_ledger`.
+    """
+    book, readme = ledger(workspace, params), workspace.root / "README.md"
+    text, (first, last) = readme.read_text(), MARKS
+    if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
+        raise HetflError(
+            f"{readme}: has no place for the ledger's totals; write {first} and {last} where they belong"
+        )
+    before, rest = text.split(first)
+    _, after = rest.split(last)
+    totals = f"{first}\n\n{_totals_of_papers(book.lines, PAGE.as_posix())}\n\n{last}"
+    return {PAGE: page(book), CSV: table(book.lines), Path("README.md"): f"{before}{totals}{after}"}
+
+
+def table(lines: Iterable[Line]) -> str:
+    """The lines as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*COLUMNS, "doubts"])
+    for line in lines:
+        told = [getattr(line, field) for field in COLUMNS.values()]
+        writer.writerow(["" if value is None else value for value in told] + [" ".join(line.doubts)])
+    return buffer.getvalue()
+
+
+def page(book: Ledger) -> str:
+    """The lines as Markdown: totals, then each table."""
+    known = {protocol: noise for protocol, noise in sorted(book.noise.items()) if noise is not None}
+    parts = [HEAD.format(noise=_noises(known)), "## Totals\n", _totals_of_papers(book.lines, ""), ""]
+    parts += [_totals_of_tables(book.lines), ""]
+    for paper, of_paper in groupby(book.lines, key=lambda line: line.paper):
+        parts += [f"## {_title(paper)}\n"]
+        for name, some in groupby(of_paper, key=lambda line: line.table):
+            parts += [_section([*some], book.titles[name])]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _noises(known: dict[str, float]) -> str:
+    if not known:
+        return f"{NOISE} points, since no cell has several seeds yet."
+    told = ", ".join(f"{noise:.3f} points for {protocol}" for protocol, noise in known.items())
+    return f"{told}; {NOISE} for others."
+
+
+def _title(paper: str) -> str:
+    told = content(paper)["paper"]
+    return f"{told['short']} ({told['venue']})"
+
+
+_COUNTED = [*VERDICTS[:-1], *(f"not run: {reason}" for reason in REASONS)]
+
+
+def _counts(lines: Iterable[Line]) -> list[str]:
+    """How many lines there are of each verdict, and how many have a remark; empty for none."""
+    several = [*lines]
+    found = Counter(f"not run: {line.reason}" if line.verdict == "not run" else line.verdict for line in several)
+    return [str(found[name] or "") for name in _COUNTED] + [str(sum(bool(line.doubts) for line in several) or "")]
+
+
+def _totals_of_papers(lines: Sequence[Line], page: str) -> str:
+    rows = []
+    for paper in PAPERS:
+        of_paper = [line for line in lines if line.paper == paper]
+        rows.append([f"[{_title(paper)}]({page}#{_anchor(_title(paper))})", str(len(of_paper)), *_counts(of_paper)])
+    rows.append(["SGPT (CVPR 2024): figures only", "", *_counts([])])
+    rows.append(["**all**", str(len(lines)), *_counts(lines)])
+    return _grid(["paper", "printed", *_COUNTED, "remarks"], rows)
+
+
+def _totals_of_tables(lines: Sequence[Line]) -> str:
+    rows = []
+    for name, some in groupby(lines, key=lambda line: line.table):
+        of_table = [*some]
+        rows.append([f"[{name}](#{name})", str(len(of_table)), *_counts(of_table)])
+    return _grid(["table", "printed", *_COUNTED, "remarks"], rows)
+
+
+def _section(lines: Sequence[Line], titles: dict[str, Any]) -> str:
+    """One table: what there is of it, its grid, the cells with runs, what the others need, and remarks."""
+    name = lines[0].table
+    remarks = {text: number for number, text in enumerate(dict.fromkeys(d for line in lines for d in line.doubts), 1)}
+    same = len({line.says for line in lines}) == 1
+    found = {(line.row, line.column): line for line in lines}
+    parts = [f"### {name}\n", f"{titles['title']}.\n"]
+    for block in titles["blocks"]:
+        columns = [column for column in block["columns"] if any((row, column) in found for row in block["rows"])]
+        rows = [row for row in block["rows"] if any((row, column) in found for column in columns)]
+        body = [
+            [
+                _cell_text(titles["rows"][row]),
+                *(_shown(found.get((row, column)), remarks, same) for column in columns),
+            ]
+            for row in rows
+        ]
+        parts += [f"{block['title']}:\n"] if block["title"] and columns else []
+        parts += (
+            [_grid(["", *(_cell_text(titles["columns"][column]) for column in columns)], body), ""] if columns else []
+        )
+    if run := [line for line in lines if line.rounds is not None]:
+        parts += [_runs(run, titles), ""]
+    for (says, because), some in _grouped(line for line in lines if line.verdict == "not run").items():
+        parts.append(f"- {some} {'cell' if some == 1 else 'cells'} {says}: {because}.")
+    parts += [""] if parts[-1] else []
+    parts += [f"[{number}] {_cell_text(text)}\n" for text, number in remarks.items()]
+    return "\n".join(parts)
+
+
+def _shown(line: Line | None, remarks: dict[str, int], same: bool) -> str:
+    """A place of a grid: the printed number, ours and the verdict."""
+    if line is None:
+        return ""
+    marks = "".join(f" [{remarks[text]}]" for text in line.doubts)
+    printed = f"{_cell_text(line.printed)}{marks}"
+    if line.verdict == "counted":
+        return f"{printed}<br>**{_cell_text(line.ours)}**{'' if line.because == 'agrees' else ' differs'}"
+    if line.ours:
+        return f"{printed}<br>**{line.ours}** {line.verdict}"
+    return printed if same else f"{printed}<br>{line.says}"
+
+
+def _runs(lines: Sequence[Line], titles: dict[str, Any]) -> str:
+    header = ["row", "column", "printed", "ours", "difference", "verdict", "seeds", "rounds", "hours", "device"]
+    rows = [
+        [
+            _cell_text(titles["rows"][line.row]),
+            _cell_text(titles["columns"][line.column]),
+            line.printed,
+            line.ours,
+            "" if line.difference is None else f"{line.difference:+.2f}",
+            line.says,
+            f"{line.done} of {line.wanted}",
+            str(line.rounds),
+            f"{line.hours:.2f}",
+            _cell_text(line.device),
+            line.commit,
+        ]
+        for line in lines
+    ]
+    return _grid([*header, "commit"], rows)
+
+
+def _grouped(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
+    return dict(Counter((line.says, line.because) for line in lines))
+
+
+def _grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    marks = ["---", *("---:" for _ in header[1:])]
+    return "\n".join(
+        "|".join(["", *(f" {text} " if text else " " for text in row), ""]) for row in (header, marks, *rows)
+    )
+
+
+def _cell_text(text: str) -> str:
+    return re.sub(r"([|*_<])", r"\\\1", text)
+
+
+def _anchor(title: str) -> str:
+    """The name that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

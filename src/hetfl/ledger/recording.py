@@ -1,0 +1,139 @@
+"""Writes the compact records of the papers' cells into ``results/``, and one CSV of all of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from hetfl.compact import Compact, compact, read_compact, render
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import differences
+from hetfl.experiments.plan import Cell, Params, Workspace
+from hetfl.files import sha256_file, write_text
+from hetfl.schema import MODEL, ROUNDS, read_metrics, read_rounds, read_run
+from hetfl.tables.printed import PAPERS
+from hetfl.tables.spec import Cosine
+
+CSV = "cells.csv"
+"""The list of all compact records."""
+
+_NUMBERS = ("average", "lowest", "highest", "pooled", "best_pooled", "best_round", "window_pooled", "window_lowest")
+_RUN = ("device", "engine", "precision", "threads", "commit", "started", "finished", "fingerprint")
+COLUMNS = ("cell", "state", "round", "rounds", "seconds", *_NUMBERS, *_RUN, "sha256")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What became of a cell's compact record.
+
+    Attributes:
+        outcome: ``written``, ``unchanged``, ``kept`` (``why`` says what is better about it), ``stale`` (the run is of
+            other settings or versions than here) or ``not run``.
+    """
+
+    cell: str
+    outcome: str
+    why: str = ""
+
+
+def of_papers(cells: Iterable[Cell], params: Params) -> list[Cell]:
+    """The cells that belong to a paper's experiments; others, such as those on digits, have no compact record."""
+    return [cell for cell in cells if Path(params.experiments[cell.experiment].file).parent.name in PAPERS]
+
+
+def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace) -> list[Recorded]:
+    """Write or update the compact records of some cells, and the CSV. Doing it again changes nothing.
+
+    A record takes the place of one that is less far, or of other settings or versions than here; of two finished runs
+    of one identity the one that is recorded stays.
+
+    Args:
+        cells: cells of papers.
+        source: the checkout with their runs and evaluations.
+        workspace: the checkout that gets the records.
+
+    Returns:
+        What became of each.
+
+    Raises:
+        HetflError: a record or an evaluation is damaged; what was written before is whole.
+    """
+    found = [_record(cell, source, workspace.results / f"{cell.path.as_posix()}.json") for cell in cells]
+    write_csv(workspace.results)
+    return found
+
+
+def compact_of(cell: Cell, workspace: Workspace) -> Compact | None:
+    """The compact record of what ``runs/`` and ``evaluations/`` have of a cell; None if they have nothing.
+
+    Raises:
+        HetflError: a file is damaged, or missing in a finished run.
+    """
+    folder = workspace.runs / cell.path
+    run = read_run(folder)
+    if run is None:
+        return None
+    files = {name: sha256_file(folder / name) for name in (ROUNDS, MODEL)} if run.complete else {}
+    metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
+    own = metrics is not None and metrics.fingerprint == run.fingerprint
+    rounds = read_rounds(folder, finished=run.complete)
+    return compact(run, rounds, metrics if own else None, files, get_args(Cosine))
+
+
+def write_csv(folder: Path) -> None:
+    """Write the CSV of all compact records below a folder: a line for each, without numbers while it is not finished.
+
+    Raises:
+        HetflError: a record is damaged.
+    """
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_line(path, folder) for path in sorted(folder.rglob("*.json")))
+    write_text(folder / CSV, buffer.getvalue())
+
+
+def _record(cell: Cell, source: Workspace, path: Path) -> Recorded:
+    name, made = cell.path.as_posix(), compact_of(cell, source)
+    if made is None:
+        return Recorded(name, "not run")
+    if why := differences(made.run, cell, made.run.inputs):
+        return Recorded(name, "stale", "; ".join(why))
+    there = read_compact(path)
+    if there is not None and not differences(there.run, cell, there.run.inputs):
+        if there.progress > made.progress:
+            return Recorded(name, "kept", f"is further: {state(there)}")
+        same = there.run.fingerprint == made.run.fingerprint and there.files == made.files
+        if there.run.complete and made.run.complete and there.progress == made.progress and not same:
+            return Recorded(name, "kept", f"is another run, started {there.run.started} on {there.run.device}")
+    text = render(made)
+    if there is not None and path.read_text() == text:
+        return Recorded(name, "unchanged", state(made))
+    write_text(path, text)
+    return Recorded(name, "written", state(made))
+
+
+def state(record: Compact) -> str:
+    """How far a record is: ``finished``, ``trained`` (not evaluated) or ``in progress``, with its round."""
+    if record.run.complete:
+        return "finished" if record.finished else "trained"
+    return f"in progress, round {record.played} of {record.run.rounds}"
+
+
+def _line(path: Path, folder: Path) -> dict[str, Any]:
+    record = read_compact(path)
+    if record is None:
+        raise HetflError(f"{path}: was removed while it was read; run the command again")
+    run = record.run
+    told: dict[str, Any] = {
+        "cell": path.relative_to(folder).with_suffix("").as_posix(),
+        "state": state(record).partition(",")[0],
+    }
+    told |= {"round": record.played, "rounds": run.rounds, "seconds": record.seconds}
+    told |= {name: getattr(record.metrics, name, None) for name in _NUMBERS}
+    told |= {name: getattr(run, name) for name in _RUN} | {"sha256": sha256_file(path)}
+    return {name: "" if value is None else value for name, value in told.items()}
