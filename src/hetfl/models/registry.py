@@ -321,8 +321,8 @@ def build(
         check_name(options.auxiliary, "auxiliary")
     check_options(name, options, inputs=inputs)
     spec = inputs.spec(input_spec(name))
-    backbone = _backbone(name, options, spec.size)
-    second = _backbone(options.auxiliary, options, spec.size) if options.auxiliary is not None else None
+    backbone = backbone_of(name, options, spec.size)
+    second = backbone_of(options.auxiliary, options, spec.size) if options.auxiliary is not None else None
     loaded = None
     if options.weights == "pretrained":
         loaded = _random_weights(name, backbone.create) if is_random(name) else load_weights(name, weights)
@@ -334,7 +334,7 @@ def build(
         raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_one_line(error)}") from error
 
 
-def _backbone(name: str, options: ModelOptions, size: int) -> Backbone:
+def backbone_of(name: str, options: ModelOptions, size: int) -> Backbone:
     create = creator(name, size, zero_init_last=options.init != "torch")
     if options.stem == "cifar" and is_resnet(name):
         create = cifar_stem(create)

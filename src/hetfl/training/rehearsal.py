@@ -1,0 +1,463 @@
+"""What the rounds of a run will send and compute, found by playing two of them without images, weights or training.
+
+The messages are those of the real loop: methods, engine and exchange are the same. Models are outlines, images are
+blank, and clients skip their training. So sizes are exact where they do not depend on values; where they do (FedKD's
+truncated matrices), they are the largest possible.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hetfl.data.batches import Batch, DeviceImages, InputSpec, Transform
+from hetfl.data.inputs import InputSettings
+from hetfl.draws import Draws
+from hetfl.message import ServerState, Tensors
+from hetfl.methods.base import Client, Method, Phase, Uplinks, create
+from hetfl.metrics.flops import flops
+from hetfl.models.base import ModelOptions
+from hetfl.models.outline import Outline, outline
+from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
+from hetfl.training.engine import Task
+from hetfl.training.exchange import Exchange
+from hetfl.training.federation import ClientData, Federation
+from hetfl.training.local import LocalEngine
+from hetfl.training.sampling import participants
+from hetfl.training.scoring import scoring_tasks
+from hetfl.training.sequential import LastOutput
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The labels that a run sees, by client; no images.
+
+    Attributes:
+        train: of each client's training samples, in the partition's order, int64 [n_k].
+        test: of each client's test samples; if all clients share them, the same object.
+        public: of the public data set; None without one.
+        side: height and width of the stored images in pixels.
+        public_side: of the public ones.
+    """
+
+    train: Sequence[Tensor]
+    test: Sequence[Tensor]
+    classes: int
+    side: int
+    public: Tensor | None = None
+    public_classes: int = 0
+    public_side: int = 0
+
+
+class Work(NamedTuple):
+    """Images that are trained on and images that are only looked at, with the operations for both.
+
+    Attributes:
+        trained: one for every pass of a sample through a training step.
+        seen: one for every sample in tests and statistics.
+        operations: floating-point operations for both. The gradients of a layer's input and of its weights are
+            counted like the layer itself; what the server computes is not counted.
+    """
+
+    trained: float = 0
+    seen: float = 0
+    operations: float = 0
+
+    def plus(self, other: Work, times: float = 1) -> Work:
+        """The sum with another, taken so many times."""
+        return Work(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+class Load(NamedTuple):
+    """What some rounds take.
+
+    Attributes:
+        up, down: bytes of all messages.
+        server: seconds that the server computed in the rehearsal, with its own learning as often as in a real round.
+    """
+
+    work: Work = Work()
+    up: int = 0
+    down: int = 0
+    server: float = 0.0
+
+    def plus(self, other: Load, times: int = 1) -> Load:
+        """The sum with another, taken so many times."""
+        up, down = self.up + times * other.up, self.down + times * other.down
+        return Load(self.work.plus(other.work, times), up, down, self.server + times * other.server)
+
+
+class Blank(DeviceImages):
+    """Images without content, which cost nothing to read. Labels [N] are real.
+
+    Args:
+        side: of the stored images in pixels.
+        queries: size of the features that samples are sorted by; 0: they are not sorted.
+    """
+
+    def __init__(self, labels: Tensor, spec: InputSpec, side: int, queries: int = 0) -> None:
+        self.labels, self.spec, self.device, self.dtype = labels, spec, CPU, torch.float32
+        self._side, self._width = side, queries
+        self.queries = torch.zeros(1, queries).expand(len(labels), -1) if queries else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def large_batch(self, largest_map: int = 0) -> int:
+        """All of them."""
+        return max(1, len(self))
+
+    def tensors(self) -> list[Tensor]:
+        """None that is worth counting."""
+        return []
+
+    def stored(self) -> Blank:
+        """The same in the size in which they are stored."""
+        return Blank(self.labels, replace(self.spec, size=self._side), self._side, self._width)
+
+    def batch(
+        self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
+    ) -> Batch:
+        """Zeros, and the samples' labels."""
+        size = self.spec.size
+        images = torch.zeros(1, 1, 1, 1).expand(len(index), self.spec.channels, size, size)
+        queries = None if self.queries is None else torch.zeros(1, self._width).expand(len(index), -1)
+        return Batch(images, self.labels.index_select(0, index), queries=queries)
+
+    def batches(self, index: Tensor, batch_size: int, transform: Transform | None = None, seed: int = 0) -> Any:
+        """Batches of zeros."""
+        return (self.batch(part) for part in index.split(batch_size))
+
+
+class Skipping:
+    """A trainer that only looks at one batch of a phase, to see how often each image goes through the networks."""
+
+    name = "skipping"
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.passes: dict[tuple[str, Phase], Mapping[str, float]] = {}
+        self.statistics: dict[int, Mapping[str, int]] = {}
+
+    def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
+        """See :meth:`hetfl.training.client_run.Trainer.train`."""
+        for run in runs:
+            for number, phase in enumerate(phases):
+                self._look(run, phase, number, draws)
+            model: Any = run.client.model
+            before = Counter(model.seen)
+            yield run
+            self.statistics[run.client.index] = model.seen - before
+
+    def _look(self, run: ClientRun, phase: Phase, number: int, draws: Draws) -> None:
+        model, (images, index) = run.client.model, phase_data(self.method, run.data, phase, draws)
+        assert isinstance(model, Outline)
+        used = used_samples(len(index), phase, bool(model.names(["buffers"])))
+        if not used or not phase.epochs:
+            return
+        run.steps += phase.epochs * -(-used // phase.batch_size)
+        rows = torch.arange(used)
+        if phase.gathers and self.method.statistics_source(draws.round) == "training":
+            whole = images.batch(index[:used])
+            run.gathered.append(self.method.statistics(model, run.params, whole, run.received))
+        if (model.name, phase) in self.passes and draws.round > 2:
+            return
+        part = rows[: phase.batch_size]
+        batch = images.batch(index[part])
+        batch = batch.of_step(0, self.method.drawn(_real(run.received), len(part), 0), part)
+        before = Counter(model.seen)
+        view: Any = LastOutput(model.train())
+        with torch.enable_grad():
+            self.method.objective(view, _real(run.params), batch, _real(run.received), phase)
+        self.passes[model.name, phase] = {k: n / len(part) for k, n in (model.seen - before).items()}
+
+
+def _real(tensors: Tensors) -> dict[str, Tensor]:
+    """Tensors with zeros, which take no memory, for those of which only the shapes are there."""
+    return {n: torch.zeros((), dtype=t.dtype).expand(t.shape) if t.is_meta else t for n, t in tensors.items()}
+
+
+class Rehearsal:
+    """A run's load, round by round.
+
+    Args:
+        name, settings: of the method.
+        models: names of architectures, dealt to clients in turn.
+        inputs: what the experiment does to images.
+        held: the labels of the data.
+        seed: of the run.
+
+    Raises:
+        HetflError: a model does not support the method's options.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        models: Sequence[str],
+        inputs: InputSettings,
+        held: Holdings,
+        seed: int,
+    ) -> None:
+        self.method = create(name, settings, held.classes, held.public_classes, seed=seed)
+        learning = {key: settings[key] for key in ("server_epochs", "server_steps") if settings.get(key)}
+        # The server's own learning changes no shape, and whole participation shows every client.
+        shorter = {**settings, **dict.fromkeys(learning, 1), "participation": 1.0}
+        playing = create(name, shorter, held.classes, held.public_classes, seed=seed)
+        self._repeats = max([1, *learning.values()])
+        self.held, self.seed = held, seed
+        options = playing.model_options()
+        kinds = {name: outline(name, held.classes, options, inputs) for name in dict.fromkeys(models)}
+        self.models = [kinds[models[k % len(models)]] for k in range(len(held.train))]
+        self.federation = self._federation(playing, inputs)
+        self._engine = LocalEngine(playing, self.federation, Skipping(playing))
+        self._play()
+
+    def _federation(self, method: Method, inputs: InputSettings) -> Federation:
+        held, query = self.held, method.queries()
+        by = query and query.model and outline(query.model, held.classes, ModelOptions(weights="scratch"), inputs)
+        made: dict[tuple[int, InputSpec], Blank] = {}
+
+        def blank(labels: Tensor, model: Outline, side: int) -> Blank:
+            key = id(labels), model.spec
+            if key not in made:
+                made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0)
+            return made[key]
+
+        clients, data = [], []
+        for k, (model, train, test) in enumerate(zip(self.models, held.train, held.test, strict=True)):
+            clients.append(Client(k, model, torch.bincount(train, minlength=held.classes)))
+            public = None if held.public is None else blank(held.public, model, held.public_side)
+            data.append(
+                ClientData(
+                    blank(train, model, held.side),
+                    torch.arange(len(train)),
+                    blank(test, model, held.side),
+                    torch.arange(len(test)),
+                    public_images=public,
+                )
+            )
+        return Federation(tuple(clients), tuple(data), held.classes, CPU)
+
+    def _play(self) -> None:
+        """Registration and two rounds, with all clients."""
+        engine, draws = self._engine, Draws(self.seed)
+        method, members = engine.method, range(len(self.models) - engine.method.settings.held_out)
+        exchange = Exchange(engine)
+        messages = exchange.uplinks(engine.introduce(members, draws), members)
+        registrations = dict(zip(members, messages, strict=True))
+        server = method.initial_server(engine.models, registrations, draws.at(0))
+        self._registered = exchange.up.bytes
+        self._up: dict[int, int] = {}
+        self._down: list[dict[int, int]] = []
+        for round in (1, 2):
+            server = self._play_round(server, draws.at(round), members)
+        self._after = {k: method.downlink(server, k).size.bytes for k in members}
+        self._test = self._tested(server, draws.at(2))
+
+    def _play_round(self, server: ServerState, draws: Draws, members: range) -> ServerState:
+        method, exchange = self._engine.method, Exchange(self._engine)
+        self._down.append({k: method.downlink(server, k).size.bytes for k in members})
+        updates = []
+        for update in exchange.training(server, members, draws):
+            self._up[update.client] = update.uplink.size.bytes
+            updates.append(update)
+        updates.sort(key=lambda update: update.client)
+        began = time.perf_counter()
+        server = method.aggregate(server, Uplinks(members, [update.uplink for update in updates]), draws)
+        self._server = (time.perf_counter() - began) * self._repeats
+        return server
+
+    def _tested(self, server: ServerState, draws: Draws) -> Work:
+        """One test of all clients by the method's own rule."""
+        engine, kinds = self._engine, dict.fromkeys(self.models)
+        before = {model: Counter(model.seen) for model in kinds}
+        samples = sum(score.samples for score in engine.test(scoring_tasks(engine, server, draws.round), draws))
+        operations = sum(_operations(model, model.seen - before[model]) for model in kinds)
+        # Samples that all clients share are looked at once where all have the same model.
+        most = max(sum((model.seen - before[model]).values()) for model in kinds)
+        return Work(seen=min(samples, most) if len(kinds) == 1 else samples, operations=operations)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that training takes one client after another, besides the process itself and the images.
+
+        The weights of all architectures, the clients' and the server's states, and the largest training step.
+        """
+        trainer = self._trainer
+        step = 0
+        for (name, phase), passes in trainer.passes.items():
+            model = next(model for model in self.models if model.name == name)
+            own, second = _cost(model), _cost_of_auxiliary(model)
+            saved = passes.get("own", 0) * own.saved + passes.get("auxiliary", 0) * second.saved
+            slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
+            trained = 4 * model.elements([*phase.trains])
+            step = max(step, int(phase.batch_size * saved) + (2 + slots) * trained + 4 * model.total_elements)
+        weights = sum(4 * model.total_elements for model in dict.fromkeys(self.models))
+        kept = self._engine.method.keeps()
+        states = sum(4 * model.elements(kept) for model in self.models)
+        return step + weights + states + max([0, *self._up.values()]) * 2
+
+    @property
+    def _trainer(self) -> Skipping:
+        trainer = self._engine.trainer
+        assert isinstance(trainer, Skipping)
+        return trainer
+
+    def start(self) -> Load:
+        """What comes before the first round."""
+        members = range(len(self._up))
+        load = Load(up=self._registered)
+        for k in members:
+            load = load.plus(Load(self._training(k, 0)))
+        return load
+
+    def end(self) -> Load:
+        """What comes after the last round: fine-tuning and its test."""
+        phases = linked(self.method.fine_tuning())
+        if not phases:
+            return Load()
+        load = Load(self._test, down=sum(self._after.values()))
+        for k in self._up:
+            load = load.plus(Load(self._in_phases(k, phases, self.method.settings.rounds + 1)))
+        return load
+
+    def rounds(self, first: int, last: int) -> Load:
+        """What the rounds from ``first`` to ``last`` take together, both included."""
+        settings, members = self.method.settings, len(self._up)
+        if settings.participation == 1 and self._same_phases(first, last):
+            load = self._round(first, range(members), set())
+            later = self._round(2, range(members), set(range(members)))
+            load = load.plus(later, last - first) if last >= first else Load()
+        else:
+            load, served = Load(), set[int]()
+            for round in range(1, last + 1):
+                chosen = participants(members, settings.participation, Draws(self.seed, round))
+                if round >= first:
+                    load = load.plus(self._round(round, chosen, served))
+                served.update(chosen)
+        for round in range(first, last + 1):
+            load = load.plus(Load(self._tests(round)))
+        return load
+
+    def _same_phases(self, first: int, last: int) -> bool:
+        return all(self.method.phases(round) == self.method.phases(1) for round in {first, last, 2} if round)
+
+    def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
+        work, up, down = Work(), 0, 0
+        for k in chosen:
+            work = work.plus(self._training(k, round))
+            up += self._up[k]
+            early, later = self._down[0][k], self._down[1][k]
+            # What a client gets once, it gets in its own first round; what there is only later, from the second on.
+            down += early if round == 1 or (k not in served and early > later) else later
+        return Load(work, up, down, self._server)
+
+    def _training(self, k: int, round: int) -> Work:
+        """A client's training and statistics in a round."""
+        work = self._in_phases(k, linked(self.method.phases(round)), round)
+        seen = self._trainer.statistics.get(k, {}) if round else {}
+        return work.plus(Work(seen=max([0, *seen.values()]), operations=_operations(self.models[k], seen)))
+
+    def _in_phases(self, k: int, phases: Sequence[Phase], round: int) -> Work:
+        model, work = self.models[k], Work()
+        for phase in phases:
+            _, index = phase_data(self.method, self.federation.data[k], phase, Draws(self.seed, round))
+            images = phase.epochs * used_samples(len(index), phase, bool(model.names(["buffers"])))
+            passes = self._trainer.passes.get((model.name, phase), {"own": 1})
+            each = passes.get("own", 0) * _cost(model).forward * (1 + _gradients(phase.trains, "body"))
+            each += (
+                passes.get("auxiliary", 0)
+                * _cost_of_auxiliary(model).forward
+                * (1 + _gradients(phase.trains, "auxiliary"))
+            )
+            work = work.plus(Work(trained=images, operations=images * each))
+        return work
+
+    def _tests(self, round: int) -> Work:
+        settings = self.method.settings
+        if round % settings.evaluate_every and round < settings.rounds:
+            return Work()
+        many = 1 + len(self.method.extra_predictors(round))
+        work = Work().plus(self._test, many)
+        if settings.train_accuracy:
+            share = sum(map(len, self.held.train)) / max(1, sum(map(len, self.held.test)))
+            work = work.plus(self._test, share)
+        return work
+
+
+class Cost(NamedTuple):
+    """Of one image: operations of a forward pass, and bytes that a training pass keeps for its gradient."""
+
+    forward: int
+    saved: int
+
+
+PAIR = 2
+"""Images of the batch that is counted: batch normalisation does not train on one sample."""
+
+_costs: dict[str, Cost] = {}
+
+
+def _cost(model: Outline) -> Cost:
+    """Of the client's own network; counted once for each architecture, size of images and kind of prompts."""
+    head = 2 * model.elements(["head", "projection"])
+    changes = {"auxiliary": None, "transform": False, "embedding": None, "extra_outputs": 0, "weights": "scratch"}
+    key = f"{model.name} {model.spec} {model.options.model_copy(update=changes).model_dump_json()}"
+    if key not in _costs:
+        groups = torch.zeros(PAIR, dtype=torch.int64, device="meta") if model.options.group_blocks else None
+        counted = _counted(lambda images: model.run(images, groups), model.spec)
+        _costs[key] = counted._replace(forward=counted.forward - head)
+    return _costs[key]._replace(forward=_costs[key].forward + head)
+
+
+def _cost_of_auxiliary(model: Outline) -> Cost:
+    """Of the second network, where there is one."""
+    name = model.options.auxiliary
+    if name is None:
+        return Cost(0, 0)
+    key = f"{name} {model.spec} {model.num_classes} {model.options.embedding} {model.options.stem}"
+    if key not in _costs:
+        _costs[key] = _counted(model.run_auxiliary, model.spec)
+    return _costs[key]
+
+
+def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
+    images = torch.zeros(PAIR, spec.channels, spec.size, spec.size, device="meta")
+    saved: dict[int, int] = {}
+    kept: list[Any] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in saved and not tensor.is_leaf:
+            saved[storage._cdata] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    def forward() -> None:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            kept.append(run(images))
+
+    return Cost(flops(forward) // PAIR, sum(saved.values()) // PAIR)
+
+
+def _operations(model: Outline, seen: Mapping[str, int]) -> float:
+    own = seen.get("own", 0) * _cost(model).forward if seen.get("own") else 0
+    return own + (seen["auxiliary"] * _cost_of_auxiliary(model).forward if seen.get("auxiliary") else 0)
+
+
+def _gradients(trains: Sequence[str], network: str) -> int:
+    """How often a gradient costs as much as the forward pass: of activations and of weights."""
+    if network in trains:
+        return 2
+    # Gradients of prompts go back through the whole frozen network; those of a head alone do not.
+    return int(network == "body" and any(role in trains for role in ("prompts", "shared", "group")))
