@@ -26,8 +26,9 @@ LEVELS = [
     {"tables"},
     {"figures"},
     {"tracking", "report"},
-    {"stages", "train"},
-    {"targets"},
+    {"stages"},
+    {"targets", "planning"},
+    {"train"},
     {"cli"},
     {"__main__"},
 ]

@@ -157,6 +157,32 @@ def list_cells(
     print(tabulate(rows, headers=["method", "row", "split", "seed", "status", "because"]))
 
 
+@app.command("plan")
+def plan(
+    targets: Targets,
+    measure: Annotated[
+        bool, typer.Option("--calibrate", help="First measure a few steps of each network here; kept for later.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with one entry for each cell.")] = False,
+) -> None:
+    """Say what training would take: cells, rounds, images, operations, bytes, time, data and weights.
+
+    Example: hetfl plan fedtgp-table-10
+    """
+    import json
+
+    from hetfl.experiments.plan import Workspace, load_params
+    from hetfl.experiments.schedule import pick_device
+    from hetfl.planning import make_plan, render
+    from hetfl.targets import cells_of
+
+    workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    told = (lambda case: print(f"measuring {case.key}", file=sys.stderr)) if measure else None
+    made = make_plan(cells_of(targets, params), params, workspace, pick_device(params.compute.device), told)
+    print(json.dumps(made.as_json(), indent=1) if as_json else render(made))
+
+
 @app.command("export")
 def export(
     targets: Targets,

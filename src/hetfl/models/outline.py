@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Outline(Model):
         return Output(zeros.expand(-1, width), zeros.expand(-1, self.num_classes + self.options.extra_outputs))
 
     @property
-    def largest_map(self) -> int:  # type: ignore[override]
+    def largest_map(self) -> int:
         """0: batches are as large as one likes."""
         return 0
 
@@ -107,18 +107,19 @@ def outline(name: str, num_classes: int, options: ModelOptions, inputs: InputSet
     """
     spec = inputs.spec(input_spec(name))
     with torch.device("meta"):
-        backbone = _shared(name, options, spec.size)
-        second = _shared(options.auxiliary, options, spec.size) if options.auxiliary else None
+        backbone = _shared(name, options, spec.size, "own")
+        second = _shared(options.auxiliary, options, spec.size, "auxiliary") if options.auxiliary else None
         return Outline(fit(backbone, num_classes, options, spec, None, second), options)
 
 
-def _shared(name: str, options: ModelOptions, size: int) -> Backbone:
+def _shared(name: str, options: ModelOptions, size: int, role: str) -> Backbone:
     stem, zero = options.stem, options.init != "torch"
-    return replace(backbone_of(name, options, size), create=partial(_body, name, stem, zero, size))
+    return replace(backbone_of(name, options, size), create=partial(_body, name, stem, zero, size, role))
 
 
-@lru_cache(maxsize=None)
-def _body(name: str, stem: str, zero_init_last: bool, size: int) -> nn.Module:
+@cache
+def _body(name: str, stem: str, zero_init_last: bool, size: int, role: str) -> nn.Module:
+    """An architecture's body; the two networks of one model (``role``) must not share theirs."""
     options = ModelOptions.model_validate({"stem": stem, "init": "timm" if zero_init_last else "torch"})
     with torch.device("meta"):
         return backbone_of(name, options, size).create()

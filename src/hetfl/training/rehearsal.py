@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from hetfl.metrics.flops import flops
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import Outline, outline
 from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
-from hetfl.training.engine import Task
+from hetfl.training.engine import Update
 from hetfl.training.exchange import Exchange
 from hetfl.training.federation import ClientData, Federation
 from hetfl.training.local import LocalEngine
@@ -57,42 +57,44 @@ class Holdings:
     public_side: int = 0
 
 
-class Work(NamedTuple):
-    """Images that are trained on and images that are only looked at, with the operations for both.
+Kind = tuple[str, Literal["train", "look"]]
+"""An architecture, and whether images are trained on or only looked at."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What some rounds take.
 
     Attributes:
-        trained: one for every pass of a sample through a training step.
-        seen: one for every sample in tests and statistics.
-        operations: floating-point operations for both. The gradients of a layer's input and of its weights are
-            counted like the layer itself; what the server computes is not counted.
+        trained: images: one for every pass of a sample through a training step.
+        seen: images in tests and statistics.
+        operations: floating-point operations for both, by :data:`Kind`. The gradients of a layer's input and of its
+            weights are counted like the layer itself; what the server computes is not counted.
+        up, down: bytes of all messages.
+        server: seconds that the server computes on this CPU: measured in the rehearsal for a few steps of its
+            learning, times the number of its steps.
     """
 
     trained: float = 0
     seen: float = 0
-    operations: float = 0
-
-    def plus(self, other: Work, times: float = 1) -> Work:
-        """The sum with another, taken so many times."""
-        return Work(*(a + times * b for a, b in zip(self, other, strict=True)))
-
-
-class Load(NamedTuple):
-    """What some rounds take.
-
-    Attributes:
-        up, down: bytes of all messages.
-        server: seconds that the server computed in the rehearsal, with its own learning as often as in a real round.
-    """
-
-    work: Work = Work()
+    operations: Mapping[Kind, float] = field(default_factory=dict)
     up: int = 0
     down: int = 0
     server: float = 0.0
 
-    def plus(self, other: Load, times: int = 1) -> Load:
+    def plus(self, other: Load, times: float = 1) -> Load:
         """The sum with another, taken so many times."""
-        up, down = self.up + times * other.up, self.down + times * other.down
-        return Load(self.work.plus(other.work, times), up, down, self.server + times * other.server)
+        operations = dict(self.operations)
+        for kind, count in other.operations.items():
+            operations[kind] = operations.get(kind, 0) + times * count
+        return Load(
+            self.trained + times * other.trained,
+            self.seen + times * other.seen,
+            operations,
+            round(self.up + times * other.up),
+            round(self.down + times * other.down),
+            self.server + times * other.server,
+        )
 
 
 class Blank(DeviceImages):
@@ -193,7 +195,6 @@ class Rehearsal:
         models: names of architectures, dealt to clients in turn.
         inputs: what the experiment does to images.
         held: the labels of the data.
-        seed: of the run.
 
     Raises:
         HetflError: a model does not support the method's options.
@@ -206,15 +207,13 @@ class Rehearsal:
         models: Sequence[str],
         inputs: InputSettings,
         held: Holdings,
-        seed: int,
     ) -> None:
-        self.method = create(name, settings, held.classes, held.public_classes, seed=seed)
-        learning = {key: settings[key] for key in ("server_epochs", "server_steps") if settings.get(key)}
-        # The server's own learning changes no shape, and whole participation shows every client.
-        shorter = {**settings, **dict.fromkeys(learning, 1), "participation": 1.0}
-        playing = create(name, shorter, held.classes, held.public_classes, seed=seed)
-        self._repeats = max([1, *learning.values()])
-        self.held, self.seed = held, seed
+        self.method = create(name, settings, held.classes, held.public_classes)
+        # Whole participation shows every client. How long the server learns changes no shape.
+        learning = {"server_epochs": 1, "server_steps": 1}
+        shorter = {**settings, **{key: value for key, value in learning.items() if key in settings}}
+        playing = create(name, {**shorter, "participation": 1.0}, held.classes, held.public_classes)
+        self.held, self.inputs = held, inputs
         options = playing.model_options()
         kinds = {name: outline(name, held.classes, options, inputs) for name in dict.fromkeys(models)}
         self.models = [kinds[models[k % len(models)]] for k in range(len(held.train))]
@@ -250,7 +249,7 @@ class Rehearsal:
 
     def _play(self) -> None:
         """Registration and two rounds, with all clients."""
-        engine, draws = self._engine, Draws(self.seed)
+        engine, draws = self._engine, Draws(0)
         method, members = engine.method, range(len(self.models) - engine.method.settings.held_out)
         exchange = Exchange(engine)
         messages = exchange.uplinks(engine.introduce(members, draws), members)
@@ -263,6 +262,7 @@ class Rehearsal:
             server = self._play_round(server, draws.at(round), members)
         self._after = {k: method.downlink(server, k).size.bytes for k in members}
         self._test = self._tested(server, draws.at(2))
+        self._known: dict[tuple[Any, ...], Load] = {}
 
     def _play_round(self, server: ServerState, draws: Draws, members: range) -> ServerState:
         method, exchange = self._engine.method, Exchange(self._engine)
@@ -272,32 +272,47 @@ class Rehearsal:
             self._up[update.client] = update.uplink.size.bytes
             updates.append(update)
         updates.sort(key=lambda update: update.client)
+        # A server that learns from rows of messages learns from those of one client: more only take longer.
+        heard = updates[:1] if hasattr(method.settings, "server_epochs") else updates
+        uplinks = Uplinks([update.client for update in heard], [update.uplink for update in heard])
         began = time.perf_counter()
-        server = method.aggregate(server, Uplinks(members, [update.uplink for update in updates]), draws)
-        self._server = (time.perf_counter() - began) * self._repeats
+        server = method.aggregate(server, uplinks, draws)
+        self._server = (time.perf_counter() - began) * self._server_steps(updates) / self._server_steps(heard, 1)
         return server
 
-    def _tested(self, server: ServerState, draws: Draws) -> Work:
+    def _server_steps(self, updates: Sequence[Update], epochs: int | None = None) -> int:
+        """How many steps the server's learning takes in a round; 1 if it does not learn step by step."""
+        settings: Any = self.method.settings
+        if not hasattr(settings, "server_epochs"):
+            return 1 if epochs else max(1, getattr(settings, "server_steps", 1))
+        rows = sum(len(update.uplink["labels"]) for update in updates)
+        return (epochs or settings.server_epochs) * -(-rows // (settings.server_batch or settings.batch_size))
+
+    def _tested(self, server: ServerState, draws: Draws) -> Load:
         """One test of all clients by the method's own rule."""
         engine, kinds = self._engine, dict.fromkeys(self.models)
         before = {model: Counter(model.seen) for model in kinds}
         samples = sum(score.samples for score in engine.test(scoring_tasks(engine, server, draws.round), draws))
-        operations = sum(_operations(model, model.seen - before[model]) for model in kinds)
+        load, most = Load(), 0
+        for model in kinds:
+            seen = model.seen - before[model]
+            load, most = load.plus(Load(operations=_operations(model, seen))), max(most, *seen.values(), 0)
         # Samples that all clients share are looked at once where all have the same model.
-        most = max(sum((model.seen - before[model]).values()) for model in kinds)
-        return Work(seen=min(samples, most) if len(kinds) == 1 else samples, operations=operations)
+        return replace(load, seen=min(samples, most) if len(kinds) == 1 else samples)
 
-    @property
-    def memory(self) -> int:
-        """Bytes that training takes one client after another, besides the process itself and the images.
+    def memory(self, at_once: int = 1) -> int:
+        """Bytes that training takes, besides the process itself and the images.
 
         The weights of all architectures, the clients' and the server's states, and the largest training step.
+
+        Args:
+            at_once: clients that train at the same time.
         """
         trainer = self._trainer
         step = 0
         for (name, phase), passes in trainer.passes.items():
             model = next(model for model in self.models if model.name == name)
-            own, second = _cost(model), _cost_of_auxiliary(model)
+            own, second = own_cost(model), auxiliary_cost(model)
             saved = passes.get("own", 0) * own.saved + passes.get("auxiliary", 0) * second.saved
             slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
             trained = 4 * model.elements([*phase.trains])
@@ -305,7 +320,7 @@ class Rehearsal:
         weights = sum(4 * model.total_elements for model in dict.fromkeys(self.models))
         kept = self._engine.method.keeps()
         states = sum(4 * model.elements(kept) for model in self.models)
-        return step + weights + states + max([0, *self._up.values()]) * 2
+        return at_once * step + weights + states + max([0, *self._up.values()]) * 2
 
     @property
     def _trainer(self) -> Skipping:
@@ -315,84 +330,84 @@ class Rehearsal:
 
     def start(self) -> Load:
         """What comes before the first round."""
-        members = range(len(self._up))
         load = Load(up=self._registered)
-        for k in members:
-            load = load.plus(Load(self._training(k, 0)))
+        for k in self._up:
+            load = load.plus(self._training(k, 0))
         return load
 
     def end(self) -> Load:
         """What comes after the last round: fine-tuning and its test."""
-        phases = linked(self.method.fine_tuning())
+        phases = tuple(self.method.fine_tuning())
         if not phases:
             return Load()
-        load = Load(self._test, down=sum(self._after.values()))
+        load = replace(self._test, down=sum(self._after.values()))
         for k in self._up:
-            load = load.plus(Load(self._in_phases(k, phases, self.method.settings.rounds + 1)))
+            load = load.plus(self._in_phases(k, phases))
         return load
 
-    def rounds(self, first: int, last: int) -> Load:
-        """What the rounds from ``first`` to ``last`` take together, both included."""
-        settings, members = self.method.settings, len(self._up)
-        if settings.participation == 1 and self._same_phases(first, last):
-            load = self._round(first, range(members), set())
-            later = self._round(2, range(members), set(range(members)))
-            load = load.plus(later, last - first) if last >= first else Load()
+    def rounds(self, first: int, last: int, seed: int) -> Load:
+        """What the rounds from ``first`` to ``last`` of a run with this seed take together, both included."""
+        method, members, load = self.method, len(self._up), Load()
+        share, everyone = method.settings.participation, range(members)
+        if share == 1 and len({tuple(method.phases(round)) for round in range(1, last + 1)}) == 1:
+            if first <= last:
+                load = self._round(first, everyone, set()).plus(self._round(2, everyone, {*everyone}), last - first)
         else:
-            load, served = Load(), set[int]()
+            served = set[int]()
             for round in range(1, last + 1):
-                chosen = participants(members, settings.participation, Draws(self.seed, round))
-                if round >= first:
-                    load = load.plus(self._round(round, chosen, served))
+                chosen = participants(members, share, Draws(seed, round))
+                load = load.plus(self._round(round, chosen, served)) if round >= first else load
                 served.update(chosen)
-        for round in range(first, last + 1):
-            load = load.plus(Load(self._tests(round)))
+        for many, times in Counter(self._tests(round) for round in range(first, last + 1)).items():
+            load = load.plus(self._test, many * times)
         return load
-
-    def _same_phases(self, first: int, last: int) -> bool:
-        return all(self.method.phases(round) == self.method.phases(1) for round in {first, last, 2} if round)
 
     def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
-        work, up, down = Work(), 0, 0
+        load, up, down = Load(server=self._server), 0, 0
         for k in chosen:
-            work = work.plus(self._training(k, round))
+            load = load.plus(self._training(k, round))
             up += self._up[k]
             early, later = self._down[0][k], self._down[1][k]
             # What a client gets once, it gets in its own first round; what there is only later, from the second on.
             down += early if round == 1 or (k not in served and early > later) else later
-        return Load(work, up, down, self._server)
+        return replace(load, up=up, down=down)
 
-    def _training(self, k: int, round: int) -> Work:
+    def _training(self, k: int, round: int) -> Load:
         """A client's training and statistics in a round."""
-        work = self._in_phases(k, linked(self.method.phases(round)), round)
-        seen = self._trainer.statistics.get(k, {}) if round else {}
-        return work.plus(Work(seen=max([0, *seen.values()]), operations=_operations(self.models[k], seen)))
+        phases = tuple(self.method.phases(round))
+        key = k, bool(round), phases
+        if key not in self._known:
+            seen = self._trainer.statistics.get(k, {}) if round else {}
+            load = Load(seen=max([0, *seen.values()]), operations=_operations(self.models[k], seen))
+            self._known[key] = load.plus(self._in_phases(k, phases))
+        return self._known[key]
 
-    def _in_phases(self, k: int, phases: Sequence[Phase], round: int) -> Work:
-        model, work = self.models[k], Work()
-        for phase in phases:
-            _, index = phase_data(self.method, self.federation.data[k], phase, Draws(self.seed, round))
+    def _in_phases(self, k: int, phases: Sequence[Phase]) -> Load:
+        model, load = self.models[k], Load()
+        for phase in linked(phases):
+            _, index = phase_data(self.method, self.federation.data[k], phase, Draws(0, 1))
             images = phase.epochs * used_samples(len(index), phase, bool(model.names(["buffers"])))
             passes = self._trainer.passes.get((model.name, phase), {"own": 1})
-            each = passes.get("own", 0) * _cost(model).forward * (1 + _gradients(phase.trains, "body"))
-            each += (
-                passes.get("auxiliary", 0)
-                * _cost_of_auxiliary(model).forward
-                * (1 + _gradients(phase.trains, "auxiliary"))
-            )
-            work = work.plus(Work(trained=images, operations=images * each))
-        return work
+            each: dict[Kind, float] = {
+                (network, "train"): passes.get(role, 0) * cost.forward * (1 + gradients(phase.trains, role))
+                for role, network, cost in (
+                    ("own", model.name, own_cost(model)),
+                    ("auxiliary", model.options.auxiliary, auxiliary_cost(model)),
+                )
+                if network and passes.get(role)
+            }
+            load = load.plus(Load(trained=1, operations=each), images)
+        return load
 
-    def _tests(self, round: int) -> Work:
+    def _tests(self, round: int) -> float:
+        """How many tests of all test samples a round has; those on training samples in proportion."""
         settings = self.method.settings
         if round % settings.evaluate_every and round < settings.rounds:
-            return Work()
-        many = 1 + len(self.method.extra_predictors(round))
-        work = Work().plus(self._test, many)
+            return 0
+        tests = 1.0 + len(self.method.extra_predictors(round))
         if settings.train_accuracy:
-            share = sum(map(len, self.held.train)) / max(1, sum(map(len, self.held.test)))
-            work = work.plus(self._test, share)
-        return work
+            tests += sum(map(len, self.held.train)) / max(1, sum(map(len, self.held.test)))
+        return tests
 
 
 class Cost(NamedTuple):
@@ -408,7 +423,7 @@ PAIR = 2
 _costs: dict[str, Cost] = {}
 
 
-def _cost(model: Outline) -> Cost:
+def own_cost(model: Outline) -> Cost:
     """Of the client's own network; counted once for each architecture, size of images and kind of prompts."""
     head = 2 * model.elements(["head", "projection"])
     changes = {"auxiliary": None, "transform": False, "embedding": None, "extra_outputs": 0, "weights": "scratch"}
@@ -420,7 +435,7 @@ def _cost(model: Outline) -> Cost:
     return _costs[key]._replace(forward=_costs[key].forward + head)
 
 
-def _cost_of_auxiliary(model: Outline) -> Cost:
+def auxiliary_cost(model: Outline) -> Cost:
     """Of the second network, where there is one."""
     name = model.options.auxiliary
     if name is None:
@@ -450,14 +465,24 @@ def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
     return Cost(flops(forward) // PAIR, sum(saved.values()) // PAIR)
 
 
-def _operations(model: Outline, seen: Mapping[str, int]) -> float:
-    own = seen.get("own", 0) * _cost(model).forward if seen.get("own") else 0
-    return own + (seen["auxiliary"] * _cost_of_auxiliary(model).forward if seen.get("auxiliary") else 0)
+def _operations(model: Outline, seen: Mapping[str, int]) -> dict[Kind, float]:
+    """Of forward passes of images, by network."""
+    found: dict[Kind, float] = {}
+    if seen.get("own"):
+        found[model.name, "look"] = seen["own"] * own_cost(model).forward
+    if seen.get("auxiliary") and model.options.auxiliary:
+        found[model.options.auxiliary, "look"] = seen["auxiliary"] * auxiliary_cost(model).forward
+    return found
 
 
-def _gradients(trains: Sequence[str], network: str) -> int:
-    """How often a gradient costs as much as the forward pass: of activations and of weights."""
-    if network in trains:
+def gradients(trains: Sequence[str], role: str) -> int:
+    """How many gradients of a training step cost as much as the forward pass: of activations, and of weights.
+
+    Args:
+        trains: the groups of parameters that train.
+        role: ``own`` for the client's own network, ``auxiliary`` for the second one.
+    """
+    if ("body" if role == "own" else role) in trains:
         return 2
     # Gradients of prompts go back through the whole frozen network; those of a head alone do not.
-    return int(network == "body" and any(role in trains for role in ("prompts", "shared", "group")))
+    return int(role == "own" and any(group in trains for group in ("prompts", "shared", "group")))
