@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,10 +14,11 @@ from joblib import cpu_count
 from hetfl.experiments.calibration import Case, calibrate, cases
 from hetfl.experiments.forecast import Forecast, Forecaster
 from hetfl.experiments.needs import Need, needs
-from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace
+from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.status import State
 from hetfl.files import decimal
+from hetfl.stages import printed_by, table_names
 
 WORDS: Mapping[State, str] = {
     "done": "done",
@@ -97,10 +98,45 @@ def make_plan(
     return Plan(found, needs(chosen, params, workspace), device_name(device), jobs)
 
 
-def at_once(compute: ComputeSettings, device: torch.device, cells: int) -> int:
+def short_plan(chosen: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device) -> Plan:
+    """A plan for one line, made fast: it takes partitions with as many clients as alike, and looks for no needs."""
+    found = Forecaster(params, workspace, device, exact=False).all(chosen)
+    jobs = at_once(params.compute, device, sum(1 for each in found if each.status.left))
+    return Plan(found, [], device_name(device), jobs)
+
+
+def rest_of_tables(
+    chosen: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device
+) -> dict[str, Plan]:
+    """Of each table that some cells are trained for, the plan of its other cells; tables without others are left out.
+
+    Args:
+        chosen: the cells of one training stage.
+        params: the settings.
+        workspace: the checkout.
+        device: where they would be trained.
+    """
+    own = {cell.path for cell in chosen}
+    others = {name: printed - own for name in table_names(params) if (printed := printed_by(name, params)) & own}
+    wanted = {cell.path: cell for cell in _all(params) if any(cell.path in paths for paths in others.values())}
+    every = short_plan([*wanted.values()], params, workspace, device)
+    found = {}
+    for name, paths in others.items():
+        some = [each for each in every.forecasts if each.cell.path in paths]
+        if any(each.status.left for each in some):
+            found[name] = Plan(some, [], every.device, every.at_once)
+    return found
+
+
+def _all(params: Params) -> Iterator[Cell]:
+    for name in params.experiments:
+        yield from cells(params, name)
+
+
+def at_once(compute: ComputeSettings, device: torch.device, count: int) -> int:
     """How many of some cells a stage trains at the same time."""
     many = max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1
-    return max(1, min(compute.jobs or many, cells))
+    return max(1, min(compute.jobs or many, count))
 
 
 def total(some: Iterable[Forecast]) -> float | None:
@@ -123,7 +159,7 @@ def summary(plan: Plan) -> str:
         return f"plan: {counts}; nothing to train"
     moved = sum(each.load.up + each.load.down for each in left if each.load)
     images = sum(each.load.trained for each in left if each.load)
-    return f"plan: {counts}; {number(images)} images to train on, {decimal(moved)} to send, {_duration(plan)}"
+    return f"plan: {counts}; {number(images)} images to train on, {decimal(moved)} to send, {duration(plan)}"
 
 
 def _counts(plan: Plan) -> dict[State, int]:
@@ -188,24 +224,22 @@ def _table(plan: Plan) -> str:
 
 
 def _needs(plan: Plan) -> str:
+    """Data sets, partitions and weights: present, or how to get them."""
     lines = []
-    kinds: dict[str, list[Need]] = {}
     for need in plan.needs:
-        kinds.setdefault(need.kind, []).append(need)
-    for kind, own in kinds.items():
-        if kind == "partition":
-            there = sum(need.there for need in own)
-            lines.append(
-                f"partitions: {there} of {len(own)} are here"
-                + ("" if there == len(own) else "; dvc repro draws the others")
-            )
+        if need.kind == "partition":
             continue
-        for need in own:
-            size = "size unknown" if need.bytes is None else decimal(need.bytes)
-            words = f"here, {size} in {need.origin}" if need.there else f"MISSING, {size} from {need.origin}"
-            lines.append(f"{kind} {need.name}: {words}")
-            if not need.there:
-                lines.append(f"      {need.lack.partition('; ')[2]}")
+        size = [decimal(need.bytes)] if need.bytes is not None else []
+        if need.there:
+            lines.append(f"{need.kind} {need.name}: here, {', '.join([*size, need.origin])}")
+        else:
+            lines.append(f"{need.kind} {need.name}: MISSING, {', '.join([*size, need.origin])}")
+            lines.append(f"      {need.lack.partition('; ')[2]}")
+    parts = [need for need in plan.needs if need.kind == "partition"]
+    if parts:
+        there = sum(need.there for need in parts)
+        more = "" if there == len(parts) else "; dvc repro draws the others"
+        lines.append(f"partitions: {there} of {len(parts)} here{more}")
     return "\n".join(lines)
 
 
@@ -216,7 +250,7 @@ def _sum(plan: Plan) -> str:
     bases = Counter(each.basis for each in left)
     words = [f"{count} cells by {basis}" for basis, count in bases.most_common(NAMED)]
     memory = max((each.memory or 0 for each in left), default=0)
-    lines = [f"on {plan.device}: {_duration(plan)}", *(f"      {line}" for line in words)]
+    lines = [f"on {plan.device}: {duration(plan)}", *(f"      {line}" for line in words)]
     lines.append(f"memory of the largest cell: about {decimal(memory)}" if memory else "memory: unknown")
     if any(each.at_most for each in left):
         lines.append("at most: these runs stop when their accuracy no longer rises, and none has finished yet")
@@ -225,7 +259,8 @@ def _sum(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _duration(plan: Plan) -> str:
+def duration(plan: Plan) -> str:
+    """How long the cells that are left take."""
     seconds = plan.seconds
     if seconds is None:
         known = sum(each.seconds for each in plan.left if each.seconds is not None)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
+from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import ComputeSettings, Workspace, cells, check_fit, check_models, load_params, pick
 from hetfl.experiments.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.experiments.versions import check_versions, keys
+from hetfl.planning import duration, rest_of_tables, short_plan, summary
 from hetfl.tracking import MlflowMirror, Progress, following
 
 
@@ -16,6 +18,8 @@ def train_experiment(
     root: Path, experiment: str, engine: str | None = None, precision: str | None = None, **picked: str | int | None
 ) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept.
+
+    The first lines are the plan of these cells, and of each table that shows some of them the plan of its other cells.
 
     Args:
         root: the repository's root.
@@ -36,11 +40,18 @@ def train_experiment(
         check_models(params, group)
     check_fit(params, chosen)
     check_versions(root, keys(chosen))
-    pick_device(params.compute.device)
+    device = pick_device(params.compute.device)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
     compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
+    check_needs(chosen, params, workspace)
     expected = identities(chosen, workspace)
-    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
+    params = params.model_copy(update={"compute": compute})
+    print(summary(short_plan(chosen, params, workspace, device)), flush=True)
+    rest = rest_of_tables(chosen, params, workspace, device)
+    for table, plan in rest.items():
+        print(f"{table}: {len(plan.left)} more cells in other stages, {duration(plan)}", flush=True)
+    beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
+    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with following([progress, MlflowMirror(root, list(expected))]) as callback:
         failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
     if failures:

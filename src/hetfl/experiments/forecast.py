@@ -84,15 +84,27 @@ class _Measured(NamedTuple):
 
 
 class Forecaster:
-    """Forecasts for one device, which share all that is looked up or counted."""
+    """Forecasts for one device, which share all that is looked up or counted.
 
-    def __init__(self, params: Params, workspace: Workspace, device: torch.device) -> None:
+    Args:
+        params: the settings, with engine, precision and threads.
+        workspace: the checkout.
+        device: where cells would be trained.
+        exact: whether each partition counts for itself; else all that divide a data set among as many clients count
+            like the first of them, which is faster.
+    """
+
+    def __init__(self, params: Params, workspace: Workspace, device: torch.device, exact: bool = True) -> None:
+        self.exact = exact
         self.params, self.workspace, self.device = params, workspace, device
         self._rehearsals: dict[tuple[Any, ...], Rehearsal | None] = {}
         self._loads: dict[tuple[Any, ...], Load] = {}
         self._held: dict[tuple[Any, ...], Holdings | None] = {}
         self._runs = [run for run in _runs(workspace) if self._alike(run, params.compute)]
         self._finished = _finished(workspace)
+        # A process that trains has loaded about what this one has.
+        self._base = process_memory() if device.type == "cpu" else 0
+        self._memories: dict[tuple[int, bool], int] = {}
         self._measured: dict[str, _Measured | None] = {}
         self._rates = rates(workspace, device, params.compute.threads)
 
@@ -152,9 +164,11 @@ class Forecaster:
         made = (there / "card.json").exists() and (self.workspace.dataset(cell.dataset) / "card.json").exists()
         # Without the data, and where the scheme has a seed of its own, all seeds see the same partition.
         seed = cell.seed if made and cell.partition["seed"] is None else -1
-        key = cell.dataset, cell.split, seed, cell.public and cell.public.model_dump_json()
+        which = (cell.split, seed) if self.exact else (str(cell.partition["clients"]), -1)
+        key = cell.dataset, *which, cell.public and cell.public.model_dump_json()
         if key not in self._held:
-            dataset, public = self._dataset(cell.dataset), cell.public and self._dataset(cell.public.dataset)
+            dataset = self._dataset(cell.dataset)
+            public = self._dataset(cell.public.dataset) if cell.public else None
             missing = dataset is None or (cell.public is not None and public is None)
             self._held[key] = None if missing or dataset is None else self._share(cell, dataset, public, made)
         return self._held[key]
@@ -269,8 +283,11 @@ class Forecaster:
         if rehearsal is None:
             return None
         together = self.device.type == "cuda" and self.params.compute.engine != "sequential"
-        base = process_memory() if self.device.type == "cpu" else 0
-        return base + rehearsal.memory(len(rehearsal.models) if together else 1) + _images(rehearsal, self.device)
+        key = id(rehearsal), together
+        if key not in self._memories:
+            own = rehearsal.memory(len(rehearsal.models) if together else 1)
+            self._memories[key] = self._base + own + _images(rehearsal, self.device)
+        return self._memories[key]
 
 
 def _is_round(line: Round) -> bool:

@@ -9,7 +9,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from hetfl.data.catalogue import CATALOGUE
-from hetfl.data.fetch import Sources
+from hetfl.data.entry import Entry
+from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.inputs import InputSettings
 from hetfl.data.sets.five import SETS
 from hetfl.errors import HetflError
@@ -68,10 +69,9 @@ def check_needs(cells: Sequence[Cell], params: Params, workspace: Workspace) -> 
     """
     missing = [need for need in needs(cells, params, workspace) if not need.there]
     gone = {need.name for need in missing if need.kind == "data set"}
-    lines = [f"{need.lack} ({need.source})" for need in missing if need.name.partition("/")[0] not in gone]
-    lines = [f"{need.lack} ({need.source})" for need in missing if need.kind == "data set"] + lines
-    if lines:
-        raise HetflError("\n".join(dict.fromkeys(lines)))
+    drawn = [need for need in missing if need.kind != "partition" or need.name.partition("/")[0] not in gone]
+    if drawn:
+        raise HetflError("\n".join(f"{need.lack} ({need.source})" for need in drawn))
 
 
 def _different(cells: Iterable[Cell]) -> list[Cell]:
@@ -87,27 +87,25 @@ def _dataset(name: str, params: Params, workspace: Workspace) -> Need:
     sources = Sources(params.data.folder(), workspace.scratch / "downloads")
     parts = {name: entry.files} if entry.files else {part.name: part.files for part in _parts(name)}
     files = [(part, file) for part, some in parts.items() for file in some]
-    hosts = dict.fromkeys(
-        "the mirror"
-        if _mirrored(sources, part, file.name)
-        else (urlsplit(file.urls[0]).hostname if file.urls else "")
-        for part, file in files
-    )
+    places = dict.fromkeys(_place(sources, part, file) for part, file in files)
     sizes = [file.bytes for _, file in files]
     total = None if None in sizes or not sizes else sum(size for size in sizes if size)
-    origin = ", ".join(host or "a mirror only" for host in hosts) or "made from scikit-learn's copy"
+    origin = ", ".join(places) or "installed with a library"
     lack = f"{card}: the data set is missing; make it with dvc repro download-{name}"
     return Need("data set", name, False, total, origin, lack)
 
 
-def _parts(name: str) -> tuple:
+def _parts(name: str) -> tuple[Entry, ...]:
     """The sets that a composed data set is made of."""
     return SETS if name.startswith("five") else ()
 
 
-def _mirrored(sources: Sources, dataset: str, file: str) -> bool:
+def _place(sources: Sources, dataset: str, file: RemoteFile) -> str:
+    """Where one published file would be taken from."""
     folder = sources.mirror and sources.mirror / dataset
-    return bool(folder and ((folder / file).is_file() or any(folder.glob("*.npz"))))
+    if folder and ((folder / file.name).is_file() or any(folder.glob("*.npz")) or any(folder.glob("*.tar"))):
+        return "the mirror"
+    return str(urlsplit(file.urls[0]).hostname) if file.urls and file.checksum else "a mirror only"
 
 
 def _partition(dataset: str, split: str, seed: int, workspace: Workspace) -> Need:

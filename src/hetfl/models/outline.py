@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 
@@ -77,15 +78,29 @@ class Outline(Model):
             for name in names
         }
 
+    def elements(self, groups: Sequence[str]) -> int:
+        """As for any model, from sizes that are looked up once."""
+        return sum(self._sizes.get(name, 0) for name in self.names(groups))
+
+    @cached_property
+    def total_elements(self) -> int:
+        """As for any model, counted once."""
+        beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
+        return sum(size for name, size in self._sizes.items() if name not in beside)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {name: tensor.numel() for name, tensor in self._module.named_parameters()}
+
     def run(self, images: Tensor, groups: Tensor | None = None) -> Output:
-        """A training pass of the shapes through the client's own network, with parameters that want a gradient."""
+        """A pass of the shapes through the client's own network, with parameters that want a gradient."""
         params = {
             name: torch.empty_like(tensor, device="meta").requires_grad_(role != "buffers")
             for role, names in self.groups.items()
             for name in names
             for tensor in [self._initial[name]]
         }
-        return Model.__call__(self.train(), params, images, groups)
+        return Model.__call__(self, params, images, groups)
 
     def run_auxiliary(self, images: Tensor) -> Output:
         """The same through the second network."""
@@ -94,13 +109,14 @@ class Outline(Model):
             for role, names in self.groups.items()
             for name in names
         }
-        return Model.auxiliary(self.train(), params, images)
+        return Model.auxiliary(self, params, images)
 
 
+@cache
 def outline(name: str, num_classes: int, options: ModelOptions, inputs: InputSettings) -> Outline:
     """The outline of a model, with the arguments of :func:`hetfl.models.registry.build`.
 
-    Outlines of one architecture share its body, however many methods and data sets they are for.
+    It is made once. Outlines of one architecture share its body, however many methods and data sets they are for.
 
     Raises:
         HetflError: the model does not support the options.

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,10 +26,10 @@ from hetfl.metrics.flops import flops
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import Outline, outline
 from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
-from hetfl.training.engine import Update
+from hetfl.training.engine import Update, same_for_all
 from hetfl.training.exchange import Exchange
 from hetfl.training.federation import ClientData, Federation
-from hetfl.training.local import LocalEngine
+from hetfl.training.local import LocalEngine, predict
 from hetfl.training.sampling import participants
 from hetfl.training.scoring import scoring_tasks
 from hetfl.training.sequential import LastOutput
@@ -148,43 +149,75 @@ class Skipping:
         self.method = method
         self.passes: dict[tuple[str, Phase], Mapping[str, float]] = {}
         self.statistics: dict[int, Mapping[str, int]] = {}
+        self._looked: set[tuple[str, Phase, int]] = set()
+        self._used = torch.empty(0, dtype=torch.int64)
 
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
         """See :meth:`hetfl.training.client_run.Trainer.train`."""
         for run in runs:
-            for number, phase in enumerate(phases):
-                self._look(run, phase, number, draws)
             model: Any = run.client.model
+            for number, phase in enumerate(phases):
+                self._look(run, model, phase, number, draws)
             before = Counter(model.seen)
+            images = self._gather(run, model, draws)
             yield run
-            self.statistics[run.client.index] = model.seen - before
+            # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
+            self.statistics[run.client.index] = images or model.seen - before
 
-    def _look(self, run: ClientRun, phase: Phase, number: int, draws: Draws) -> None:
-        model, (images, index) = run.client.model, phase_data(self.method, run.data, phase, draws)
-        assert isinstance(model, Outline)
+    def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> None:
+        """Count a phase's steps, and once for each architecture the passes of an image through the networks."""
+        images, index = phase_data(self.method, run.data, phase, draws)
         used = used_samples(len(index), phase, bool(model.names(["buffers"])))
         if not used or not phase.epochs:
             return
         run.steps += phase.epochs * -(-used // phase.batch_size)
-        rows = torch.arange(used)
         if phase.gathers and self.method.statistics_source(draws.round) == "training":
-            whole = images.batch(index[:used])
-            run.gathered.append(self.method.statistics(model, run.params, whole, run.received))
-        if (model.name, phase) in self.passes and draws.round > 2:
+            self._used = index[:used]
+        if (key := (model.name, phase, draws.round)) in self._looked:
             return
-        part = rows[: phase.batch_size]
-        batch = images.batch(index[part])
-        batch = batch.of_step(0, self.method.drawn(_real(run.received), len(part), 0), part)
+        self._looked.add(key)
+        rows = torch.arange(min(used, phase.batch_size))
+        batch = images.batch(index[rows])
+        batch = batch.of_step(0, self.method.drawn(_real(run.received), len(rows), 0), rows)
         before = Counter(model.seen)
         view: Any = LastOutput(model.train())
         with torch.enable_grad():
             self.method.objective(view, _real(run.params), batch, _real(run.received), phase)
-        self.passes[model.name, phase] = {k: n / len(part) for k, n in (model.seen - before).items()}
+        self.passes[model.name, phase] = {k: n / len(rows) for k, n in (model.seen - before).items()}
+
+    def _gather(self, run: ClientRun, model: Outline, draws: Draws) -> dict[str, int]:
+        """Take sums over a client's samples from one sample of each class: zeros are zeros, however many.
+
+        Returns:
+            The images that the whole pass would show each network; empty if the engine must go through all samples,
+            since there is a row for each.
+        """
+        source, data = self.method.statistics_source(draws.round), run.data
+        if source not in ("own", "before", "training"):
+            return {}
+        index = data.train if source != "training" else self._used
+        labels = data.train_images.labels[index]
+        first = [int((labels == label).nonzero()[0]) for label in labels.unique()]
+        before = Counter(model.seen)
+        found = self.method.statistics(model, run.params, data.train_images.batch(index[first]), run.received)
+        shown = model.seen - before
+        if found.rows:
+            return {}
+        run.gathered.append(found)
+        # Statistics of the training passes need no passes of their own.
+        return {k: n * len(index) // len(first) for k, n in shown.items()} if source != "training" else {"own": 0}
 
 
 def _real(tensors: Tensors) -> dict[str, Tensor]:
     """Tensors with zeros, which take no memory, for those of which only the shapes are there."""
-    return {n: torch.zeros((), dtype=t.dtype).expand(t.shape) if t.is_meta else t for n, t in tensors.items()}
+    return {
+        name: _zeros(tensor.shape, tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()
+    }
+
+
+@cache
+def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), dtype=dtype).expand(shape)
 
 
 class Rehearsal:
@@ -290,15 +323,24 @@ class Rehearsal:
 
     def _tested(self, server: ServerState, draws: Draws) -> Load:
         """One test of all clients by the method's own rule."""
-        engine, kinds = self._engine, dict.fromkeys(self.models)
-        before = {model: Counter(model.seen) for model in kinds}
-        samples = sum(score.samples for score in engine.test(scoring_tasks(engine, server, draws.round), draws))
-        load, most = Load(), 0
-        for model in kinds:
-            seen = model.seen - before[model]
-            load, most = load.plus(Load(operations=_operations(model, seen))), max(most, *seen.values(), 0)
-        # Samples that all clients share are looked at once where all have the same model.
-        return replace(load, seen=min(samples, most) if len(kinds) == 1 else samples)
+        engine, held = self._engine, self.held
+        passes: dict[Outline, dict[str, float]] = {}
+        for task in scoring_tasks(engine, server, draws.round):
+            if (model := self.models[task.client]) not in passes:
+                before = Counter(model.seen)
+                params, received = engine.tested_with(task, draws)
+                images = self.federation.data[task.client].test_images
+                predict(engine.method, model, params, received, images, torch.zeros(1, dtype=torch.int64))
+                passes[model] = dict(model.seen - before)
+        tests = held.test
+        if same_for_all(engine.method, self.models):
+            # Every image is looked at once, whoever has it.
+            tests = list({id(labels): labels for labels in tests}.values())
+        load = Load()
+        for model, labels in zip(self.models, tests, strict=False):
+            each = Load(seen=1, operations=_operations(model, passes[model]))
+            load = load.plus(each, len(labels))
+        return load
 
     def memory(self, at_once: int = 1) -> int:
         """Bytes that training takes, besides the process itself and the images.
@@ -417,9 +459,6 @@ class Cost(NamedTuple):
     saved: int
 
 
-PAIR = 2
-"""Images of the batch that is counted: batch normalisation does not train on one sample."""
-
 _costs: dict[str, Cost] = {}
 
 
@@ -429,7 +468,7 @@ def own_cost(model: Outline) -> Cost:
     changes = {"auxiliary": None, "transform": False, "embedding": None, "extra_outputs": 0, "weights": "scratch"}
     key = f"{model.name} {model.spec} {model.options.model_copy(update=changes).model_dump_json()}"
     if key not in _costs:
-        groups = torch.zeros(PAIR, dtype=torch.int64, device="meta") if model.options.group_blocks else None
+        groups = torch.zeros(1, dtype=torch.int64, device="meta") if model.options.group_blocks else None
         counted = _counted(lambda images: model.run(images, groups), model.spec)
         _costs[key] = counted._replace(forward=counted.forward - head)
     return _costs[key]._replace(forward=_costs[key].forward + head)
@@ -447,7 +486,7 @@ def auxiliary_cost(model: Outline) -> Cost:
 
 
 def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
-    images = torch.zeros(PAIR, spec.channels, spec.size, spec.size, device="meta")
+    images = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta")
     saved: dict[int, int] = {}
     kept: list[Any] = []
 
@@ -462,10 +501,10 @@ def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             kept.append(run(images))
 
-    return Cost(flops(forward) // PAIR, sum(saved.values()) // PAIR)
+    return Cost(flops(forward), sum(saved.values()))
 
 
-def _operations(model: Outline, seen: Mapping[str, int]) -> dict[Kind, float]:
+def _operations(model: Outline, seen: Mapping[str, float]) -> dict[Kind, float]:
     """Of forward passes of images, by network."""
     found: dict[Kind, float] = {}
     if seen.get("own"):
