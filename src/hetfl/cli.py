@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,18 +74,20 @@ def tables() -> None:
     """List the tables: how many cells their stages train, how many they print, and how many of these are done."""
     from tabulate import tabulate
 
-    from hetfl.experiments.plan import Workspace, load_params
-    from hetfl.schema import read_run
+    from hetfl.experiments.plan import Workspace, cells, load_params
+    from hetfl.experiments.status import status
     from hetfl.stages import printed_by, table_names, trained_by
 
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
+    every = {cell.path: cell for name in params.experiments for cell in cells(params, name)}
+    state = cache(lambda path: status(every[path], workspace).state)
     trained, rows = trained_by(params), []
     for name in table_names(params):
         printed = printed_by(name, params)
-        found = (read_run(workspace.runs / cell) for cell in printed)
-        done = sum(run is not None and run.complete for run in found)
-        rows.append((name, len(trained[name]), len(printed), done) if printed else (name, "counted", "", ""))
+        # What the next training would train anew is not done, whatever its record says.
+        found = Counter(map(state, printed))
+        rows.append((name, len(trained[name]), len(printed), found["done"]) if printed else (name, "counted", "", ""))
     print(tabulate(rows, headers=["table", "trains", "prints", "done"]))
 
 
@@ -130,31 +134,61 @@ def data(
 
 @app.command("cells")
 def list_cells(
-    experiment: Experiment,
+    targets: Targets,
     settings: Annotated[
         bool, typer.Option("--settings", help="Print each row's settings and where they are set.")
     ] = False,
 ) -> None:
-    """List an experiment's cells: whether they are done and, if a record is stale, why."""
+    """List cells: whether they are done and, if a record is stale, why."""
     from tabulate import tabulate
 
-    from hetfl.experiments.plan import Workspace, cells, load_params, origins
+    from hetfl.experiments.plan import Workspace, load_params, origins
     from hetfl.experiments.status import status
+    from hetfl.targets import cells_of
 
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
+    chosen = cells_of(targets, params)
     if settings:
-        for cell in {cell.row: cell for cell in cells(params, experiment)}.values():
+        for cell in {(cell.experiment, cell.row): cell for cell in chosen}.values():
             lines = [(name, str(value), origin) for name, (value, origin) in origins(params, cell).items()]
             print(f"{cell.row}: {cell.method} on {', '.join(dict.fromkeys(cell.models))}")
             print(tabulate(lines, headers=["setting", "value", "from"], disable_numparse=True), end="\n\n")
         return
+    several = len({cell.experiment for cell in chosen}) > 1
     rows = [
-        (cell.method, cell.row, cell.split, cell.seed, str(found), found.why)
-        for cell in cells(params, experiment)
+        (*([cell.experiment] if several else []), cell.method, cell.row, cell.split, cell.seed, str(found), found.why)
+        for cell in chosen
         for found in [status(cell, workspace)]
     ]
-    print(tabulate(rows, headers=["method", "row", "split", "seed", "status", "because"]))
+    heads = [*(["experiment"] if several else []), "method", "row", "split", "seed", "status", "because"]
+    print(tabulate(rows, headers=heads))
+
+
+@app.command("plan")
+def plan(
+    targets: Targets,
+    measure: Annotated[
+        bool, typer.Option("--calibrate", help="First measure a few steps of each network here; kept for later.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with one entry for each cell.")] = False,
+) -> None:
+    """Say what training would take: cells, rounds, images, operations, bytes, time, data and weights.
+
+    Example: hetfl plan fedtgp-table-10
+    """
+    import json
+
+    from hetfl.experiments.plan import Workspace, load_params
+    from hetfl.experiments.schedule import pick_device
+    from hetfl.planning import make_plan, render
+    from hetfl.targets import cells_of
+
+    workspace = Workspace(Path.cwd())
+    params = load_params(workspace.params)
+    told = (lambda case: print(f"measuring {case.key}", file=sys.stderr)) if measure else None
+    made = make_plan(cells_of(targets, params), params, workspace, pick_device(params.compute.device), told)
+    print(json.dumps(made.as_json(), indent=1) if as_json else render(made))
 
 
 @app.command("export")

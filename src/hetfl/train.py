@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
+from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import (
     Cell,
     ComputeSettings,
@@ -21,6 +22,7 @@ from hetfl.experiments.plan import (
 from hetfl.experiments.schedule import identities, pick_device, run_cells, unfinished
 from hetfl.experiments.stop import terminable
 from hetfl.experiments.versions import check_versions, keys
+from hetfl.planning import duration, rest_of_tables, short_plan, summary
 from hetfl.tracking import MlflowMirror, Progress, following
 
 
@@ -28,6 +30,8 @@ def train_experiment(
     root: Path, experiment: str, engine: str | None = None, precision: str | None = None, **picked: str | int | None
 ) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept.
+
+    The first lines are the plan of these cells, and of each table that shows some of them the plan of its other cells.
 
     Args:
         root: the repository's root.
@@ -44,10 +48,18 @@ def train_experiment(
     params = load_params(workspace.params)
     chosen = pick(cells(params, experiment), **picked)
     check_cells(chosen, params, root)
+    device = pick_device(params.compute.device)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
     compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
+    check_needs(chosen, params, workspace)
     expected = identities(chosen, workspace)
-    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
+    params = params.model_copy(update={"compute": compute})
+    print(summary(short_plan(chosen, params, workspace, device)), flush=True)
+    rest = rest_of_tables(chosen, params, workspace, device)
+    for table, plan in rest.items():
+        print(f"{table}: {len(plan.left)} more cells in other stages, {duration(plan)}", flush=True)
+    beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
+    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with terminable(), following([progress, MlflowMirror(root, list(expected))]) as callback:
         failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
     if failures:

@@ -1,22 +1,39 @@
-"""What the training of cells will take: rounds, seconds and memory, before it begins."""
+"""What the training of cells will take: images, operations, bytes, seconds and memory, before it begins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Literal
+from functools import cache
+from statistics import mean, median
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from pydantic import TypeAdapter
 
+from hetfl.data.batches import NORMALISED_CACHE_BYTES
+from hetfl.data.catalogue import CATALOGUE
+from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition, read_partition
+from hetfl.data.store import Dataset, Subset, read_dataset
+from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Cell, Params, Workspace
+from hetfl.experiments.calibration import matmul_rate, rates
+from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.status import Status, status
-from hetfl.schema import RUN, read_rounds, read_run
+from hetfl.schema import RUN, Round, Run, read_rounds, read_run
+from hetfl.training.memory import process_memory
+from hetfl.training.rehearsal import Holdings, Load, Rehearsal
 
 Source = Literal["records", "calibration", "operations"]
 """Where seconds come from: measured rounds of records, measured steps on this machine, or counted operations."""
+
+REACHED = 0.3
+"""The share of a large matrix product's operations per second that training is assumed to reach."""
+
+RECORDS = 3
+"""How many records of other cells the seconds of a round are averaged over, the newest first."""
 
 
 @dataclass(frozen=True)
@@ -25,39 +42,330 @@ class Forecast:
 
     Attributes:
         status: how far it is.
+        rounds: left to train: as many as there are at most, or for a run that may stop early as many as finished runs
+            of its experiment suggest.
+        at_most: whether the run may stop earlier, and no finished run says when.
+        load: what these rounds compute and send; None if the data set is missing and its sizes are not published.
         seconds: left to train, on the device; None if unknown.
         source: of the seconds.
+        basis: the source in words.
         memory: bytes that training takes; None if unknown.
     """
 
     cell: Cell
     status: Status
+    rounds: int
+    at_most: bool
+    load: Load | None
     seconds: float | None
     source: Source
+    basis: str
     memory: int | None
 
 
 def forecasts(cells: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device) -> list[Forecast]:
-    """What each cell still takes on a device, in the order of the cells."""
-    seconds: dict[tuple[str, ...], list[float]] = {}
-    memory: dict[tuple[str, ...], int] = {}
-    for path in sorted(workspace.runs.glob(f"[!.]*/*/*/*/{RUN}")):
+    """What each cell still takes on a device, in the order of the cells.
+
+    Seconds per round are those of records from the same kind of device, with the same engine, precision and threads:
+    the cell's own; else other seeds and splits with its settings; else the same models and data with other settings
+    or another method, in proportion to the operations. Without any, they come from a calibration of this machine, see
+    :mod:`hetfl.experiments.calibration`; else from counted operations.
+    """
+    return Forecaster(params, workspace, device).all(cells)
+
+
+class _Measured(NamedTuple):
+    """A record's rounds: mean seconds, how many there are, and the peak of memory in bytes."""
+
+    run: Run
+    seconds: float
+    rounds: int
+    memory: int
+
+
+class Forecaster:
+    """Forecasts for one device, which share all that is looked up or counted.
+
+    Args:
+        params: the settings, with engine, precision and threads.
+        workspace: the checkout.
+        device: where cells would be trained.
+        exact: whether each partition counts for itself; else all that divide a data set among as many clients count
+            like the first of them, which is faster.
+    """
+
+    def __init__(self, params: Params, workspace: Workspace, device: torch.device, exact: bool = True) -> None:
+        self.exact = exact
+        self.params, self.workspace, self.device = params, workspace, device
+        self._rehearsals: dict[tuple[Any, ...], Rehearsal | None] = {}
+        self._loads: dict[tuple[Any, ...], Load] = {}
+        self._held: dict[tuple[Any, ...], Holdings | None] = {}
+        self._runs = [run for run in _runs(workspace) if self._alike(run, params.compute)]
+        self._finished = _finished(workspace)
+        # A process that trains has loaded about what this one has.
+        self._base = process_memory() if device.type == "cpu" else 0
+        self._memories: dict[tuple[int, bool], int] = {}
+        self._measured: dict[str, _Measured | None] = {}
+        self._rates = rates(workspace, device, params.compute.threads)
+
+    def all(self, cells: Sequence[Cell]) -> list[Forecast]:
+        """See :func:`forecasts`."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.params.compute.threads)
         try:
-            run, lines = read_run(path.parent), read_rounds(path.parent)
+            return [self.forecast(cell) for cell in cells]
+        finally:
+            torch.set_num_threads(before)
+
+    def forecast(self, cell: Cell) -> Forecast:
+        """What a cell still takes."""
+        now = status(cell, self.workspace)
+        rehearsal = self.rehearsal(cell)
+        left, at_most = self._left(cell, now)
+        load = self._load(cell, rehearsal, now.round, left) if rehearsal else None
+        seconds, source, basis = self._seconds(cell, rehearsal, load, left)
+        memory = self._memory(cell, rehearsal)
+        return Forecast(cell, now, left, at_most, load, seconds, source, basis, memory)
+
+    def _left(self, cell: Cell, now: Status) -> tuple[int, bool]:
+        """Rounds left, and whether fewer may do."""
+        patience = cell.settings["patience"]
+        if patience is None or not now.left:
+            return now.left, False
+        known = self._finished.get((cell.experiment, cell.method)) or self._finished.get((cell.experiment, ""))
+        if not known:
+            return now.left, True
+        # A run that is beyond the usual end goes on for as long as its best round is young.
+        expected = int(median(known)) - now.round
+        return min(now.left, expected if expected > 0 else int(patience)), False
+
+    def _load(self, cell: Cell, rehearsal: Rehearsal, done: int, left: int) -> Load:
+        key = id(rehearsal), cell.seed if cell.settings["participation"] < 1 else 0, done, left
+        if key not in self._loads:
+            load = rehearsal.rounds(done + 1, done + left, cell.seed) if left else Load()
+            if left and not done:
+                load = rehearsal.start().plus(load)
+            self._loads[key] = load.plus(rehearsal.end()) if left else load
+        return self._loads[key]
+
+    def rehearsal(self, cell: Cell) -> Rehearsal | None:
+        """The cell's rehearsal; cells that differ in nothing that matters to it share one."""
+        held = self._holdings(cell)
+        if held is None:
+            return None
+        key = cell.method, repr(cell.settings), tuple(cell.models), cell.input.model_dump_json(), id(held)
+        if key not in self._rehearsals:
+            self._rehearsals[key] = Rehearsal(cell.method, cell.settings, cell.models, cell.input, held)
+        return self._rehearsals[key]
+
+    def _holdings(self, cell: Cell) -> Holdings | None:
+        """The labels that a cell's clients hold; without the prepared data, as if classes were equally large."""
+        there = self.workspace.partition(cell.dataset, cell.split, cell.seed)
+        made = (there / "card.json").exists() and (self.workspace.dataset(cell.dataset) / "card.json").exists()
+        # Without the data, and where the scheme has a seed of its own, all seeds see the same partition.
+        seed = cell.seed if made and cell.partition["seed"] is None else -1
+        which = (cell.split, seed) if self.exact else (str(cell.partition["clients"]), -1)
+        key = cell.dataset, *which, cell.public and cell.public.model_dump_json()
+        if key not in self._held:
+            dataset = self._dataset(cell.dataset)
+            public = self._dataset(cell.public.dataset) if cell.public else None
+            missing = dataset is None or (cell.public is not None and public is None)
+            self._held[key] = None if missing or dataset is None else self._share(cell, dataset, public, made)
+        return self._held[key]
+
+    def _dataset(self, name: str) -> Dataset | None:
+        return _dataset(self.workspace, name, self.params.data.sets.get(name) or {})
+
+    def _share(self, cell: Cell, dataset: Dataset, public: Dataset | None, made: bool) -> Holdings | None:
+        folder = self.workspace.partition(cell.dataset, cell.split, cell.seed)
+        try:
+            partition = read_partition(folder)[0] if made else _drawn(cell, dataset)
         except HetflError:
-            continue
-        if run is None or run.device != device_name(device):
-            continue
-        key = run.method, run.dataset, *run.models
-        played = [line for line in lines if line.round and not line.fine_tuning]
-        seconds.setdefault(key, []).extend(sum(line.seconds.values()) for line in played)
-        memory[key] = max([memory.get(key, 0), *(line.peak_memory or 0 for line in played)])
+            return None  # the status says what is wrong with it
+        labels = torch.from_numpy(dataset.labels(partition.train_from))
+        tests = torch.from_numpy(dataset.labels(partition.test_from))
+        own = None if public is None or cell.public is None else public.subset(cell.public.subset)
+        return Holdings(
+            [labels[part] for part in partition.train],
+            [tests] * partition.clients if partition.test is None else [tests[part] for part in partition.test],
+            dataset.num_classes,
+            dataset.subset(partition.train_from[0]).images.shape[1],
+            None if own is None else torch.from_numpy(np.asarray(own.labels)),
+            public.num_classes if public else 0,
+            own.images.shape[1] if own is not None else 0,
+        )
+
+    def _alike(self, run: Run, compute: ComputeSettings) -> bool:
+        """Whether a record's seconds are those of this device, as it would compute."""
+        engine = compute.engine
+        if engine == "auto":
+            engine = "batched" if self.device.type == "cuda" else "sequential"
+        precise = compute.precision in ("auto", run.precision)
+        here = run.device == device_name(self.device) and run.threads == compute.threads
+        return here and run.engine == engine and precise
+
+    def _records(self, cell: Cell) -> tuple[list[_Measured], str, bool]:
+        """The records whose rounds are most like the cell's, what they are, and whether they are scaled."""
+        models = [cell.models[k % len(cell.models)] for k in range(int(cell.partition["clients"]))]
+        own, others, same, related = (list[Run]() for _ in range(4))
+        for run in self._runs:
+            equal = run.method == cell.method and run.settings == cell.settings
+            if run.dataset != cell.dataset or set(run.models) != set(models):
+                continue
+            if (run.experiment, run.row, run.split, run.seed) == (cell.experiment, cell.row, cell.split, cell.seed):
+                (own if equal else related).append(run)
+            elif equal and run.models == models:
+                (others if (run.experiment, run.row) == (cell.experiment, cell.row) else same).append(run)
+            else:
+                related.append(run)
+        related.sort(key=lambda run: (run.method == cell.method, run.started))
+        for found, words in ((own, "its own"), (others, "other seeds or splits"), (same, "the same settings")):
+            if measured := self._read(found):
+                return measured, words, False
+        return self._read(related), "the same models and data", True
+
+    def _read(self, runs: Sequence[Run]) -> list[_Measured]:
+        """The newest of some records that have rounds."""
+        found: list[_Measured] = []
+        for run in reversed(runs):
+            if len(found) < RECORDS and (measured := self._rounds_of(run)):
+                found.append(measured)
+        return found
+
+    def _rounds_of(self, run: Run) -> _Measured | None:
+        path = f"{run.experiment}/{run.method}/{run.row}/{run.split}-s{run.seed}"
+        if path not in self._measured:
+            try:
+                lines = [line for line in read_rounds(self.workspace.runs / path) if _is_round(line)]
+            except HetflError:
+                lines = []  # the status of that cell says so
+            seconds = [sum(line.seconds.values()) for line in lines]
+            peak = max((line.peak_memory or 0 for line in lines), default=0)
+            self._measured[path] = _Measured(run, mean(seconds), len(lines), peak) if lines else None
+        return self._measured[path]
+
+    def _seconds(
+        self, cell: Cell, rehearsal: Rehearsal | None, load: Load | None, left: int
+    ) -> tuple[float | None, Source, str]:
+        measured, words, scaled = self._records(cell)
+        if measured:
+            taken = [each.seconds * (self._share_of(cell, each.run, rehearsal) if scaled else 1) for each in measured]
+            rounds = sum(each.rounds for each in measured)
+            at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
+            return left * mean(taken), "records", at
+        if load is None or rehearsal is None:
+            return None, "operations", "unknown before the data set is prepared"
+        server = load.server if self.device.type == "cpu" else 0.0
+        found = self._rates.of(rehearsal)
+        if found is not None:
+            seconds = sum(count / found[kind] for kind, count in load.operations.items())
+            return seconds + server, "calibration", "calibration of this machine"
+        rate = REACHED * matmul_rate(self.device)
+        basis = f"operations at {rate / 1e9:.0f} G/s, {REACHED:.0%} of a matrix product here"
+        return sum(load.operations.values()) / rate + server, "operations", basis
+
+    def _share_of(self, cell: Cell, run: Run, rehearsal: Rehearsal | None) -> float:
+        """Operations of a round of the cell by those of a record's round; 1 where they cannot be counted."""
+        if rehearsal is None or run.experiment not in self.params.experiments:
+            return 1.0
+        known = {(one.row, one.split, one.seed, one.method): one for one in cells(self.params, run.experiment)}
+        other = known.get((run.row, run.split, run.seed, run.method))
+        theirs = self.rehearsal(other.model_copy(update={"settings": run.settings})) if other else None
+        if theirs is None:
+            return 1.0
+        mine, its = (sum(one.rounds(1, 1, 0).operations.values()) for one in (rehearsal, theirs))
+        return mine / its if its else 1.0
+
+    def _memory(self, cell: Cell, rehearsal: Rehearsal | None) -> int | None:
+        measured, _, _ = self._records(cell)
+        if peak := max([0, *(each.memory for each in measured)]):
+            return peak
+        if rehearsal is None:
+            return None
+        together = self.device.type == "cuda" and self.params.compute.engine != "sequential"
+        key = id(rehearsal), together
+        if key not in self._memories:
+            own = rehearsal.memory(len(rehearsal.models) if together else 1)
+            self._memories[key] = self._base + own + _images(rehearsal, self.device)
+        return self._memories[key]
+
+
+def _is_round(line: Round) -> bool:
+    return line.round > 0 and not line.fine_tuning
+
+
+def _runs(workspace: Workspace) -> list[Run]:
+    """All records that can be read, the oldest first."""
     found = []
-    for cell in cells:
-        clients = int(cell.partition["clients"])
-        key = cell.method, cell.dataset, *(cell.models[k % len(cell.models)] for k in range(clients))
-        now, measured = status(cell, workspace), seconds.get(key)
-        taken = now.left * median(measured) if measured else None
-        source: Source = "records" if measured else "operations"
-        found.append(Forecast(cell, now, taken if now.left else 0.0, source, memory.get(key) or None))
+    for path in workspace.runs.glob(f"[!.]*/*/*/*/{RUN}"):
+        try:
+            run = read_run(path.parent)
+        except HetflError:
+            continue  # the status of that cell says so
+        if run is not None:
+            found.append(run)
+    return sorted(found, key=lambda run: run.started)
+
+
+def _finished(workspace: Workspace) -> Mapping[tuple[str, str], list[int]]:
+    """Numbers of rounds of finished runs that may stop early, by experiment and method, and by experiment and ""."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for run in _runs(workspace):
+        if run.complete and run.settings.get("patience") is not None:
+            folder = workspace.runs / run.experiment / run.method / run.row / f"{run.split}-s{run.seed}"
+            last = max((line.round for line in read_rounds(folder) if _is_round(line)), default=0)
+            for method in (run.method, ""):
+                found.setdefault((run.experiment, method), []).append(last)
     return found
+
+
+SIDE = 32
+"""Height and width of the images of a data set that is not prepared; matters only to methods that send images."""
+
+
+def _dataset(workspace: Workspace, name: str, settings: Mapping[str, Any]) -> Dataset | None:
+    """A prepared data set, or one of the published sizes with equally large classes; None if they are not known."""
+    if (workspace.dataset(name) / "card.json").exists():
+        try:
+            return read_dataset(workspace.dataset(name))
+        except HetflError:
+            return None
+    return _published(name, int(settings.get("size", SIDE)))
+
+
+@cache
+def _published(name: str, side: int) -> Dataset | None:
+    entry = CATALOGUE[name]
+    if not entry.sizes:
+        return None
+    classes = len(entry.class_names)
+
+    def subset(size: int) -> Subset:
+        labels = np.arange(size, dtype=np.int64) % classes
+        images = np.broadcast_to(np.zeros((), np.uint8), (size, side, 1, 1))
+        attributes = {key: labels * len(values) // classes for key, values in entry.attributes.items()}
+        return Subset(images, labels, attributes)
+
+    subsets = {key: subset(size) for key, size in entry.sizes.items()}
+    return Dataset(name, entry.title, entry.class_names, subsets, "", entry.attributes)
+
+
+def _drawn(cell: Cell, dataset: Dataset) -> Partition:
+    scheme: Scheme = TypeAdapter(PartitionSettings).validate_python(cell.partition)
+    return make_partition(scheme, dataset, Draws(cell.seed))
+
+
+def _images(rehearsal: Rehearsal, device: torch.device) -> int:
+    """Bytes of normalised images that are kept, and on a GPU of the stored ones."""
+    total, held = 0, rehearsal.held
+    sizes = (
+        sum(map(len, held.train)),
+        sum(len(labels) for labels in {id(labels): labels for labels in held.test}.values()),
+        0 if held.public is None else len(held.public),
+    )
+    for spec in dict.fromkeys(model.spec for model in rehearsal.models):
+        each = 4 * spec.channels * spec.size**2
+        total += sum(count * each for count in sizes if count * each <= NORMALISED_CACHE_BYTES)
+        if device.type == "cuda":
+            total += sum(sizes) * spec.channels * held.side**2
+    return total

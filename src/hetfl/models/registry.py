@@ -321,8 +321,8 @@ def build(
         check_name(options.auxiliary, "auxiliary")
     check_options(name, options, inputs=inputs)
     spec = inputs.spec(input_spec(name))
-    backbone = _backbone(name, options, spec.size)
-    second = _backbone(options.auxiliary, options, spec.size) if options.auxiliary is not None else None
+    backbone = backbone_of(name, options, spec.size)
+    second = backbone_of(options.auxiliary, options, spec.size) if options.auxiliary is not None else None
     loaded = None
     if options.weights == "pretrained":
         loaded = _random_weights(name, backbone.create) if is_random(name) else load_weights(name, weights)
@@ -334,7 +334,8 @@ def build(
         raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_one_line(error)}") from error
 
 
-def _backbone(name: str, options: ModelOptions, size: int) -> Backbone:
+def backbone_of(name: str, options: ModelOptions, size: int) -> Backbone:
+    """An architecture as a method wants it, for images of ``size`` pixels."""
     create = creator(name, size, zero_init_last=options.init != "torch")
     if options.stem == "cifar" and is_resnet(name):
         create = cifar_stem(create)
@@ -399,6 +400,17 @@ def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
 def missing_weights(name: str, path: Path) -> str:
     """An error line about missing weights that says how to get them."""
     return f"{path}: the weights of {name} are missing; {_remedy(name)}"
+
+
+def origin_of(name: str) -> str:
+    """Where a backbone's weights are published."""
+    architecture = architecture_of(name)
+    if architecture in MOCO_FILES:
+        return MOCO_FILES[architecture]
+    if architecture in OWN_SPECS:
+        return "not published"
+    config = _timm().get_pretrained_cfg(_timm_name(name))
+    return f"huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else str(config.url)
 
 
 def fetch_weights(name: str, folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -57,9 +58,13 @@ class Progress:
         cells: how many will be told of; one that was complete before counts, and is not shown.
         rounds: the sum of their rounds.
         console: where to write; standard output by default.
+        beyond: seconds that tables need after these cells, by name.
     """
 
-    def __init__(self, cells: int, rounds: int, console: Console | None = None) -> None:
+    def __init__(
+        self, cells: int, rounds: int, console: Console | None = None, beyond: Mapping[str, float] | None = None
+    ) -> None:
+        self._beyond = dict(beyond or {})
         self._console = console or Console()
         self._plain = not self._console.is_terminal or self._console.is_dumb_terminal
         self._running: dict[Path, _Cell] = {}
@@ -97,7 +102,7 @@ class Progress:
         self._bars.update(cell.bar, completed=cell.rounds, note=f"{cell.score()}  {cell.traffic()}")
         if self._plain and time.monotonic() - self._spoke >= HEARTBEAT:
             seconds = self._all.time_remaining
-            left = "time left unknown" if seconds is None else f"{_clock(seconds)} left"
+            left = "time left unknown" if seconds is None else f"{_clock(seconds)} left{self._tables()}"
             self._say(f"{self._all.percentage:3.0f}% of {self._all.total} rounds, {left}")
 
     def close(self) -> None:
@@ -134,7 +139,14 @@ class Progress:
             self._bars.update(self._all.id, completed=done)
 
     def _count(self) -> str:
-        return f"{self._done}/{self._cells} cells"
+        return f"{self._done}/{self._cells} cells{self._tables()}"
+
+    def _tables(self) -> str:
+        """The time left of whole tables, as soon as that of these cells is known."""
+        own = self._all.time_remaining if self._bars.tasks else None
+        if own is None:
+            return ""
+        return "".join(f"; {table}: {_clock(own + seconds)} left" for table, seconds in self._beyond.items())
 
     def _say(self, line: str) -> None:
         self._spoke = time.monotonic()

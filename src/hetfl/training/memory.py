@@ -99,6 +99,14 @@ def reset_peak_memory(device: torch.device) -> None:
         return
 
 
+def process_memory() -> int:
+    """Bytes of this process's resident memory; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def peak_memory(device: torch.device) -> int | None:
     """Bytes: peak of the device's allocator, or of the process's resident memory on a CPU; None if unknown."""
     if device.type == "cuda":

@@ -21,6 +21,7 @@ def truncate(tensors: Tensors, energy: float) -> dict[str, Tensor]:
         tensors: parameters by name.
         energy: the squares of the r kept singular values sum up to more than this share of all squares. Where only
             the full rank has as much, as in a convolution of 1x1, it is kept; the authors' code sends zeros there.
+            A tensor on the meta device has no values, so all of its singular values are kept.
 
     Returns:
         For each matrix ``<name>/u`` [..., o, r], ``<name>/s`` [..., r] and ``<name>/v`` [..., r, i].
@@ -33,15 +34,20 @@ def truncate(tensors: Tensors, energy: float) -> dict[str, Tensor]:
         if tensor.dim() < 2 or len(tensor) == 1:
             sent[name] = tensor
             continue
-        if not tensor.isfinite().all():
+        if not tensor.is_meta and not tensor.isfinite().all():
             raise HetflError(f"{name} is not finite and has no singular values: training diverged; lower lr")
         u, s, v = torch.linalg.svd(tensor, full_matrices=False)
-        squares = s.double().square().reshape(-1, s.shape[-1]).sum(dim=0)
-        rank = int((squares.cumsum(0) <= energy * squares.sum()).sum()) + 1
-        kept = min(rank, s.shape[-1])
+        kept = s.shape[-1] if tensor.is_meta else _rank(s, energy)
         parts = (u[..., :kept], s[..., :kept], v[..., :kept, :])
         sent |= {name + factor: part.contiguous() for factor, part in zip(FACTORS, parts, strict=True)}
     return sent
+
+
+def _rank(values: Tensor, energy: float) -> int:
+    """How many of the singular values [..., r] are kept."""
+    squares = values.double().square().reshape(-1, values.shape[-1]).sum(dim=0)
+    rank = int((squares.cumsum(0) <= energy * squares.sum()).sum()) + 1
+    return min(rank, values.shape[-1])
 
 
 def restore(sent: Tensors) -> dict[str, Tensor]:

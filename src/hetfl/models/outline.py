@@ -1,0 +1,141 @@
+"""Models without weights: they have the shapes of real ones, give zeros, and count the images that they are shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from hetfl.data.inputs import InputSettings
+from hetfl.draws import Draws
+from hetfl.message import Tensors
+from hetfl.models.base import Model, ModelOptions, Output
+from hetfl.models.fitting import Backbone, fit
+from hetfl.models.registry import backbone_of, input_spec
+
+NETWORKS = ("body", "auxiliary", "buffers")
+"""Roles of parameters that are shapes only: whole networks, of which no method reads values to know what to send."""
+
+
+class Outline(Model):
+    """A model of which only the shapes are there.
+
+    It computes nothing: every output is zero, on the CPU. Parameters of whole networks are on the meta device, those
+    of prompts, projections and heads are zeros on the CPU, since methods read their values.
+
+    Attributes:
+        seen: how many images went through the client's own network and through the second one, ``auxiliary``, so far.
+    """
+
+    def __init__(self, model: Model, options: ModelOptions) -> None:
+        vars(self).update(vars(model))
+        self.options = options
+        self.seen: Counter[str] = Counter()
+
+    def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
+        """Zeros; an image that is predicted with several groups counts as often."""
+        many = groups.shape[1] if groups is not None and groups.dim() == 2 else 1
+        self.seen["own"] += many * len(images)
+        return self._zeros(images, self.width)
+
+    def auxiliary(self, params: Tensors, images: Tensor) -> Output:
+        """Zeros."""
+        self.seen["auxiliary"] += len(images)
+        return self._zeros(images, self.width if self.options.transform else 1)
+
+    def query(self, images: Tensor, block: int | None = None) -> Tensor:
+        """Zeros."""
+        return torch.zeros(len(images), self.width)
+
+    def _zeros(self, images: Tensor, width: int) -> Output:
+        # A function of the images, since some methods take a gradient with respect to them.
+        zeros = 0 * images[:, 0, 0, :1]
+        return Output(zeros.expand(-1, width), zeros.expand(-1, self.num_classes + self.options.extra_outputs))
+
+    @property
+    def largest_map(self) -> int:
+        """0: batches are as large as one likes."""
+        return 0
+
+    def masks(self, seed: int, size: int) -> dict[str, Tensor]:
+        """None: nothing is dropped."""
+        return {}
+
+    def init(self, draws: Draws, client: int) -> dict[str, Tensor]:
+        """The parameters' shapes; see the class."""
+        return dict(self._initial)
+
+    @cached_property
+    def _initial(self) -> dict[str, Tensor]:
+        known = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        return {
+            name: torch.empty_like(known[name]) if role in NETWORKS else torch.zeros(known[name].shape)
+            for role, names in self.groups.items()
+            for name in names
+        }
+
+    def elements(self, groups: Sequence[str]) -> int:
+        """As for any model, from sizes that are looked up once."""
+        return sum(self._sizes.get(name, 0) for name in self.names(groups))
+
+    @cached_property
+    def total_elements(self) -> int:
+        """As for any model, counted once."""
+        beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
+        return sum(size for name, size in self._sizes.items() if name not in beside)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {name: tensor.numel() for name, tensor in self._module.named_parameters()}
+
+    def run(self, images: Tensor, groups: Tensor | None = None) -> Output:
+        """A pass of the shapes through the client's own network, with parameters that want a gradient."""
+        params = {
+            name: torch.empty_like(tensor, device="meta").requires_grad_(role != "buffers")
+            for role, names in self.groups.items()
+            for name in names
+            for tensor in [self._initial[name]]
+        }
+        return Model.__call__(self, params, images, groups)
+
+    def run_auxiliary(self, images: Tensor) -> Output:
+        """The same through the second network."""
+        params = {
+            name: torch.empty_like(self._initial[name], device="meta").requires_grad_(role != "buffers")
+            for role, names in self.groups.items()
+            for name in names
+        }
+        return Model.auxiliary(self, params, images)
+
+
+@cache
+def outline(name: str, num_classes: int, options: ModelOptions, inputs: InputSettings) -> Outline:
+    """The outline of a model, with the arguments of :func:`hetfl.models.registry.build`.
+
+    It is made once. Outlines of one architecture share its body, however many methods and data sets they are for.
+
+    Raises:
+        HetflError: the model does not support the options.
+    """
+    spec = inputs.spec(input_spec(name))
+    with torch.device("meta"):
+        backbone = _shared(name, options, spec.size, "own")
+        second = _shared(options.auxiliary, options, spec.size, "auxiliary") if options.auxiliary else None
+        return Outline(fit(backbone, num_classes, options, spec, None, second), options)
+
+
+def _shared(name: str, options: ModelOptions, size: int, role: str) -> Backbone:
+    stem, zero = options.stem, options.init != "torch"
+    return replace(backbone_of(name, options, size), create=partial(_body, name, stem, zero, size, role))
+
+
+@cache
+def _body(name: str, stem: str, zero_init_last: bool, size: int, role: str) -> nn.Module:
+    """An architecture's body; the two networks of one model (``role``) must not share theirs."""
+    options = ModelOptions.model_validate({"stem": stem, "init": "timm" if zero_init_last else "torch"})
+    with torch.device("meta"):
+        return backbone_of(name, options, size).create()

@@ -1,0 +1,527 @@
+"""What the rounds of a run will send and compute, found by playing two of them without images, weights or training.
+
+The messages are those of the real loop: methods, engine and exchange are the same. Models are outlines, images are
+blank, and clients skip their training. So sizes are exact where they do not depend on values; where they do (FedKD's
+truncated matrices), they are the largest possible.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hetfl.data.batches import Batch, DeviceImages, InputSpec, Transform
+from hetfl.data.inputs import InputSettings
+from hetfl.draws import Draws
+from hetfl.message import ServerState, Tensors
+from hetfl.methods.base import Client, Method, Phase, Uplinks, create
+from hetfl.metrics.flops import flops
+from hetfl.models.base import ModelOptions
+from hetfl.models.outline import Outline, outline
+from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
+from hetfl.training.engine import Update, same_for_all
+from hetfl.training.exchange import Exchange
+from hetfl.training.federation import ClientData, Federation
+from hetfl.training.local import LocalEngine, predict
+from hetfl.training.sampling import participants
+from hetfl.training.scoring import scoring_tasks
+from hetfl.training.sequential import LastOutput
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The labels that a run sees, by client; no images.
+
+    Attributes:
+        train: of each client's training samples, in the partition's order, int64 [n_k].
+        test: of each client's test samples; if all clients share them, the same object.
+        public: of the public data set; None without one.
+        side: height and width of the stored images in pixels.
+        public_side: of the public ones.
+    """
+
+    train: Sequence[Tensor]
+    test: Sequence[Tensor]
+    classes: int
+    side: int
+    public: Tensor | None = None
+    public_classes: int = 0
+    public_side: int = 0
+
+
+Kind = tuple[str, Literal["train", "look"]]
+"""An architecture, and whether images are trained on or only looked at."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What some rounds take.
+
+    Attributes:
+        trained: images: one for every pass of a sample through a training step.
+        seen: images in tests and statistics.
+        operations: floating-point operations for both, by :data:`Kind`. The gradients of a layer's input and of its
+            weights are counted like the layer itself; what the server computes is not counted.
+        up, down: bytes of all messages.
+        server: seconds that the server computes on this CPU: measured in the rehearsal for a few steps of its
+            learning, times the number of its steps.
+    """
+
+    trained: float = 0
+    seen: float = 0
+    operations: Mapping[Kind, float] = field(default_factory=dict)
+    up: int = 0
+    down: int = 0
+    server: float = 0.0
+
+    def plus(self, other: Load, times: float = 1) -> Load:
+        """The sum with another, taken so many times."""
+        operations = dict(self.operations)
+        for kind, count in other.operations.items():
+            operations[kind] = operations.get(kind, 0) + times * count
+        return Load(
+            self.trained + times * other.trained,
+            self.seen + times * other.seen,
+            operations,
+            round(self.up + times * other.up),
+            round(self.down + times * other.down),
+            self.server + times * other.server,
+        )
+
+
+class Blank(DeviceImages):
+    """Images without content, which cost nothing to read. Labels [N] are real.
+
+    Args:
+        side: of the stored images in pixels.
+        queries: size of the features that samples are sorted by; 0: they are not sorted.
+    """
+
+    def __init__(self, labels: Tensor, spec: InputSpec, side: int, queries: int = 0) -> None:
+        self.labels, self.spec, self.device, self.dtype = labels, spec, CPU, torch.float32
+        self._side, self._width = side, queries
+        self.queries = torch.zeros(1, queries).expand(len(labels), -1) if queries else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def large_batch(self, largest_map: int = 0) -> int:
+        """All of them."""
+        return max(1, len(self))
+
+    def tensors(self) -> list[Tensor]:
+        """None that is worth counting."""
+        return []
+
+    def stored(self) -> Blank:
+        """The same in the size in which they are stored."""
+        return Blank(self.labels, replace(self.spec, size=self._side), self._side, self._width)
+
+    def batch(
+        self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
+    ) -> Batch:
+        """Zeros, and the samples' labels."""
+        size = self.spec.size
+        images = torch.zeros(1, 1, 1, 1).expand(len(index), self.spec.channels, size, size)
+        queries = None if self.queries is None else torch.zeros(1, self._width).expand(len(index), -1)
+        return Batch(images, self.labels.index_select(0, index), queries=queries)
+
+    def batches(self, index: Tensor, batch_size: int, transform: Transform | None = None, seed: int = 0) -> Any:
+        """Batches of zeros."""
+        return (self.batch(part) for part in index.split(batch_size))
+
+
+class Skipping:
+    """A trainer that only looks at one batch of a phase, to see how often each image goes through the networks."""
+
+    name = "skipping"
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.passes: dict[tuple[str, Phase], Mapping[str, float]] = {}
+        self.statistics: dict[int, Mapping[str, int]] = {}
+        self._looked: set[tuple[str, Phase, int]] = set()
+        self._used = torch.empty(0, dtype=torch.int64)
+
+    def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
+        """See :meth:`hetfl.training.client_run.Trainer.train`."""
+        for run in runs:
+            model: Any = run.client.model
+            for number, phase in enumerate(phases):
+                self._look(run, model, phase, number, draws)
+            before = Counter(model.seen)
+            images = self._gather(run, model, draws)
+            yield run
+            # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
+            self.statistics[run.client.index] = images or model.seen - before
+
+    def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> None:
+        """Count a phase's steps, and once for each architecture the passes of an image through the networks."""
+        images, index = phase_data(self.method, run.data, phase, draws)
+        used = used_samples(len(index), phase, bool(model.names(["buffers"])))
+        if not used or not phase.epochs:
+            return
+        run.steps += phase.epochs * -(-used // phase.batch_size)
+        if phase.gathers and self.method.statistics_source(draws.round) == "training":
+            self._used = index[:used]
+        if (key := (model.name, phase, draws.round)) in self._looked:
+            return
+        self._looked.add(key)
+        rows = torch.arange(min(used, phase.batch_size))
+        batch = images.batch(index[rows])
+        batch = batch.of_step(0, self.method.drawn(_real(run.received), len(rows), 0), rows)
+        before = Counter(model.seen)
+        view: Any = LastOutput(model.train())
+        with torch.enable_grad():
+            self.method.objective(view, _real(run.params), batch, _real(run.received), phase)
+        self.passes[model.name, phase] = {k: n / len(rows) for k, n in (model.seen - before).items()}
+
+    def _gather(self, run: ClientRun, model: Outline, draws: Draws) -> dict[str, int]:
+        """Take sums over a client's samples from one sample of each class: zeros are zeros, however many.
+
+        Returns:
+            The images that the whole pass would show each network; empty if the engine must go through all samples,
+            since there is a row for each.
+        """
+        source, data = self.method.statistics_source(draws.round), run.data
+        if source not in ("own", "before", "training"):
+            return {}
+        index = data.train if source != "training" else self._used
+        labels = data.train_images.labels[index]
+        first = [int((labels == label).nonzero()[0]) for label in labels.unique()]
+        before = Counter(model.seen)
+        found = self.method.statistics(model, run.params, data.train_images.batch(index[first]), run.received)
+        shown = model.seen - before
+        if found.rows:
+            return {}
+        run.gathered.append(found)
+        # Statistics of the training passes need no passes of their own.
+        return {k: n * len(index) // len(first) for k, n in shown.items()} if source != "training" else {"own": 0}
+
+
+def _real(tensors: Tensors) -> dict[str, Tensor]:
+    """Tensors with zeros, which take no memory, for those of which only the shapes are there."""
+    return {
+        name: _zeros(tensor.shape, tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()
+    }
+
+
+@cache
+def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+class Rehearsal:
+    """A run's load, round by round.
+
+    Args:
+        name, settings: of the method.
+        models: names of architectures, dealt to clients in turn.
+        inputs: what the experiment does to images.
+        held: the labels of the data.
+
+    Raises:
+        HetflError: a model does not support the method's options.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        models: Sequence[str],
+        inputs: InputSettings,
+        held: Holdings,
+    ) -> None:
+        self.method = create(name, settings, held.classes, held.public_classes)
+        # Whole participation shows every client. How long the server learns changes no shape.
+        learning = {"server_epochs": 1, "server_steps": 1}
+        shorter = {**settings, **{key: value for key, value in learning.items() if key in settings}}
+        playing = create(name, {**shorter, "participation": 1.0}, held.classes, held.public_classes)
+        self.held, self.inputs = held, inputs
+        options = playing.model_options()
+        kinds = {name: outline(name, held.classes, options, inputs) for name in dict.fromkeys(models)}
+        self.models = [kinds[models[k % len(models)]] for k in range(len(held.train))]
+        self.federation = self._federation(playing, inputs)
+        self._engine = LocalEngine(playing, self.federation, Skipping(playing))
+        self._play()
+
+    def _federation(self, method: Method, inputs: InputSettings) -> Federation:
+        held, query = self.held, method.queries()
+        by = query and query.model and outline(query.model, held.classes, ModelOptions(weights="scratch"), inputs)
+        made: dict[tuple[int, InputSpec], Blank] = {}
+
+        def blank(labels: Tensor, model: Outline, side: int) -> Blank:
+            key = id(labels), model.spec
+            if key not in made:
+                made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0)
+            return made[key]
+
+        clients, data = [], []
+        for k, (model, train, test) in enumerate(zip(self.models, held.train, held.test, strict=True)):
+            clients.append(Client(k, model, torch.bincount(train, minlength=held.classes)))
+            public = None if held.public is None else blank(held.public, model, held.public_side)
+            data.append(
+                ClientData(
+                    blank(train, model, held.side),
+                    torch.arange(len(train)),
+                    blank(test, model, held.side),
+                    torch.arange(len(test)),
+                    public_images=public,
+                )
+            )
+        return Federation(tuple(clients), tuple(data), held.classes, CPU)
+
+    def _play(self) -> None:
+        """Registration and two rounds, with all clients."""
+        engine, draws = self._engine, Draws(0)
+        method, members = engine.method, range(len(self.models) - engine.method.settings.held_out)
+        exchange = Exchange(engine)
+        messages = exchange.uplinks(engine.introduce(members, draws), members)
+        registrations = dict(zip(members, messages, strict=True))
+        server = method.initial_server(engine.models, registrations, draws.at(0))
+        self._registered = exchange.up.bytes
+        self._up: dict[int, int] = {}
+        self._down: list[dict[int, int]] = []
+        for round in (1, 2):
+            server = self._play_round(server, draws.at(round), members)
+        self._after = {k: method.downlink(server, k).size.bytes for k in members}
+        self._test = self._tested(server, draws.at(2))
+        self._known: dict[tuple[Any, ...], Load] = {}
+
+    def _play_round(self, server: ServerState, draws: Draws, members: range) -> ServerState:
+        method, exchange = self._engine.method, Exchange(self._engine)
+        self._down.append({k: method.downlink(server, k).size.bytes for k in members})
+        updates = []
+        for update in exchange.training(server, members, draws):
+            self._up[update.client] = update.uplink.size.bytes
+            updates.append(update)
+        updates.sort(key=lambda update: update.client)
+        # A server that learns from rows of messages learns from those of one client: more only take longer.
+        heard = updates[:1] if hasattr(method.settings, "server_epochs") else updates
+        uplinks = Uplinks([update.client for update in heard], [update.uplink for update in heard])
+        began = time.perf_counter()
+        server = method.aggregate(server, uplinks, draws)
+        self._server = (time.perf_counter() - began) * self._server_steps(updates) / self._server_steps(heard, 1)
+        return server
+
+    def _server_steps(self, updates: Sequence[Update], epochs: int | None = None) -> int:
+        """How many steps the server's learning takes in a round; 1 if it does not learn step by step."""
+        settings: Any = self.method.settings
+        if not hasattr(settings, "server_epochs"):
+            return 1 if epochs else max(1, getattr(settings, "server_steps", 1))
+        rows = sum(len(update.uplink["labels"]) for update in updates)
+        return (epochs or settings.server_epochs) * -(-rows // (settings.server_batch or settings.batch_size))
+
+    def _tested(self, server: ServerState, draws: Draws) -> Load:
+        """One test of all clients by the method's own rule."""
+        engine, held = self._engine, self.held
+        passes: dict[Outline, dict[str, float]] = {}
+        for task in scoring_tasks(engine, server, draws.round):
+            if (model := self.models[task.client]) not in passes:
+                before = Counter(model.seen)
+                params, received = engine.tested_with(task, draws)
+                images = self.federation.data[task.client].test_images
+                predict(engine.method, model, params, received, images, torch.zeros(1, dtype=torch.int64))
+                passes[model] = dict(model.seen - before)
+        tests = held.test
+        if same_for_all(engine.method, self.models):
+            # Every image is looked at once, whoever has it.
+            tests = list({id(labels): labels for labels in tests}.values())
+        load = Load()
+        for model, labels in zip(self.models, tests, strict=False):
+            each = Load(seen=1, operations=_operations(model, passes[model]))
+            load = load.plus(each, len(labels))
+        return load
+
+    def memory(self, at_once: int = 1) -> int:
+        """Bytes that training takes, besides the process itself and the images.
+
+        The weights of all architectures, the clients' and the server's states, and the largest training step.
+
+        Args:
+            at_once: clients that train at the same time.
+        """
+        trainer = self._trainer
+        step = 0
+        for (name, phase), passes in trainer.passes.items():
+            model = next(model for model in self.models if model.name == name)
+            own, second = own_cost(model), auxiliary_cost(model)
+            saved = passes.get("own", 0) * own.saved + passes.get("auxiliary", 0) * second.saved
+            slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
+            trained = 4 * model.elements([*phase.trains])
+            step = max(step, int(phase.batch_size * saved) + (2 + slots) * trained + 4 * model.total_elements)
+        weights = sum(4 * model.total_elements for model in dict.fromkeys(self.models))
+        kept = self._engine.method.keeps()
+        states = sum(4 * model.elements(kept) for model in self.models)
+        return at_once * step + weights + states + max([0, *self._up.values()]) * 2
+
+    @property
+    def _trainer(self) -> Skipping:
+        trainer = self._engine.trainer
+        assert isinstance(trainer, Skipping)
+        return trainer
+
+    def start(self) -> Load:
+        """What comes before the first round."""
+        load = Load(up=self._registered)
+        for k in self._up:
+            load = load.plus(self._training(k, 0))
+        return load
+
+    def end(self) -> Load:
+        """What comes after the last round: fine-tuning and its test."""
+        phases = tuple(self.method.fine_tuning())
+        if not phases:
+            return Load()
+        load = replace(self._test, down=sum(self._after.values()))
+        for k in self._up:
+            load = load.plus(self._in_phases(k, phases))
+        return load
+
+    def rounds(self, first: int, last: int, seed: int) -> Load:
+        """What the rounds from ``first`` to ``last`` of a run with this seed take together, both included."""
+        method, members, load = self.method, len(self._up), Load()
+        share, everyone = method.settings.participation, range(members)
+        if share == 1 and len({tuple(method.phases(round)) for round in range(1, last + 1)}) == 1:
+            if first <= last:
+                load = self._round(first, everyone, set()).plus(self._round(2, everyone, {*everyone}), last - first)
+        else:
+            served = set[int]()
+            for round in range(1, last + 1):
+                chosen = participants(members, share, Draws(seed, round))
+                load = load.plus(self._round(round, chosen, served)) if round >= first else load
+                served.update(chosen)
+        for many, times in Counter(self._tests(round) for round in range(first, last + 1)).items():
+            load = load.plus(self._test, many * times)
+        return load
+
+    def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
+        load, up, down = Load(server=self._server), 0, 0
+        for k in chosen:
+            load = load.plus(self._training(k, round))
+            up += self._up[k]
+            early, later = self._down[0][k], self._down[1][k]
+            # What a client gets once, it gets in its own first round; what there is only later, from the second on.
+            down += early if round == 1 or (k not in served and early > later) else later
+        return replace(load, up=up, down=down)
+
+    def _training(self, k: int, round: int) -> Load:
+        """A client's training and statistics in a round."""
+        phases = tuple(self.method.phases(round))
+        key = k, bool(round), phases
+        if key not in self._known:
+            seen = self._trainer.statistics.get(k, {}) if round else {}
+            load = Load(seen=max([0, *seen.values()]), operations=_operations(self.models[k], seen))
+            self._known[key] = load.plus(self._in_phases(k, phases))
+        return self._known[key]
+
+    def _in_phases(self, k: int, phases: Sequence[Phase]) -> Load:
+        model, load = self.models[k], Load()
+        for phase in linked(phases):
+            _, index = phase_data(self.method, self.federation.data[k], phase, Draws(0, 1))
+            images = phase.epochs * used_samples(len(index), phase, bool(model.names(["buffers"])))
+            passes = self._trainer.passes.get((model.name, phase), {"own": 1})
+            each: dict[Kind, float] = {
+                (network, "train"): passes.get(role, 0) * cost.forward * (1 + gradients(phase.trains, role))
+                for role, network, cost in (
+                    ("own", model.name, own_cost(model)),
+                    ("auxiliary", model.options.auxiliary, auxiliary_cost(model)),
+                )
+                if network and passes.get(role)
+            }
+            load = load.plus(Load(trained=1, operations=each), images)
+        return load
+
+    def _tests(self, round: int) -> float:
+        """How many tests of all test samples a round has; those on training samples in proportion."""
+        settings = self.method.settings
+        if round % settings.evaluate_every and round < settings.rounds:
+            return 0
+        tests = 1.0 + len(self.method.extra_predictors(round))
+        if settings.train_accuracy:
+            tests += sum(map(len, self.held.train)) / max(1, sum(map(len, self.held.test)))
+        return tests
+
+
+class Cost(NamedTuple):
+    """Of one image: operations of a forward pass, and bytes that a training pass keeps for its gradient."""
+
+    forward: int
+    saved: int
+
+
+_costs: dict[str, Cost] = {}
+
+
+def own_cost(model: Outline) -> Cost:
+    """Of the client's own network; counted once for each architecture, size of images and kind of prompts."""
+    head = 2 * model.elements(["head", "projection"])
+    changes = {"auxiliary": None, "transform": False, "embedding": None, "extra_outputs": 0, "weights": "scratch"}
+    key = f"{model.name} {model.spec} {model.options.model_copy(update=changes).model_dump_json()}"
+    if key not in _costs:
+        groups = torch.zeros(1, dtype=torch.int64, device="meta") if model.options.group_blocks else None
+        counted = _counted(lambda images: model.run(images, groups), model.spec)
+        _costs[key] = counted._replace(forward=counted.forward - head)
+    return _costs[key]._replace(forward=_costs[key].forward + head)
+
+
+def auxiliary_cost(model: Outline) -> Cost:
+    """Of the second network, where there is one."""
+    name = model.options.auxiliary
+    if name is None:
+        return Cost(0, 0)
+    key = f"{name} {model.spec} {model.num_classes} {model.options.embedding} {model.options.stem}"
+    if key not in _costs:
+        _costs[key] = _counted(model.run_auxiliary, model.spec)
+    return _costs[key]
+
+
+def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
+    images = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta")
+    saved: dict[int, int] = {}
+    kept: list[Any] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in saved and not tensor.is_leaf:
+            saved[storage._cdata] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    def forward() -> None:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            kept.append(run(images))
+
+    return Cost(flops(forward), sum(saved.values()))
+
+
+def _operations(model: Outline, seen: Mapping[str, float]) -> dict[Kind, float]:
+    """Of forward passes of images, by network."""
+    found: dict[Kind, float] = {}
+    if seen.get("own"):
+        found[model.name, "look"] = seen["own"] * own_cost(model).forward
+    if seen.get("auxiliary") and model.options.auxiliary:
+        found[model.options.auxiliary, "look"] = seen["auxiliary"] * auxiliary_cost(model).forward
+    return found
+
+
+def gradients(trains: Sequence[str], role: str) -> int:
+    """How many gradients of a training step cost as much as the forward pass: of activations, and of weights.
+
+    Args:
+        trains: the groups of parameters that train.
+        role: ``own`` for the client's own network, ``auxiliary`` for the second one.
+    """
+    if ("body" if role == "own" else role) in trains:
+        return 2
+    # Gradients of prompts go back through the whole frozen network; those of a head alone do not.
+    return int(role == "own" and any(group in trains for group in ("prompts", "shared", "group")))
