@@ -110,15 +110,17 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_the_same_from_compact_records(workspace, name):
+def test_a_table_is_the_same_from_compact_records(workspace, name, monkeypatch):
+    if name != "fedtgp-table-10":  # one table's curves will do
+        monkeypatch.setattr("hetfl.report.make.accuracy_curves", lambda *given: [])
+        monkeypatch.setattr("hetfl.report.make.communication_figure", lambda *given: [])
     spec = table_spec(name, PARAMS)
     wanted = {}
     for _, _, entry in entries(spec):
         for seed in entry.seeds[:2]:
             wanted.setdefault(entry.path(seed), (entry, seed))
-    kept = dict([*wanted.items()][:24])
+    kept = dict([*wanted.items()][:12])
     cells = [write(workspace, entry, seed, TABLES[name]) for entry, seed in kept.values()]
-    folder = workspace.table(name)
     workspace.tables = workspace.root / "tables"
     make_table(name, workspace)
     folder = workspace.table(name)
