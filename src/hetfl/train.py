@@ -19,6 +19,7 @@ from hetfl.experiments.plan import (
     pick,
 )
 from hetfl.experiments.schedule import identities, pick_device, run_cells, unfinished
+from hetfl.experiments.stop import terminable
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.tracking import MlflowMirror, Progress, following
 
@@ -47,7 +48,7 @@ def train_experiment(
     compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
     expected = identities(chosen, workspace)
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
-    with following([progress, MlflowMirror(root, list(expected))]) as callback:
+    with terminable(), following([progress, MlflowMirror(root, list(expected))]) as callback:
         failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
     if failures:
         raise FailedCellsError(failures)

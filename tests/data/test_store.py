@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from hetfl.config import validate
 from hetfl.data.catalogue import entry, prepare_dataset
@@ -267,6 +266,8 @@ def test_malformed_subset_is_not_written(tmp_path: Path, subset: Subset, message
 
 
 def test_digits_are_scikit_learns(digits: Dataset) -> None:
+    from sklearn.datasets import load_digits  # a second, which who collects this test need not wait for
+
     bunch = load_digits()
     expected = sorted(
         (label, np.rint(image * 255 / 16).astype(np.uint8).tobytes())

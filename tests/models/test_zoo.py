@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -193,6 +192,8 @@ def test_features_are_not_negative_and_batches_train(name: str):
 def test_residual_networks_are_torchvisions(name: str):
     model = at_32(name, OWN_WIDTH)
     params = model.init(Draws(0), 0)
+    import torchvision  # seconds, which who collects this test need not wait for
+
     reference = torchvision.models.get_model(name).eval()
     reference.fc = nn.Identity()
     state = {key.removeprefix("body."): params[key] for key in model.names(["body", "buffers"])}

@@ -115,10 +115,9 @@ def test_a_cell_that_cannot_begin_is_listed_at_the_end(made, tmp_path, capsys):
 
 
 def test_two_sweeps_do_not_share_a_device(tmp_path):
-    with held([CPU], tmp_path, wait=False):
-        with pytest.raises(HetflError, match=rf"cpu: is in use by the sweep of process \d+ in {tmp_path} since"):
-            with held([CPU], tmp_path, wait=False):
-                pass
+    told = rf"cpu: is in use by the sweep of process \d+ in {tmp_path} since"
+    with held([CPU], tmp_path, wait=False), pytest.raises(HetflError, match=told), held([CPU], tmp_path, wait=False):
+        pass
     with held([CPU], tmp_path, wait=True):
         pass
 

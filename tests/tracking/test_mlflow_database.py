@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlalchemy
 from mlflow_helpers import describe, sync_in_a_process, write_cell
 
 from hetfl.errors import HetflError
@@ -136,6 +135,8 @@ def test_an_interruption_while_the_database_is_made_leaves_none(tmp_path, statem
         count += 1
         if count == statement:
             raise KeyboardInterrupt
+
+    import sqlalchemy
 
     sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", interrupt)
     try:

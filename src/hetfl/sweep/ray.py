@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -63,10 +64,11 @@ class Ray:
             self._ray.shutdown()  # of an existing cluster, this only ends the connection and its tasks
 
     def _connect(self) -> None:
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address:
-            self._ray.init(address=self._address, log_to_driver=False)
+            self._ray.init(address=self._address, **quiet)
         else:
-            self._ray.init(address="local", include_dashboard=False, log_to_driver=False)
+            self._ray.init(address="local", include_dashboard=False, **quiet)
 
     def _follow(self, order: Sequence[Choice], until: float, watch: Watch) -> dict[Path, str]:
         """Submit tasks, no more at once than ``jobs``, and wait for them."""

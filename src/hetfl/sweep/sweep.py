@@ -70,7 +70,7 @@ def sweep(
     if dry_run:
         print(_listing(chosen.order, backend.at_once(len(chosen.order)), budget))
         if failures:
-            print(f"\nThese cannot begin:\n{FailedCellsError(failures)}")
+            print(f"\nThese cannot begin:\n{FailedCellsError(failures)}".replace(f"{root}/", ""))
         return
     if able:
         rounds = sum(choice.status.rounds for choice in able)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean, median
+from threading import Lock
 
 from hetfl.experiments.events import Event
 from hetfl.experiments.plan import Cell
@@ -24,7 +25,7 @@ def kind(cell: Cell) -> str:
 
 
 class Together:
-    """A subscriber that times the rounds of one device's cells.
+    """A subscriber that times the rounds of one device's cells; safe to use from several threads.
 
     With n cells at once, each round takes longer than alone. If the same cells' rounds take s times as long as they
     did with n/2, twice as many cells train 2/s times as many rounds a second. The number is doubled while that is
@@ -39,7 +40,7 @@ class Together:
         self, speeds: Mapping[str, Mapping[int, float]] = {}, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.speeds = {name: {1: 1.0, **known} for name, known in speeds.items()}
-        self._clock = clock
+        self._clock, self._lock = clock, Lock()
         self._kinds: dict[Path, str] = {}
         self._training: set[Path] = set()
         self._changed = clock()
@@ -47,44 +48,48 @@ class Together:
 
     def begins(self, folder: Path, kind: str) -> None:
         """A cell is given to the device."""
-        self._kinds[folder] = kind
-        self.speeds.setdefault(kind, {1: 1.0})
+        with self._lock:
+            self._kinds[folder] = kind
+            self.speeds.setdefault(kind, {1: 1.0})
 
     def ends(self, folder: Path) -> None:
         """It is done, or has stopped."""
-        self._kinds.pop(folder, None)
-        self._training.discard(folder)
-        self._changed = self._clock()
+        with self._lock:
+            self._kinds.pop(folder, None)
+            self._training.discard(folder)
+            self._changed = self._clock()
 
     def told(self, event: Event) -> None:
         """Take the time of a round, if the same cells trained throughout; a cell's first round here prepares much."""
-        if event.folder not in self._kinds or event.run is not None:
-            return
-        for line in event.rounds:
-            seconds = sum(line.seconds.values())
-            if event.folder not in self._training:
-                self._training.add(event.folder)
-                self._changed = self._clock()
-            elif self._clock() - seconds >= self._changed:
-                at_once = len(self._training)
-                self._seconds.setdefault((event.folder, at_once), []).append(seconds)
-                self._compare(at_once)
+        with self._lock:
+            if event.folder not in self._kinds or event.run is not None:
+                return
+            for line in event.rounds:
+                seconds = sum(line.seconds.values())
+                if event.folder not in self._training:
+                    self._training.add(event.folder)
+                    self._changed = self._clock()
+                elif self._clock() - seconds >= self._changed:
+                    at_once = len(self._training)
+                    self._seconds.setdefault((event.folder, at_once), []).append(seconds)
+                    self._compare(at_once)
 
     def close(self) -> None:
         """Nothing is left to do."""
 
     def wanted(self, kind: str) -> int:
         """How many cells the device should train at once, where the next would be of this kind."""
-        speeds, best = self.speeds.setdefault(kind, {1: 1.0}), 1
-        while 2 * best <= MOST:
-            if 2 * best not in speeds:
-                # The next number is tried once there is something to compare it with.
-                timed = (len(self._seconds.get((folder, best), ())) >= ROUNDS for folder in self._training)
-                return 2 * best if any(timed) else best
-            if speeds[2 * best] < GAIN * speeds[best]:
-                break
-            best *= 2
-        return best
+        with self._lock:
+            speeds, best = self.speeds.setdefault(kind, {1: 1.0}), 1
+            while 2 * best <= MOST:
+                if 2 * best not in speeds:
+                    # The next number is tried once there is something to compare it with.
+                    timed = (len(self._seconds.get((folder, best), ())) >= ROUNDS for folder in self._training)
+                    return 2 * best if any(timed) else best
+                if speeds[2 * best] < GAIN * speeds[best]:
+                    break
+                best *= 2
+            return best
 
     def _compare(self, at_once: int) -> None:
         """Set the speed of this number, from the cells that were timed with it and with half as many."""
