@@ -31,7 +31,7 @@ def train_experiment(
 ) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept.
 
-    The first lines are the plan of these cells, and of each table that shows some of them the plan of its other cells.
+    The first lines are the plan of these cells, and of the other cells of each table that shows some of them.
 
     Args:
         root: the repository's root.

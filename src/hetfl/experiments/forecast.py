@@ -49,7 +49,7 @@ class Forecast:
         seconds: left to train, on the device; None if unknown.
         source: of the seconds.
         basis: the source in words.
-        memory: bytes that training takes; None if unknown.
+        memory: bytes that training takes; None if unknown, or if there is nothing to train.
     """
 
     cell: Cell
@@ -120,6 +120,8 @@ class Forecaster:
     def forecast(self, cell: Cell) -> Forecast:
         """What a cell still takes."""
         now = status(cell, self.workspace)
+        if not now.left:
+            return Forecast(cell, now, 0, False, Load(), 0.0, "records", "its own", None)
         rehearsal = self.rehearsal(cell)
         left, at_most = self._left(cell, now)
         load = self._load(cell, rehearsal, now.round, left) if rehearsal else None

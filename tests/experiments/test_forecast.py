@@ -1,0 +1,136 @@
+"""Forecasts: from records, from a calibration, from counted operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from record_factory import make_round, write_record
+
+from hetfl.data.catalogue import CATALOGUE
+from hetfl.experiments import calibration, forecast, status
+from hetfl.experiments.calibration import calibrate, cases, rates
+from hetfl.experiments.forecast import Forecaster, forecasts
+from hetfl.experiments.identity import fingerprint
+from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
+from hetfl.experiments.record import device_name
+from hetfl.schema import Inputs
+from hetfl.training.state import ResumePoints, State
+
+CPU = torch.device("cpu")
+READS = Inputs(dataset="d", partition="p", weights={})
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(Path("params.yaml"))
+
+
+@pytest.fixture(scope="module")
+def table_10(params) -> list[Cell]:
+    return cells(params, "fedtgp-htcnn8-fashion-mnist")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.setattr(status, "inputs", lambda cell, workspace: READS)
+    return Workspace(tmp_path)
+
+
+def record(workspace: Workspace, cell: Cell, seconds: float, rounds: int, state: str = "running", **changes) -> None:
+    lines = [make_round(0), *(make_round(r, seconds={"train": seconds}, peak_memory=7) for r in range(1, rounds + 1))]
+    models = [cell.models[k % len(cell.models)] for k in range(cell.partition["clients"])]
+    told = {"settings": cell.settings, "models": models, "dataset": cell.dataset, "inputs": READS}
+    told |= {
+        "device": device_name(CPU),
+        "threads": 1,
+        "engine": "sequential",
+        "fingerprint": fingerprint(cell, READS),
+    }
+    write_record(workspace.runs, cell.path, lines, state, **told | changes)
+    if state == "running":
+        with ResumePoints(workspace.resume_points(cell) / told["fingerprint"]) as points:
+            points.save(State(rounds, {"x": torch.zeros(1)}))
+
+
+def test_seconds_are_those_of_the_cells_own_rounds(workspace, params, table_10):
+    record(workspace, table_10[0], seconds=2.0, rounds=10)
+    record(workspace, table_10[1], seconds=50.0, rounds=10)
+    first, _, third = forecasts(table_10[:3], params, workspace, CPU)
+    assert (first.rounds, first.seconds, first.source, first.memory) == (990, 990 * 2.0, "records", 7)
+    assert first.basis == "10 rounds of its own" and first.at_most
+    # Another seed: the mean of the two records.
+    assert (third.rounds, third.seconds) == (1000, 1000 * 26.0) and "other seeds" in third.basis
+
+
+def test_records_of_other_machines_are_left_out(workspace, params, table_10):
+    record(workspace, table_10[0], seconds=2.0, rounds=3, device="cuda: another")
+    record(workspace, table_10[1], seconds=2.0, rounds=3, threads=64)
+    assert forecasts(table_10[:1], params, workspace, CPU)[0].source == "operations"
+
+
+def test_another_method_is_scaled_by_operations(workspace, params, table_10):
+    by = {cell.method: cell for cell in reversed(table_10)}
+    record(workspace, by["lg-fedavg"], seconds=3.0, rounds=4)
+    machine = Forecaster(params, workspace, CPU)
+    fml = machine.forecast(by["fml"])
+
+    def operations(cell: Cell) -> float:
+        found = machine.rehearsal(cell)
+        assert found is not None
+        return sum(found.rounds(1, 1, 0).operations.values())
+
+    share = operations(by["fml"]) / operations(by["lg-fedavg"])
+    assert share > 1.2 and fml.seconds == pytest.approx(1000 * 3.0 * share)
+    assert "by operations" in fml.basis
+
+
+def test_finished_runs_tell_how_long_a_run_with_patience_takes(workspace, params, table_10):
+    for cell, rounds in zip(table_10[1:4], (110, 130, 160), strict=True):
+        record(workspace, cell, seconds=1.0, rounds=rounds, state="complete")
+    record(workspace, table_10[0], seconds=1.0, rounds=30)
+    first = forecasts(table_10[:1], params, workspace, CPU)[0]
+    assert (first.rounds, first.at_most, first.seconds) == (100, False, 100.0)
+
+
+def test_operations_are_taken_at_a_share_of_a_matrix_product(workspace, params, table_10, monkeypatch):
+    monkeypatch.setattr(forecast, "matmul_rate", lambda device: 1e10)
+    found = forecasts(table_10[:1], params, workspace, CPU)[0]
+    assert found.load is not None and found.source == "operations" and "30% of a matrix product" in found.basis
+    assert found.seconds == pytest.approx(sum(found.load.operations.values()) / 3e9 + found.load.server)
+
+
+def test_without_data_the_published_sizes_count(workspace, params, table_10):
+    load = Forecaster(params, workspace, CPU).rehearsal(table_10[0]).rounds(1, 1, 0)
+    sizes = sum(CATALOGUE["fashion-mnist"].sizes.values())
+    assert 0.74 * sizes < load.trained <= 0.75 * sizes  # three quarters of the pool, without incomplete batches
+    assert load.seen == pytest.approx(0.25 * sizes, abs=60)
+    unknown = forecasts(cells(params, "digits-homogeneous")[:1], params, workspace, CPU)[0]
+    assert (unknown.load, unknown.seconds) == (None, None)
+
+
+def test_a_calibration_is_kept_for_this_machine(workspace, params, table_10, monkeypatch):
+    measured = []
+
+    def measure(case, device, compute):
+        measured.append(case.key)
+        return {"train": 2e9, "look": 1e9}
+
+    monkeypatch.setattr(calibration, "measure", measure)
+    wanted = cases(Forecaster(params, workspace, CPU).rehearsal(table_10[0]))
+    assert calibrate(wanted, workspace, CPU, params.compute) == 8 == len(set(measured))
+    assert calibrate(wanted, workspace, CPU, params.compute) == 0 and len(measured) == 8
+    found = forecasts(table_10[:1], params, workspace, CPU)[0]
+    by = {"train": 0.0, "look": 0.0}
+    for (_, kind), count in found.load.operations.items():
+        by[kind] += count
+    assert found.source == "calibration"
+    assert found.seconds == pytest.approx(by["train"] / 2e9 + by["look"] / 1e9 + found.load.server)
+    assert not rates(workspace, CPU, threads=2).known  # another machine
+
+
+def test_a_calibration_measures_real_steps(workspace, params, table_10):
+    case = cases(Forecaster(params, workspace, CPU).rehearsal(table_10[0]))[0]
+    speeds = calibration.measure(case, CPU, params.compute)
+    assert speeds["train"] > 1e6 and speeds["look"] > 1e6

@@ -1,0 +1,123 @@
+"""`hetfl plan`, and what training says first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from settings_files import copy_params
+from typer.testing import CliRunner
+
+from hetfl import planning
+from hetfl.cli import app
+from hetfl.errors import HetflError
+from hetfl.experiments.forecast import Forecast
+from hetfl.experiments.needs import check_needs, needs
+from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.status import Status
+from hetfl.planning import Plan, clock, number, render, summary
+from hetfl.train import train_experiment
+from hetfl.training.rehearsal import Load
+
+
+@pytest.fixture(scope="module")
+def table_10() -> list[Cell]:
+    return cells(load_params(Path("params.yaml")), "fedtgp-htcnn8-fashion-mnist")
+
+
+def forecast(cell: Cell, status: Status, seconds: float | None = 3600.0, at_most: bool = False) -> Forecast:
+    load = Load(trained=5e6, seen=1e6, operations={("htcnn1", "train"): 2e12}, up=10**6, down=2 * 10**6)
+    left = status.left
+    return Forecast(cell, status, left, at_most, load, seconds if left else 0.0, "records", "10 rounds", 10**9)
+
+
+def test_a_plan_has_every_state(table_10):
+    states = [
+        Status("done", 1000, 1000),
+        Status("running", 40, 1000),
+        Status("interrupted", 7, 1000),
+        Status("stale", 0, 1000, "lr 0.5, now 0.01"),
+        Status("broken", 0, 1000, "run.json: is not JSON"),
+        Status("not run", 0, 1000),
+    ]
+    made = Plan([forecast(cell, now) for cell, now in zip(table_10, states, strict=False)], [], "cpu: test", 2)
+    text = render(made)
+    for line in ("1 done", "1 not begun", "round 40 of 1000", "round 7 of 1000", "lr 0.5, now 0.01", "is not JSON"):
+        assert line in text
+    assert "about 5 h 00 min, 2 h 30 min with 2 cells at once" in text
+    assert "5 cells by 10 rounds" in text
+    assert summary(made).startswith("plan: 1 done, 1 running now, 1 in progress, 1 not begun, 1 stale")
+
+
+def test_an_unknown_time_is_not_a_small_one(table_10):
+    now = Status("not run", 0, 1000)
+    made = Plan([forecast(table_10[0], now), forecast(table_10[1], now, None)], [], "cpu: test", 1)
+    assert made.seconds is None and "more than 60 min" in summary(made)
+    most = Plan([forecast(table_10[0], now, at_most=True)], [], "cpu: test", 1)
+    assert "at most 60 min" in summary(most)
+    done = Plan([forecast(table_10[0], Status("done", 1000, 1000))], [], "cpu: test", 1)
+    assert summary(done) == "plan: 1 done; nothing to train"
+
+
+def test_what_is_missing_is_named_with_size_and_origin(tmp_path):
+    copy_params(tmp_path)
+    params, workspace = load_params(tmp_path / "params.yaml"), Workspace(tmp_path)
+    chosen = cells(params, "fedhpl-homogeneous-cifar10")
+    found = {need.name: need for need in needs(chosen, params, workspace)}
+    data, backbone = found["cifar10"], found["vit_base_patch16_224.augreg_in21k_ft_in1k"]
+    assert (data.there, data.bytes, data.origin) == (False, 170_052_171, "www.cs.toronto.edu")
+    assert backbone.origin == "huggingface.co/timm/vit_base_patch16_224.augreg_in21k_ft_in1k"
+    assert 340e6 < backbone.bytes < 345e6
+    with pytest.raises(HetflError) as refused:
+        check_needs(chosen, params, workspace)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 2  # the data set and the weights; partitions come with the data set
+    assert "dvc repro download-cifar10 (www.cs.toronto.edu, 170.1 MB)" in lines[0]
+    assert "hetfl weights vit_base_patch16_224" in lines[1] and "343." in lines[1]
+
+
+def test_training_refuses_all_that_is_missing_before_anything_starts(tmp_path):
+    copy_params(tmp_path)
+    with pytest.raises(HetflError) as refused:
+        train_experiment(tmp_path, "fedhpl-homogeneous-cifar10", method="fedhpl")
+    assert len(str(refused.value).splitlines()) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_pretrained_weights_name_their_stage(tmp_path):
+    copy_params(tmp_path)
+    params = load_params(tmp_path / "params.yaml")
+    found = needs(cells(params, "digits-heterogeneous"), params, Workspace(tmp_path))
+    weights = [need for need in found if need.kind == "weights"]
+    assert weights and all(need.origin == "trained here by dvc repro pretrain-digits" for need in weights)
+
+
+def test_the_command_prints_json(tmp_path, monkeypatch):
+    copy_params(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["plan", "fedtgp-htcnn8-fashion-mnist/lg-fedavg", "--json"])
+    assert told.exit_code == 0, told.output
+    content = json.loads(told.stdout)
+    assert len(content["cells"]) == 6
+    one = content["cells"][0]
+    assert one["status"] == "not run" and one["left"] == 1000 and one["at_most"] and one["bytes_up"] > 0
+    assert [need["name"] for need in content["needs"]][0] == "fashion-mnist"
+
+
+def test_the_rest_of_a_table_is_foreseen(tmp_path):
+    copy_params(tmp_path)
+    params = load_params(tmp_path / "params.yaml")
+    own = [cell for cell in cells(params, "fedtgp-htcnn8-fashion-mnist") if cell.method == "fedtgp"]
+    rest = planning.rest_of_tables(own, params, Workspace(tmp_path), torch.device("cpu"))
+    assert {name: len(plan.left) for name, plan in rest.items()} == {"fedtgp-table-10": 36}
+    assert (
+        planning.rest_of_tables(cells(params, "digits-fedtgp"), params, Workspace(tmp_path), torch.device("cpu"))
+        == {}
+    )
+
+
+def test_durations_and_numbers_for_people():
+    assert [clock(s) for s in (None, 42, 300, 7500, 86400 * 3)] == ["?", "42 s", "5 min", "2 h 05 min", "3.0 days"]
+    assert [number(n) for n in (7, 1234, 2.5e6, 3e12)] == ["7", "1.2 k", "2.5 M", "3.0 T"]

@@ -1,0 +1,87 @@
+"""What a rehearsal says of a run is what the run does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import CLASSES, GROUPS, TOY
+from playing import start
+
+from hetfl.data.inputs import InputSettings
+from hetfl.draws import Draws
+from hetfl.methods import METHODS
+from hetfl.metrics.flops import step_flops
+from hetfl.models.base import ModelOptions
+from hetfl.models.outline import outline
+from hetfl.training.rehearsal import Holdings, Rehearsal, own_cost
+
+
+@pytest.fixture(scope="module")
+def held(toy_data, toy_partition, toy_public) -> Holdings:
+    labels, tests = (torch.from_numpy(toy_data.subset(name).labels) for name in ("train", "test"))
+    train = [labels[part] for part in toy_partition.train]
+    return Holdings(train, [tests] * 3, CLASSES, 8, torch.from_numpy(toy_public.labels), 2, 8)
+
+
+def rehearse(held: Holdings, method: str, group: str, **settings) -> Rehearsal:
+    made = METHODS[method].Settings(**{"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings})
+    return Rehearsal(method, made.model_dump(), GROUPS[group], InputSettings(), held)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_are_those_of_a_real_round(method, held, toy_engine, two_rounds):
+    group = "homogeneous" if method in {*TOY} - {"fedgen", "fedgh", "fedmd", "fedproto", "fedtgp"} else "resnets"
+    group = group if METHODS[method].heterogeneous or group == "homogeneous" else "homogeneous"
+    played, rehearsal = two_rounds(method, group), rehearse(held, method, group)
+    second, real = rehearsal.rounds(2, 2, seed=0), played.line
+    if method == "fedkd":  # its truncated matrices depend on values, so that the rehearsal has the largest
+        assert real.up.bytes <= second.up and real.down.bytes <= second.down
+        return
+    assert (second.up, second.down) == (real.up.bytes, real.down.bytes)
+    _, registration = start(toy_engine(method, group), Draws(0))
+    assert rehearsal.start().up == registration.up.bytes
+
+
+def test_images_are_those_that_clients_train_on_and_are_tested_on(held):
+    # 15, 19 and 26 samples, two epochs; a test of 30 images, which all share and each client's own model sees.
+    load = rehearse(held, "local", "homogeneous", local_epochs=2).rounds(1, 3, seed=0)
+    assert (load.trained, load.seen) == (3 * 2 * 60, 3 * 3 * 30)
+    rarely = rehearse(held, "local", "homogeneous", evaluate_every=2).rounds(1, 3, seed=0)
+    assert rarely.seen == 2 * 3 * 30  # after round 2 and after the last one
+    few = rehearse(held, "local", "homogeneous", drop_last=True).rounds(1, 1, seed=0)
+    assert few.trained == 8 + 16 + 24
+
+
+def test_rounds_add_up_whoever_takes_part(held):
+    rehearsal = rehearse(held, "fedavg", "homogeneous", participation=0.67)
+    whole, parts = rehearsal.rounds(1, 3, seed=4), [rehearsal.rounds(r, r, seed=4) for r in (1, 2, 3)]
+    assert whole.trained == sum(part.trained for part in parts)
+    assert (whole.up, whole.down) == (sum(part.up for part in parts), sum(part.down for part in parts))
+    assert whole.up == 3 * 2 * rehearse(held, "fedavg", "homogeneous").rounds(1, 1, seed=4).up // 3
+
+
+def test_operations_are_those_that_are_counted_on_a_real_model(held, two_rounds):
+    played, rehearsal = two_rounds("fedavg", "homogeneous"), rehearse(held, "fedavg", "homogeneous")
+    client, images = played.engine.federation.clients[0], played.engine.federation.data[0].train_images
+    batch, params = images.batch(torch.arange(4)), played.updates[0].state.params or {}
+    received = played.engine.method.receive(played.downlinks[0], {})
+    params = played.engine.method.adopt(played.engine.method.initial(client.model, Draws(0), 0), received)
+    counted = step_flops(played.engine.method, client.model, params, batch, received)
+    load = rehearsal.rounds(1, 1, seed=0)
+    trained = load.operations["digits_vit_base", "train"]
+    # A layer's two gradients cost as much as the layer; the first one needs none for the images.
+    assert trained == pytest.approx(60 * sum(counted) / 4, rel=0.15)
+
+
+def test_networks_are_made_and_counted_once():
+    options = ModelOptions(body="trained", weights="scratch")
+    first = outline("digits_resnet_small", 10, options, InputSettings())
+    assert first is outline("digits_resnet_small", 10, options, InputSettings())
+    other = outline("digits_resnet_small", 100, options, InputSettings())
+    assert other._module.body is first._module.body
+    assert own_cost(other).forward - own_cost(first).forward == 2 * 90 * first.width
+
+
+def test_memory_grows_with_the_clients_that_train_at_once(held):
+    rehearsal = rehearse(held, "local", "homogeneous")
+    assert 0 < rehearsal.memory(1) < rehearsal.memory(3)
