@@ -22,8 +22,6 @@ LEVELS = [
     {"training"},
     {"experiments"},
     {"tables"},
-    {"papers"},
-    {"tables"},
     {"figures"},
     {"tracking", "report"},
     {"stages"},

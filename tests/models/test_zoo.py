@@ -370,3 +370,10 @@ def test_the_size_of_images_is_the_experiments():
 def test_the_largest_map_of_a_model_is_found(name: str, size: int, elements: int):
     images = InputSettings(size=size, mean=(0.5,) * 3, std=(0.5,) * 3)
     assert build(name, 10, PAPER, inputs=images).largest_map == elements
+
+
+def test_the_largest_map_is_found_after_a_training_pass():
+    """ResNet18 ends in maps of one pixel, of which batch normalisation cannot train on a single one."""
+    model = at_32("resnet18", OWN_WIDTH)
+    model.train()(model.init(Draws(0), 0), images(model))
+    assert model.largest_map == 64 * 16 * 16

@@ -192,6 +192,9 @@ class Model:
             sizes.extend(value.numel() for value in outputs if isinstance(value, Tensor))
 
         hooks = [layer.register_forward_hook(note) for layer in self._module.modules()]
+        # A training pass leaves batch normalisation in training mode, in which one image may be too few.
+        for norm in self._norms:
+            norm.training = False
         reference = next(self._module.parameters())
         with torch.no_grad():
             self._module(reference.new_zeros(1, self.spec.channels, self.spec.size, self.spec.size))
