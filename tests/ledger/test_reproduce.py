@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
+from typer.testing import Result
 from ledger_helpers import checkout, entry_of, record
 from stage_runner import run_stage
 from table_helpers import PARAMS as COMMITTED

@@ -72,7 +72,7 @@ class Slurm:
         self._executor: Any = submitit.SlurmExecutor
         if self._executor.affinity() <= 0:
             raise HetflError("--on slurm: there is no srun on this machine; log in to a node of the cluster")
-        self._parameters = dict(parameters)
+        self._options = dict(parameters)
         # Seconds are foreseen for the machine that submits; those of the nodes are not known.
         self.device: torch.device = pick_device("cpu" if compute.device == "cpu" else "auto")
 
@@ -109,7 +109,7 @@ class Slurm:
             "time": LIMIT if math.isinf(left) else min(LIMIT, math.ceil(left) + SPARE),
             "cpus_per_task": self._compute.threads,
             **({"array_parallelism": self._compute.jobs} if self._compute.jobs else {}),
-            **self._parameters,
+            **self._options,
         }
         known = self._executor._valid_parameters()
         more = {key: value for key, value in wanted.items() if key not in known}

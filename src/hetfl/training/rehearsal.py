@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hetfl.data.batches import Batch, DeviceImages, InputSpec, Transform
 from hetfl.data.inputs import InputSettings
@@ -487,13 +488,13 @@ def auxiliary_cost(model: Outline) -> Cost:
 
 def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
     images = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta")
-    saved: dict[int, int] = {}
+    saved: dict[StorageWeakRef, int] = {}
     kept: list[Any] = []
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in saved and not tensor.is_leaf:
-            saved[storage._cdata] = storage.nbytes()
+        if (own := StorageWeakRef(storage)) not in saved and not tensor.is_leaf:
+            saved[own] = storage.nbytes()
             kept.append(tensor)
         return tensor
 
