@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import Result
 from ledger_helpers import checkout, entry_of, record
 from stage_runner import run_stage
 from table_helpers import PARAMS as COMMITTED
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hetfl.cli import app
 from hetfl.experiments.plan import Workspace, cells, load_params
