@@ -37,8 +37,10 @@ def chosen(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is chosen of some cells with these forecasts of seconds, or of status and seconds."""
 
     def run(*forecasts: tuple[Any, ...]) -> list[Choice]:
-        fresh = Status("not run", 0, 3)
-        found = [Forecast(cell, *([fresh, *rest][-2:]), "records", 10) for cell, *rest in forecasts]
+        found = []
+        for cell, *rest in forecasts:
+            now, seconds = [Status("not run", 0, 3), *rest][-2:]
+            found.append(Forecast(cell, now, now.left, False, None, seconds, "records", "", 10))
         monkeypatch.setattr(module, "forecasts", lambda *_: found)
         monkeypatch.setattr(
             module, "identities", lambda some, _: {tmp_path / "runs" / c.path: fingerprint(c, READS) for c in some}

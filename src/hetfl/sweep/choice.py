@@ -105,7 +105,8 @@ def choose(cells: Sequence[Cell], params: Params, workspace: Workspace, device: 
             expected |= identity
         except HetflError as error:
             lacks = str(error)
-        measured = seconds / now.left if seconds and now.left and forecast.source != "operations" else 0.0
+        known = seconds and forecast.rounds and forecast.source != "operations"
+        measured = seconds / forecast.rounds if seconds and known else 0.0
         value = worth.get(cell.path, 0.0)
         order.append(Choice(cell, now, value, seconds, measured, forecast.memory, lacks))
     return Chosen(sorted(order, key=_rank), expected, done, elsewhere)

@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hetfl.errors import FailedCellsError, HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.experiments.status import status
 from hetfl.experiments.stop import terminable
+from hetfl.planning import clock
 from hetfl.sweep.backend import Backend
 from hetfl.sweep.choice import Choice, Chosen, choose, ends
 from hetfl.targets import cells_of
@@ -156,11 +156,10 @@ def _listing(order: Sequence[Choice], at_once: int, budget: float) -> str:
     """The order of the cells, with what decides it."""
     rows = []
     for number, (choice, end) in enumerate(zip(order, ends(order, at_once), strict=True), start=1):
-        cost = "unknown" if choice.seconds is None else clock(choice.seconds)
-        shown = "unknown" if end is None else clock(end) + (" (later)" if end > budget else "")
+        shown = clock(end) + (" (later)" if end is not None and end > budget else "")
         per_hour = "" if choice.seconds is None else f"{3600 * choice.worth:.3g}"
         name = choice.cell.path.as_posix()
-        rows.append((number, name, str(choice.status), f"{choice.value:.2f}", cost, per_hour, shown))
+        rows.append((number, name, str(choice.status), f"{choice.value:.2f}", clock(choice.seconds), per_hour, shown))
     heads = ["", "cell", "status", "value", "left", "value per hour", "ends after"]
     return tabulate(rows, headers=heads, disable_numparse=True)
 
@@ -178,8 +177,3 @@ def _after(done: Sequence[Choice], workspace: Workspace, failures: Mapping[Path,
     parts += [f"{len(failures)} failed"] if failures else []
     more = any(what != "done" for what in counts)
     return f"cells: {', '.join(parts) or 'none to do'}" + ("; the same command goes on" if more else "")
-
-
-def clock(seconds: float) -> str:
-    """As ``1:23:45``."""
-    return str(timedelta(seconds=round(seconds)))
