@@ -220,6 +220,7 @@ class Metrics(Windowed):
 
     Attributes:
         fingerprint: of the run.
+        model: SHA-256 of the checkpoint; empty: not recorded.
         version: of the evaluation, see :mod:`hetfl.experiments.versions`; 0: not recorded.
         features: number of test samples whose features were stored.
         accuracy, average, lowest, highest, std, pooled, balanced_accuracy, macro_f1: of the final state, see
@@ -231,6 +232,7 @@ class Metrics(Windowed):
     """
 
     fingerprint: str
+    model: str = ""
     version: int = 0
     features: int = 0
     accuracy: list[Share]

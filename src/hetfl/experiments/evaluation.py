@@ -17,7 +17,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.cell import set_up
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.versions import EVALUATION
-from hetfl.files import write_json, write_text
+from hetfl.files import sha256_file, write_json, write_text
 from hetfl.message import Tensors
 from hetfl.metrics.accuracy import best_round, per_class, summary, window
 from hetfl.metrics.groups import congruence, entropy, kmeans
@@ -102,6 +102,7 @@ def evaluate_cell(
             (out / f"{name}.safetensors").unlink(missing_ok=True)
     metrics = Metrics(
         fingerprint=run.fingerprint,
+        model=sha256_file(folder / MODEL),
         version=EVALUATION,
         features=cell.features,
         **found,
@@ -115,13 +116,16 @@ def evaluate_cell(
 
 
 def is_evaluated(cell: Cell, workspace: Workspace, run: Run) -> bool:
-    """Whether a cell's evaluation is of this run, by the present version of the evaluation, with these features."""
+    """Whether a cell's evaluation is of this run and checkpoint, by the present version, with these features."""
     try:
         found = read_metrics(workspace.evaluations / cell.path)
     except HetflError:
         return False  # it is damaged, and replaced
+    model = workspace.runs / cell.path / MODEL
     expected = (run.fingerprint, EVALUATION, cell.features)
-    return found is not None and (found.fingerprint, found.version, found.features) == expected
+    if found is None or (found.fingerprint, found.version, found.features) != expected or not model.is_file():
+        return False
+    return sha256_file(model) == found.model
 
 
 def confusions(engine: LocalEngine, state: State, draws: Draws) -> np.ndarray:

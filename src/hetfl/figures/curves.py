@@ -110,6 +110,25 @@ def communication_figure(
     )
 
 
+def curve_points(table: Mapping[str, Any], runs: Path, compacts: Compacts | None = None) -> list[dict[str, Any]]:
+    """The curves of both figures as numbers, a line for each round of each cell.
+
+    Returns:
+        By line: ``row``, ``column``, ``round``; ``accuracy``, the mean over seeds in percent; ``megabytes``, all that
+        was sent up to the round's end, up and down, mean over seeds.
+    """
+    read = partial(rounds_of, runs=runs, compacts=compacts)
+    lines = []
+    for row in table["rows"]:
+        for column in table["columns"]:
+            # Runs may stop early: as far as all seeds go.
+            for points in zip(*_read(table, read, row, column), strict=False):
+                _, accuracy, traffic = np.array(points).mean(0)
+                numbers = {"accuracy": round(accuracy, 4), "megabytes": round(traffic / 1e6, 6)}
+                lines.append({"row": row, "column": column, "round": points[0].round, **numbers})
+    return lines
+
+
 def _panels(table: Mapping[str, Any], read: Read, path: Path, draw: Draw, xlabel: str, caption: str) -> list[Path]:
     accuracies = {cell["column"] for cell in table["cells"] if cell.get("unit", "%") == "%"}
     panels = {column: title for column, title in table["columns"].items() if column in accuracies}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from hetfl.experiments.plan import Workspace, load_params
-from hetfl.figures.curves import accuracy_curves, communication_figure
+from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
+from hetfl.files import write_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec
 from hetfl.tables.records import Compacts
+
+METRICS, CURVES = "metrics.yaml", "curves.csv"
+"""Files in a table's folder that ``dvc metrics`` and ``dvc plots`` read."""
 
 
 def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
@@ -30,7 +39,34 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
     spec, compacts = table_spec(name, params), Compacts(workspace, params)
     table = build_table(spec, workspace.runs, workspace.evaluations, compacts)
     write_table(table, folder)
+    write_text(folder / METRICS, yaml.safe_dump(headline(table), sort_keys=False))
     if spec.curves:
+        write_text(folder / CURVES, _csv(curve_points(table, workspace.runs, compacts)))
         accuracy_curves(table, workspace.runs, folder, compacts)
         communication_figure(table, workspace.runs, folder, compacts)
     return table
+
+
+def headline(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """A table's numbers in short: by row, the value of every column that has one, in the column's unit.
+
+    ``megabytes`` is what a run sends in all, up and down, mean over the columns and their seeds.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for row in table["rows"]:
+        done = [cell for cell in table["cells"] if cell["row"] == row and cell.get("value") is not None]
+        traffic = [cell[way]["total"]["bytes"] for cell in done for way in ("up", "down") if way in cell]
+        if done:
+            found[row] = {cell["column"]: round(cell["value"], 2) for cell in done}
+        if traffic:
+            found[row]["megabytes"] = round(sum(traffic) / len(done) / 1e6, 3)
+    return found
+
+
+def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    written = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(written, [*lines[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return written.getvalue()
