@@ -173,8 +173,11 @@ def files(params: Params) -> dict[str, str]:
     stages[ROOT] |= {name: _figure(figure, params, every) for name, figure in drawn.items()}
     stages[ROOT] |= {"report": _report(params)}
     contents: dict[str, dict[str, Any]] = {file: {"stages": some} for file, some in stages.items()}
-    if drawn:
-        contents[ROOT]["plots"] = [_drawing(name) for name in drawn]
+    own = [name for name in table_names(params) if name in params.experiments]
+    contents[ROOT]["metrics"] = [f"tables/{name}/metrics.yaml" for name in own]
+    contents[ROOT]["plots"] = [plot for name in own for plot in _curves(name, params)]
+    # Of the papers' figures and numbers most are not there; DVC shows those that are named on its command line.
+    contents[ROOT]["plots"] += [_drawing(name) for name in drawn if name.startswith(EMBEDDED)]
     return {file: _HEAD + _dump(content) for file, content in contents.items()}
 
 
@@ -422,6 +425,24 @@ def _grown(path: str) -> dict[str, Any]:
 
 def _kept(path: str) -> dict[str, Any]:
     return {path: {"cache": False}}
+
+
+def _curves(name: str, params: Params) -> Iterator[dict[str, Any]]:
+    """Accuracies of a table as DVC draws them, with the template ``.dvc/plots/curves.json``."""
+    if not table_spec(name, params).curves:
+        return
+    for across, label in (("round", "round"), ("megabytes", "sent so far by all clients and the server, MB")):
+        file = f"tables/{name}/curves.csv"
+        yield {
+            f"{name} by {across}": {
+                "template": "curves",
+                "title": f"{name}: accuracy by {across}",
+                "x": {file: across},
+                "y": {file: "accuracy"},
+                "x_label": label,
+                "y_label": "accuracy (%)",
+            }
+        }
 
 
 def _drawing(name: str) -> str:
