@@ -13,7 +13,7 @@ import pytest
 from mlflow_helpers import describe, sync_in_a_process, write_cell
 
 from hetfl.errors import HetflError
-from hetfl.tracking import mlflow_database, sync
+from hetfl.tracking import MlflowMirror, mlflow_database, sync
 
 TRIES = 30
 SPAN = 6.0
@@ -28,9 +28,11 @@ def no_server(monkeypatch):
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     """A database as MLflow makes it."""
-    database = tmp_path_factory.mktemp("template") / "mlflow.db"
-    mlflow_database.create_database(database)
-    return database
+    root = tmp_path_factory.mktemp("template")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        MlflowMirror(root).open()
+    return root / "mlruns/mlflow.db"
 
 
 @pytest.fixture
