@@ -490,12 +490,12 @@ def auxiliary_cost(model: Outline) -> Cost:
 def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
     images = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta")
     saved: dict[int, int] = {}
-    kept: list[Any] = []
+    kept: list[Any] = []  # so that no tensor takes the place of one that is gone
 
     def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in saved and not tensor.is_leaf:
-            saved[storage._cdata] = storage.nbytes()
+        # On the meta device storages have no addresses, and views of one tensor rarely overlap.
+        if not tensor.is_leaf:
+            saved[id(tensor)] = tensor.nbytes
             kept.append(tensor)
         return tensor
 
