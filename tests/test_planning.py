@@ -110,7 +110,8 @@ def test_the_rest_of_a_table_is_foreseen(tmp_path):
     copy_params(tmp_path)
     params = load_params(tmp_path / "params.yaml")
     own = [cell for cell in cells(params, "fedtgp-htcnn8-fashion-mnist") if cell.method == "fedtgp"]
-    rest = planning.rest_of_tables(own, params, Workspace(tmp_path), torch.device("cpu"))
+    where = Workspace(tmp_path), torch.device("cpu")
+    rest = planning.rest_of_tables(own, params, *where)
     assert {name: len(plan.left) for name, plan in rest.items()} == {"fedtgp-table-10": 36}
     assert (
         planning.rest_of_tables(cells(params, "digits-fedtgp"), params, Workspace(tmp_path), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Models without weights: they have the shapes of real ones, give zeros, and count the images that they are shown."""
+"""Models without weights: they have the shapes of real ones, and count the images that they are shown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, cached_property, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetfl.data.inputs import InputSettings
@@ -24,8 +25,9 @@ NETWORKS = ("body", "auxiliary", "buffers")
 class Outline(Model):
     """A model of which only the shapes are there.
 
-    It computes nothing: every output is zero, on the CPU. Parameters of whole networks are on the meta device, those
-    of prompts, projections and heads are zeros on the CPU, since methods read their values.
+    It computes nothing: features are zeros, and the class with the largest logit is the value of the image's first
+    pixel. Parameters of whole networks are on the meta device, those of prompts, projections and heads are zeros on
+    the CPU, since methods read their values.
 
     Attributes:
         seen: how many images went through the client's own network and through the second one, ``auxiliary``, so far.
@@ -37,24 +39,27 @@ class Outline(Model):
         self.seen: Counter[str] = Counter()
 
     def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
-        """Zeros; an image that is predicted with several groups counts as often."""
+        """Run nothing; an image that is predicted with several groups counts as often."""
         many = groups.shape[1] if groups is not None and groups.dim() == 2 else 1
         self.seen["own"] += many * len(images)
-        return self._zeros(images, self.width)
+        return self._output(images, self.width)
 
     def auxiliary(self, params: Tensors, images: Tensor) -> Output:
-        """Zeros."""
+        """Run nothing."""
         self.seen["auxiliary"] += len(images)
-        return self._zeros(images, self.width if self.options.transform else 1)
+        return self._output(images, self.width if self.options.transform else 1)
 
     def query(self, images: Tensor, block: int | None = None) -> Tensor:
         """Zeros."""
         return torch.zeros(len(images), self.width)
 
-    def _zeros(self, images: Tensor, width: int) -> Output:
+    def _output(self, images: Tensor, width: int) -> Output:
+        outputs = self.num_classes + self.options.extra_outputs
+        pixel = images[:, 0, 0, 0]
+        right = F.one_hot(pixel.detach().round().long().clamp(0, outputs - 1), outputs)
         # A function of the images, since some methods take a gradient with respect to them.
-        zeros = 0 * images[:, 0, 0, :1]
-        return Output(zeros.expand(-1, width), zeros.expand(-1, self.num_classes + self.options.extra_outputs))
+        zeros = 0 * pixel[:, None]
+        return Output(zeros.expand(-1, width), zeros + right.to(zeros.dtype))
 
     @property
     def largest_map(self) -> int:
@@ -81,6 +86,11 @@ class Outline(Model):
     def elements(self, groups: Sequence[str]) -> int:
         """As for any model, from sizes that are looked up once."""
         return sum(self._sizes.get(name, 0) for name in self.names(groups))
+
+    def products(self, groups: Sequence[str]) -> int:
+        """Elements of the matrices with these roles: multiplications for one sample, if they are linear layers."""
+        matrices = {name for name, tensor in self._module.named_parameters() if tensor.dim() == 2}
+        return sum(self._sizes[name] for name in self.names(groups) if name in matrices)
 
     @cached_property
     def total_elements(self) -> int:

@@ -1,8 +1,9 @@
 """What the rounds of a run will send and compute, found by playing two of them without images, weights or training.
 
 The messages are those of the real loop: methods, engine and exchange are the same. Models are outlines, images are
-blank, and clients skip their training. So sizes are exact where they do not depend on values; where they do (FedKD's
-truncated matrices), they are the largest possible.
+blank, and clients skip their training. So sizes are exact where they do not depend on what clients learn. Where they
+do, they are the largest possible: FedKD's truncated matrices have full rank, and in FedHPL, which sends logits of
+samples that are predicted right, all are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from hetfl.data.batches import Batch, DeviceImages, InputSpec, Transform
 from hetfl.data.inputs import InputSettings
@@ -100,7 +100,7 @@ class Load:
 
 
 class Blank(DeviceImages):
-    """Images without content, which cost nothing to read. Labels [N] are real.
+    """Images that cost nothing to read: all pixels have the sample's label [N], so that outlines can predict it.
 
     Args:
         side: of the stored images in pixels.
@@ -130,14 +130,14 @@ class Blank(DeviceImages):
     def batch(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Batch:
-        """Zeros, and the samples' labels."""
-        size = self.spec.size
-        images = torch.zeros(1, 1, 1, 1).expand(len(index), self.spec.channels, size, size)
+        """Images of one value each, and the samples' labels."""
+        size, labels = self.spec.size, self.labels.index_select(0, index)
+        images = labels.to(self.dtype).view(-1, 1, 1, 1).expand(-1, self.spec.channels, size, size)
         queries = None if self.queries is None else torch.zeros(1, self._width).expand(len(index), -1)
-        return Batch(images, self.labels.index_select(0, index), queries=queries)
+        return Batch(images, labels, queries=queries)
 
     def batches(self, index: Tensor, batch_size: int, transform: Transform | None = None, seed: int = 0) -> Any:
-        """Batches of zeros."""
+        """Batches of such images."""
         return (self.batch(part) for part in index.split(batch_size))
 
 
@@ -394,7 +394,8 @@ class Rehearsal:
         share, everyone = method.settings.participation, range(members)
         if share == 1 and len({tuple(method.phases(round)) for round in range(1, last + 1)}) == 1:
             if first <= last:
-                load = self._round(first, everyone, set()).plus(self._round(2, everyone, {*everyone}), last - first)
+                again = self._round(2, everyone, {*everyone})
+                load = (again if first > 1 else self._round(1, everyone, set())).plus(again, last - first)
         else:
             served = set[int]()
             for round in range(1, last + 1):
@@ -465,7 +466,7 @@ _costs: dict[str, Cost] = {}
 
 def own_cost(model: Outline) -> Cost:
     """Of the client's own network; counted once for each architecture, size of images and kind of prompts."""
-    head = 2 * model.elements(["head", "projection"])
+    head = 2 * model.products(["head", "projection"])
     changes = {"auxiliary": None, "transform": False, "embedding": None, "extra_outputs": 0, "weights": "scratch"}
     key = f"{model.name} {model.spec} {model.options.model_copy(update=changes).model_dump_json()}"
     if key not in _costs:
@@ -488,13 +489,13 @@ def auxiliary_cost(model: Outline) -> Cost:
 
 def _counted(run: Callable[[Tensor], Any], spec: InputSpec) -> Cost:
     images = torch.zeros(1, spec.channels, spec.size, spec.size, device="meta")
-    saved: dict[StorageWeakRef, int] = {}
-    kept: list[Any] = []
+    saved: dict[int, int] = {}
+    kept: list[Any] = []  # so that no tensor takes the place of one that is gone
 
     def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if (own := StorageWeakRef(storage)) not in saved and not tensor.is_leaf:
-            saved[own] = storage.nbytes()
+        # On the meta device storages have no addresses, and views of one tensor rarely overlap.
+        if not tensor.is_leaf:
+            saved[id(tensor)] = tensor.nbytes
             kept.append(tensor)
         return tensor
 
