@@ -16,10 +16,10 @@ from hetfl.errors import HetflError
 from hetfl.experiments.forecast import Forecast
 from hetfl.experiments.needs import check_needs, needs
 from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.rehearsal import Load
 from hetfl.experiments.status import Status
 from hetfl.planning import Plan, clock, number, render, summary
 from hetfl.train import train_experiment
-from hetfl.training.rehearsal import Load
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from joblib import cpu_count
 
 from hetfl.experiments.calibration import Case, calibrate, cases
 from hetfl.experiments.forecast import Forecast, Forecaster
 from hetfl.experiments.needs import Need, needs
-from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
+from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
+from hetfl.experiments.schedule import at_once
 from hetfl.experiments.status import State
 from hetfl.files import decimal
 from hetfl.stages import printed_by, table_names
@@ -94,14 +94,14 @@ def make_plan(
         wanted = [case for cell in chosen if (rehearsal := planner.rehearsal(cell)) for case in cases(rehearsal)]
         calibrate(wanted, workspace, device, params.compute, calibrated)
     found = Forecaster(params, workspace, device).all(chosen)
-    jobs = at_once(params.compute, device, sum(1 for each in found if each.status.left))
+    jobs = max(1, min(at_once(device, params.compute), sum(1 for each in found if each.status.left)))
     return Plan(found, needs(chosen, params, workspace), device_name(device), jobs)
 
 
 def short_plan(chosen: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device) -> Plan:
     """A plan for one line, made fast: it takes partitions with as many clients as alike, and looks for no needs."""
     found = Forecaster(params, workspace, device, exact=False).all(chosen)
-    jobs = at_once(params.compute, device, sum(1 for each in found if each.status.left))
+    jobs = max(1, min(at_once(device, params.compute), sum(1 for each in found if each.status.left)))
     return Plan(found, [], device_name(device), jobs)
 
 
@@ -131,12 +131,6 @@ def rest_of_tables(
 def _all(params: Params) -> Iterator[Cell]:
     for name in params.experiments:
         yield from cells(params, name)
-
-
-def at_once(compute: ComputeSettings, device: torch.device, count: int) -> int:
-    """How many of some cells a stage trains at the same time."""
-    many = max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1
-    return max(1, min(compute.jobs or many, count))
 
 
 def total(some: Iterable[Forecast]) -> float | None:

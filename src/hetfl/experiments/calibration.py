@@ -18,12 +18,12 @@ from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.experiments.plan import ComputeSettings, Workspace
 from hetfl.experiments.record import device_name
+from hetfl.experiments.rehearsal import Kind, Rehearsal, auxiliary_cost, gradients, own_cost
 from hetfl.files import read_json, write_json
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.outline import Outline
 from hetfl.models.registry import build
 from hetfl.training.federation import gains
-from hetfl.training.rehearsal import Kind, Rehearsal, auxiliary_cost, gradients, own_cost
 
 FILE = "calibration.json"
 

@@ -21,10 +21,10 @@ from hetfl.errors import HetflError
 from hetfl.experiments.calibration import matmul_rate, rates
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
 from hetfl.experiments.record import device_name
+from hetfl.experiments.rehearsal import Holdings, Load, Rehearsal
 from hetfl.experiments.status import Status, status
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run
 from hetfl.training.memory import process_memory
-from hetfl.training.rehearsal import Holdings, Load, Rehearsal
 
 Source = Literal["records", "calibration", "operations"]
 """Where seconds come from: measured rounds of records, measured steps on this machine, or counted operations."""

@@ -9,11 +9,11 @@ from playing import start
 
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
+from hetfl.experiments.rehearsal import Holdings, Rehearsal, own_cost
 from hetfl.methods import METHODS
 from hetfl.metrics.flops import step_flops
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
-from hetfl.training.rehearsal import Holdings, Rehearsal, own_cost
 
 
 @pytest.fixture(scope="module")
