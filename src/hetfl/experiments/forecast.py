@@ -258,7 +258,7 @@ class Forecaster:
         if load is None or rehearsal is None:
             return None, "operations", "unknown before the data set is prepared"
         server = load.server if self.device.type == "cpu" else 0.0
-        found = self._rates.of(rehearsal)
+        found = self._rates.of(rehearsal) if self._rates.known else None
         if found is not None:
             seconds = sum(count / found[kind] for kind, count in load.operations.items())
             return seconds + server, "calibration", "calibration of this machine"

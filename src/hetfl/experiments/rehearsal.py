@@ -464,6 +464,7 @@ class Cost(NamedTuple):
 _costs: dict[str, Cost] = {}
 
 
+@cache
 def own_cost(model: Outline) -> Cost:
     """Of the client's own network; counted once for each architecture, size of images and kind of prompts."""
     head = 2 * model.products(["head", "projection"])
@@ -476,6 +477,7 @@ def own_cost(model: Outline) -> Cost:
     return _costs[key]._replace(forward=_costs[key].forward + head)
 
 
+@cache
 def auxiliary_cost(model: Outline) -> Cost:
     """Of the second network, where there is one."""
     name = model.options.auxiliary
