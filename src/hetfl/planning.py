@@ -241,8 +241,8 @@ def _sum(plan: Plan) -> str:
     left = plan.left
     if not left:
         return "nothing to train"
-    bases = Counter(each.basis for each in left)
-    words = [f"{count} cells by {basis}" for basis, count in bases.most_common(NAMED)]
+    bases = Counter(each.basis if each.seconds is None else f"by {each.basis}" for each in left)
+    words = [f"{count} cells {basis}" for basis, count in bases.most_common(NAMED)]
     memory = max((each.memory or 0 for each in left), default=0)
     lines = [f"on {plan.device}: {duration(plan)}", *(f"      {line}" for line in words)]
     lines.append(f"memory of the largest cell: about {decimal(memory)}" if memory else "memory: unknown")

@@ -256,7 +256,7 @@ class Forecaster:
             at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
             return left * mean(taken), "records", at
         if load is None or rehearsal is None:
-            return None, "operations", "unknown before the data set is prepared"
+            return None, "operations", "of unknown length until the data set is prepared"
         server = load.server if self.device.type == "cpu" else 0.0
         found = self._rates.of(rehearsal) if self._rates.known else None
         if found is not None:

@@ -464,7 +464,7 @@ def _remedy(name: str) -> str:
         return "its weights are random, seeded by the name, and need no file"
     architecture = architecture_of(name)
     if architecture in DIGITS_VITS or architecture in DIGITS_RESNETS:
-        return "make them with dvc repro pretrain"
+        return "make them with dvc repro pretrain-digits"
     if architecture in MINI_VITS:
         return f"make them with dvc repro pretrain-{name.partition('.')[2] or MINI_TAGS[0]}"
     if architecture in MOCO_FILES:
