@@ -173,10 +173,10 @@ def files(params: Params) -> dict[str, str]:
     stages[ROOT] |= {name: _figure(figure, params, every) for name, figure in drawn.items()}
     stages[ROOT] |= {"report": _report(params)}
     contents: dict[str, dict[str, Any]] = {file: {"stages": some} for file, some in stages.items()}
-    own = [name for name in table_names(params) if name in params.experiments]
+    own = [name for name, experiment in params.experiments.items() if experiment.file == "params.yaml"]
     contents[ROOT]["metrics"] = [f"tables/{name}/metrics.yaml" for name in own]
     contents[ROOT]["plots"] = [plot for name in own for plot in _curves(name, params)]
-    # Of the papers' figures and numbers most are not there; DVC shows those that are named on its command line.
+    # DVC warns of files that are not there, as most of the others are; it shows those that its command line names.
     contents[ROOT]["plots"] += [_drawing(name) for name in drawn if name.startswith(EMBEDDED)]
     return {file: _HEAD + _dump(content) for file, content in contents.items()}
 

@@ -276,3 +276,12 @@ def test_the_readmes_experiment_is_sound(tmp_path: Path) -> None:
         (f"{method}-lr-{rate}", rate) for method in ("fedavg", "fedprox") for rate in (0.003, 0.01)
     ]
     assert "mine" in yaml.safe_load(stages.files(params)["dvc.yaml"])["stages"]
+
+
+def test_dvc_shows_the_numbers_and_curves_of_ones_own_experiments() -> None:
+    content = read("dvc.yaml")
+    own = [name for name, experiment in PARAMS.experiments.items() if experiment.file == "params.yaml"]
+    assert content["metrics"] == [f"tables/{name}/metrics.yaml" for name in own]
+    drawn = {title: plot for entry in content["plots"] if isinstance(entry, dict) for title, plot in entry.items()}
+    assert [*drawn] == [f"{name} by {across}" for name in own for across in ("round", "megabytes")]
+    assert all((ROOT / f".dvc/plots/{plot['template']}.json").exists() for plot in drawn.values())

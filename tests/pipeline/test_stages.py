@@ -178,6 +178,20 @@ def test_record_evaluation_and_table_agree(finished: Path, cell: Path) -> None:
     assert printed["provenance"][0]["fingerprint"] == read_json(finished / "runs" / cell / "run.json")["fingerprint"]
 
 
+@pytest.mark.parametrize("cell", CELLS, ids=ROWS)
+def test_dvc_is_given_the_numbers_and_the_curves_of_the_table(finished: Path, cell: Path) -> None:
+    folder, row = finished / "tables/tiny", cell.parts[1]
+    printed = next(entry for entry in read_json(folder / "tiny.json")["cells"] if entry["row"] == row)
+    sent = sum(printed[way]["total"]["bytes"] for way in ("up", "down")) / 1e6
+    metrics = yaml.safe_load((folder / "metrics.yaml").read_text())[row]
+    assert metrics == {printed["column"]: round(printed["value"], 2), "megabytes": round(sent, 3)}
+    with (folder / "curves.csv").open() as file:
+        curve = [line for line in csv.DictReader(file) if line["row"] == row]
+    assert [int(line["round"]) for line in curve] == [*range(1, ROUNDS + 1)]
+    assert float(curve[-1]["accuracy"]) == pytest.approx(printed["last"], abs=1e-4)
+    assert float(curve[-1]["megabytes"]) == pytest.approx(sent, abs=1e-6)
+
+
 def test_recall_of_every_client_and_class_adds_up_to_the_accuracy(finished: Path) -> None:
     for cell in CELLS:
         with (finished / "evaluations" / cell / "per_class.csv").open() as file:
