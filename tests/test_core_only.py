@@ -24,10 +24,19 @@ class Refuse(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Refuse())
-sys.argv[0] = "hetfl"
+import os
+from pathlib import Path
 from hetfl.cli import main
-main()
+for folder, *arguments in {commands}:
+    os.chdir(Path({root}) / folder)
+    sys.argv = ["hetfl", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, arguments
+    print("{end}", flush=True)
 """
+END = "end of a command"
 PARAMS = {
     "data": {"digits": {"public": 1000, "test": 300}},
     "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
@@ -47,13 +56,14 @@ PARAMS = {
 }
 
 
-def core(root: Path, *arguments: str) -> str:
+def core(root: Path, *commands: tuple[str, ...]) -> list[str]:
+    """What each of some commands prints, where only the core's dependencies are; each is in a folder of ``root``."""
     refused = {name for name, found in distributions().items() if PIPELINE.intersection(found)}
     assert {"dvc", "mlflow", "matplotlib", "pandas"} <= refused
-    code = ONLY_CORE.format(refused=sorted(refused))
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=root, capture_output=True, text=True)
+    code = ONLY_CORE.format(refused=sorted(refused), commands=commands, root=repr(str(root)), end=END)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.split(END)[:-1]
 
 
 def test_cells_travel_between_machines_without_dvc_and_mlflow(tmp_path: Path) -> None:
@@ -67,7 +77,12 @@ def test_cells_travel_between_machines_without_dvc_and_mlflow(tmp_path: Path) ->
     lines = [make_round(0), make_round(1)]
     write_record(workspace.runs, cell.path, lines, fingerprint=found, inputs=reads, settings=cell.settings)
     write_metrics(workspace.evaluations, cell.path, fingerprint=found)
-    assert "done" in core(here, "cells", "tiny")
-    assert "1 of 1 cells" in core(here, "export", "tiny", "-o", "../cells.tar")
-    assert "taken over" in core(there, "import", "../cells.tar")
-    assert "done" in core(there, "cells", "tiny")
+    told = core(
+        tmp_path,
+        ("here", "cells", "tiny"),
+        ("here", "export", "tiny", "-o", "../cells.tar"),
+        ("there", "import", "../cells.tar"),
+        ("there", "cells", "tiny"),
+    )
+    for said, expected in zip(told, ("done", "1 of 1 cells", "taken over", "done"), strict=True):
+        assert expected in said

@@ -117,7 +117,11 @@ for name in {sorted(names)}:
     import_module(name)
 from hetfl.experiments.plan import load_params, cells
 from pathlib import Path
-assert cells(load_params(Path("params.yaml")), "digits-homogeneous")
+params = load_params(Path("params.yaml"))
+assert cells(params, "digits-homogeneous")
+# Commands that list stages know of figures, and start without what draws them.
+import hetfl.stages
+assert hetfl.stages.figures(params)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

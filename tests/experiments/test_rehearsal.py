@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import CLASSES, GROUPS, TOY
 from playing import start
+from toy import CLASSES, GROUPS, TOY
 
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws

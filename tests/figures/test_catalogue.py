@@ -1,8 +1,6 @@
 """Every figure: what it asks for, its stage, and what the stage says."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,20 +55,6 @@ def test_a_project_without_a_paper_is_without_its_figures() -> None:
     digits = {name: settings for name, settings in PARAMS.experiments.items() if name.startswith("digits")}
     without = PARAMS.model_copy(update={"experiments": digits, "partitions": {}})
     assert [*figures(without)] == ["digits-theorem", "sgpt-figure-8"]
-
-
-def test_names_and_cells_are_known_without_matplotlib() -> None:
-    """Commands that list stages start without it."""
-    program = """
-import sys
-from pathlib import Path
-import hetfl.stages
-from hetfl.experiments.plan import load_params
-assert hetfl.stages.figures(load_params(Path("params.yaml")))
-print("matplotlib" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
 
 
 def test_figure_is_drawn_from_the_cards_that_are_there(tmp_path: Path) -> None:

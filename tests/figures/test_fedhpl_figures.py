@@ -18,6 +18,8 @@ from hetfl.figures.theorem import TheoremFigure
 from hetfl.metrics.theorem import series
 
 RUN_FIGURES = names(of_runs=True)
+DRAWN = [name for name in RUN_FIGURES if name != "fedhpl-theorem"]
+"""Each layout once: Theorem 1 has the same panels for the digits and for the paper's experiments."""
 
 
 def theorem(settings: dict) -> TheoremFigure:
@@ -46,7 +48,7 @@ def test_figures_without_runs_say_so(tmp_path: Path, name: str) -> None:
     assert (there, wanted > 0) == (0, True)
 
 
-@pytest.mark.parametrize("name", RUN_FIGURES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_figures_are_drawn_from_the_cells_that_are_there(tmp_path: Path, name: str) -> None:
     shown = figure(name, PARAMS)
     cells = {entry.path(seed): (entry, seed) for entry in shown.entries for seed in entry.seeds}
@@ -170,7 +172,6 @@ def test_bytes_of_both_formats_are_the_same_every_time(tmp_path: Path, both_form
 
 
 def test_bytes_of_the_theorem_are_the_same_every_time(tmp_path: Path) -> None:
-    shown = figure("digits-theorem", PARAMS)
-    for entry in shown.entries:
-        write_cell(tmp_path, entry)
-    drawn_twice_alike(shown, tmp_path, tmp_path)
+    entry = cell()
+    write_cell(tmp_path, entry)
+    drawn_twice_alike(theorem({"homogeneous": {"Dir": entry}}), tmp_path, tmp_path)

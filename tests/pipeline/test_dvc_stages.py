@@ -151,6 +151,8 @@ def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict
     for part in ("mnist", "notmnist", "svhn", "cifar"):
         assert f"src/hetfl/data/sets/{part}.py" in written["download-five"]["deps"]
     assert not [dep for dep in written["download-mnist"]["deps"] if "corruptions" in dep]
+    import sklearn.datasets  # noqa: F401, else its import is followed line by line
+
     executed: set[str] = set()
     settings = validate(catalogue.entry("digits").settings, PARAMS.data.sets["digits"], "")
     sys.setprofile(lambda frame, event, arg: executed.add(frame.f_code.co_filename.partition("src/")[2]))

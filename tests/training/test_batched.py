@@ -40,13 +40,16 @@ VARIANTS = {
 
 
 def groups(variant: str) -> list[str]:
-    """Groups in which an architecture has more than one client."""
+    """Groups in which an architecture has more than one client.
+
+    Methods of any architecture train residual networks here, and transformers in float32 below.
+    """
     method, settings = VARIANTS[variant]
     if settings.get("prompts") == "frame":
         return ["two resnets"]
     one = not METHODS[method].heterogeneous
     trained = create(method, settings, 3).model_options().body == "trained"
-    return ["homogeneous"] if one else ["two vits", *(["two resnets"] if trained else [])]
+    return ["homogeneous" if one else "two resnets" if trained and variant == method else "two vits"]
 
 
 CASES = [(variant, group) for variant in VARIANTS for group in groups(variant)]

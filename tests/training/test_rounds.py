@@ -76,8 +76,8 @@ KILLED = {
 }
 CASES = [
     *itertools.product(["fedhpl"], ["append:0", "append:1", "save:2", "append:3", "save:3"]),
-    *itertools.product([method for method in KILLED if method != "fedhpl"], ["append:1", "save:2"]),
-    ("fedmd", "append:0"),
+    *((method, "save:2") for method in KILLED if method != "fedhpl"),
+    *itertools.product(["fedmd"], ["append:0", "append:1"]),
     *itertools.product(["fedrep"], ["append:3", "save:3", "append:4", "save:4"]),
 ]
 """Every moment of one method; of the others what a method's own state and phases may change."""

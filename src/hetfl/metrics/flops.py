@@ -8,7 +8,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from hetfl.data.batches import Batch
 from hetfl.message import Tensors
@@ -29,6 +28,9 @@ def flops(function: Callable[[], Any]) -> int:
     A multiplication and the addition after it are two operations. Element-wise operations, normalisation, pooling,
     distances and decompositions are not counted. Tensors may be on the meta device, which holds shapes only.
     """
+    # It imports triton, for which most commands would only wait.
+    from torch.utils.flop_counter import FlopCounterMode
+
     # torch's own formula counts the gradient of a grouped convolution as that of a full one.
     formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:

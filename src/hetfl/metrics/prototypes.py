@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 
 def margins(prototypes: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -18,6 +17,8 @@ def margins(prototypes: np.ndarray, valid: np.ndarray) -> np.ndarray:
     Returns:
         [C] float64; NaN if the class has no finite prototype, or no other class has one.
     """
+    from scipy.spatial.distance import cdist
+
     margin = np.full(len(prototypes), np.nan)
     there = np.flatnonzero(valid & np.isfinite(prototypes).all(axis=1))
     if len(there) > 1:
