@@ -285,11 +285,14 @@ def train(
         str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")
     ] = None,
 ) -> None:
-    """Train an experiment's cells, or the selected ones; finished cells are kept."""
+    """Train and evaluate an experiment's cells, or the selected ones; finished cells are kept.
+
+    Example: hetfl train digits-homogeneous --row fedprox --split iid
+    """
     from hetfl.train import train_experiment
 
     picked = {"method": method, "row": row, "split": split, "seed": seed}
-    train_experiment(Path.cwd(), experiment, engine, precision, **picked)
+    train_experiment(Path.cwd(), experiment, engine, precision, evaluate=True, **picked)
 
 
 @app.command("sweep")
