@@ -190,7 +190,7 @@ def new_experiment(
             raise unknown("split", split, known, "--split")
     for method in methods:
         method_class(method, "--method")
-    block = {
+    block: dict[str, Any] = {
         "title": name,
         "dataset": dataset,
         "models": models,
