@@ -41,7 +41,7 @@ def trained(toy_engine, weights: Path, tmp_path: Path, monkeypatch: pytest.Monke
     def train(method: str, group: str = "homogeneous", **changes) -> Path:
         engine = toy_engine(method, group, rounds=1)
         clients = engine.federation.clients
-        run: Run = make_run(
+        told = dict(
             fingerprint="f",
             device="cpu",
             method=method,
@@ -56,15 +56,13 @@ def trained(toy_engine, weights: Path, tmp_path: Path, monkeypatch: pytest.Monke
             class_counts=ClassCounts(train=[client.class_counts.tolist() for client in clients], test=[[10] * 3] * 3),
             precision="float32",
             numerics={},
-            **{
-                "inputs": Inputs(
-                    dataset="d",
-                    partition="p",
-                    weights={client.model.name: weights_checksum(client.model.name, weights) for client in clients},
-                )
-            }
-            | changes,
+            inputs=Inputs(
+                dataset="d",
+                partition="p",
+                weights={client.model.name: weights_checksum(client.model.name, weights) for client in clients},
+            ),
         )
+        run: Run = make_run(**(told | changes))
         folder = tmp_path / RUN
         with ResumePoints(tmp_path / "resume") as resume:
             run_rounds(engine, Draws(0), Record(folder), resume, run)
@@ -141,7 +139,7 @@ def test_mistakes_are_one_line(trained: Train, tmp_path: Path, monkeypatch: pyte
     for message, (images, client) in wrong.items():
         with pytest.raises(HetflError, match=f"^{message}"):
             loaded.predict(images, client)
-    with pytest.raises(HetflError, match=r"has no run.json; name a cell, e.g. runs/"):
+    with pytest.raises(HetflError, match=r"has no run.json; name the folder of a trained cell, runs/"):
         hetfl.load(tmp_path)
     with pytest.raises(HetflError, match="the file is missing|weights of digits_vit_base|does not exist"):
         hetfl.load(folder, weights=tmp_path / "nowhere")

@@ -44,8 +44,8 @@ class Predictions:
     """What a model says of n images.
 
     Attributes:
-        names: the predicted class of each image; None where it is no class of the data set, i.e. a class of the public
-            data set, or where no score is finite.
+        names: the predicted class of each image; None where it is a class of the public data set, or where no score
+            is finite.
         labels: [n] int64, the same as indices into the class names; -1 where no score is finite.
         scores: [n, C] float32, by the method's inference rule: logits, or minus the squared distances to prototypes.
             The largest wins. Methods that also learn the public data set's classes have their logits after the C.
@@ -172,9 +172,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | 
     folder = Path(folder)
     run = read_run(folder)
     if run is None:
-        raise HetflError(
-            f"{folder}: has no {RUN}; name a cell, e.g. runs/<experiment>/<method>/<row>/<split>-s<seed>"
-        )
+        form = "runs/<experiment>/<method>/<row>/<split>-s<seed>"
+        raise HetflError(f"{folder}: has no {RUN}; name the folder of a trained cell, {form}")
     if not run.complete:
         raise HetflError(f"{folder}: training is not complete; run hetfl train {run.experiment}")
     if run.method not in METHODS:
@@ -216,7 +215,8 @@ def _parts(images: Images, spec: InputSpec) -> Iterator[np.ndarray]:
     if found.shape[3] > spec.channels:
         raise HetflError("images: are in colour, the model takes grey ones; convert them, e.g. to PIL's mode L")
     if len(found):
-        yield np.ascontiguousarray(found)
+        # torch does not take arrays that are read-only, as those of images and memory maps are.
+        yield np.require(found, requirements=["C", "W"])
 
 
 def _of_tensor(images: Tensor) -> np.ndarray:
