@@ -62,7 +62,9 @@ def check(
         request: pytest's, for its options and the test's name.
     """
     path, found = FOLDER / f"{name}.json", json.loads(json.dumps(_rounded(found)))
-    record = f"hetfl versions && pytest --update-golden '{request.node.nodeid}'"
+    record = recording(request.node.nodeid)
+    if not path.exists() and not request.config.getoption("--update-golden"):
+        pytest.fail(f"{name}: has no golden numbers; type: {record}", pytrace=False)
     told = json.loads(path.read_text()) if path.exists() else {"versions": {}, "moved": {}, "numbers": {}}
     was, before = told["numbers"], told["versions"]
     moved = [case for case in was if case in found and not same(was[case], found[case])]
@@ -88,6 +90,11 @@ def check(
             f"versions are {_show(versions)}, recorded are {_show(before)}" if versions != before else "cases differ"
         )
         pytest.fail(f"{name}: {news}; type:\n  {record}", pytrace=False)
+
+
+def recording(test: str) -> str:
+    """The command that records a test's golden numbers."""
+    return f"hetfl versions && pytest --update-golden '{test}'"
 
 
 def unmoved(files: Mapping[str, Mapping[str, Any]]) -> list[str]:

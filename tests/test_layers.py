@@ -26,7 +26,7 @@ LEVELS = [
     {"tracking", "report"},
     {"stages"},
     {"targets", "planning"},
-    {"train", "ledger"},
+    {"train", "ledger", "new"},
     {"sweep"},
     {"cli"},
     {"__main__"},

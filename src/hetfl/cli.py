@@ -285,11 +285,14 @@ def train(
         str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")
     ] = None,
 ) -> None:
-    """Train an experiment's cells, or the selected ones; finished cells are kept."""
+    """Train and evaluate an experiment's cells, or the selected ones; finished cells are kept.
+
+    Example: hetfl train digits-homogeneous --row fedprox --split iid
+    """
     from hetfl.train import train_experiment
 
     picked = {"method": method, "row": row, "split": split, "seed": seed}
-    train_experiment(Path.cwd(), experiment, engine, precision, **picked)
+    train_experiment(Path.cwd(), experiment, engine, precision, evaluate=True, **picked)
 
 
 @app.command("sweep")
@@ -319,6 +322,43 @@ def sweep(
 
     seconds = math.inf if budget is None else duration(budget)
     begin(Path.cwd(), targets, seconds, on, dry_run, wait, address, options(slurm or []))
+
+
+new = typer.Typer(no_args_is_help=True, help="Write a working skeleton: of a method, or of an experiment.")
+app.add_typer(new, name="new")
+
+
+@new.command("method")
+def new_method(
+    name: Annotated[str, typer.Argument(help="The method's name, e.g. fedmine.")],
+    experiment: Annotated[
+        str, typer.Option(help="An experiment of params.yaml that gets a row of it.")
+    ] = "digits-homogeneous",
+) -> None:
+    """Write a method that differs from FedAvg in one step, its test, and its row in an experiment.
+
+    Example: hetfl new method fedmine
+    """
+    from hetfl.new import new_method as write
+
+    print("\n".join(write(name, Path.cwd(), experiment)))
+
+
+@new.command("experiment")
+def new_experiment(
+    name: Annotated[str, typer.Argument(help="The name of the experiment and of its table.")],
+    dataset: Annotated[str, typer.Option(help="A data set with partitions in params.yaml.")] = "digits",
+    models: Annotated[str, typer.Option(help="A group of models of params.yaml.")] = "digits-resnet",
+    method: Annotated[list[str] | None, typer.Option(help="A row of the table; may be repeated.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="A column of the table; may be repeated.")] = None,
+) -> None:
+    """Add an experiment to params.yaml, and its table's stages; without options 3 methods x 2 splits on digits.
+
+    Example: hetfl new experiment mine --method fedavg --method scaffold --split dir
+    """
+    from hetfl.new import new_experiment as write
+
+    print("\n".join(write(name, Path.cwd(), dataset, models, method or (), split or ())))
 
 
 @app.command("sync")

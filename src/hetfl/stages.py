@@ -181,6 +181,11 @@ def files(params: Params) -> dict[str, str]:
     return {file: _HEAD + _dump(content) for file, content in contents.items()}
 
 
+def stage_names(params: Params) -> set[str]:
+    """The names of all stages."""
+    return {name for content in files(params).values() for name in re.findall(r"(?m)^  ([\w.-]+):", content)}
+
+
 def stale(params: Params, root: Path) -> dict[str, str | None]:
     """The dvc.yaml files below ``root`` that are out of date, with their new content; None: the file must go."""
     wanted: dict[str, str | None] = dict(files(params))

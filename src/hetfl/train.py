@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
+from hetfl.experiments.evaluation import is_evaluated
 from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import (
     Cell,
@@ -19,15 +20,22 @@ from hetfl.experiments.plan import (
     load_params,
     pick,
 )
-from hetfl.experiments.schedule import identities, pick_device, run_cells, unfinished
+from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, run_cells, unfinished
 from hetfl.experiments.stop import terminable
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.planning import duration, rest_of_tables, short_plan, summary
+from hetfl.schema import needed_run
 from hetfl.tracking import MlflowMirror, Progress, following
+from hetfl.tracking.mlflow_mirror import try_sync
 
 
 def train_experiment(
-    root: Path, experiment: str, engine: str | None = None, precision: str | None = None, **picked: str | int | None
+    root: Path,
+    experiment: str,
+    engine: str | None = None,
+    precision: str | None = None,
+    evaluate: bool = False,
+    **picked: str | int | None,
 ) -> None:
     """Train an experiment's cells, or those picked; finished cells are kept.
 
@@ -37,12 +45,13 @@ def train_experiment(
         root: the repository's root.
         experiment: a name of params.yaml.
         engine, precision: instead of those of params.yaml.
+        evaluate: whether to evaluate the cells that are complete afterwards, so that tables show them.
         **picked: train only the cells of this ``method``, ``row``, ``split`` and ``seed``, see
             :func:`hetfl.experiments.plan.pick`.
 
     Raises:
         HetflError: a setting, name or input is wrong; nothing was written.
-        FailedCellsError: some cells could not be trained; the others are complete.
+        FailedCellsError: some cells could not be trained or evaluated; the others are complete.
     """
     workspace = Workspace(root)
     params = load_params(workspace.params)
@@ -62,8 +71,27 @@ def train_experiment(
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with terminable(), following([progress, MlflowMirror(root, list(expected))]) as callback:
         failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
+    if evaluate:
+        trained = [cell for cell in chosen if workspace.runs / cell.path not in failures]
+        failures |= evaluate_trained(trained, workspace, compute)
     if failures:
         raise FailedCellsError(failures)
+
+
+def evaluate_trained(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
+    """Evaluate those of some trained cells whose evaluation is missing or of another checkpoint, and tell MLflow.
+
+    Returns:
+        What went wrong in one line, by the folder of the cell's record.
+    """
+    pending = [cell for cell in trained if not is_evaluated(cell, workspace, needed_run(workspace.runs / cell.path))]
+    if not pending:
+        return {}
+    failures = evaluate_cells(pending, workspace, compute)
+    folders = [workspace.runs / cell.path for cell in pending]
+    try_sync([folder for folder in folders if folder not in failures], workspace.root)
+    print(f"{len(pending) - len(failures)} of {len(pending)} cells evaluated", flush=True)
+    return failures
 
 
 def check_cells(chosen: Sequence[Cell], params: Params, root: Path) -> None:

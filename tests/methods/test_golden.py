@@ -118,3 +118,13 @@ def test_a_changed_default_is_a_changed_number_and_a_new_one_is_not(monkeypatch,
         check("x", {"X": 1}, {"settings.a": 1.0, "settings.b": 0}, "X", stand_in(False))
     check("x", {"X": 1}, {"settings.a": 1.0, "settings.b": 0}, "X", stand_in(True))
     check("x", {"X": 1}, {"settings.a": 1.0, "settings.b": 0}, "X", stand_in(False))
+
+
+def test_a_method_without_golden_numbers_is_told_what_to_type_in_one_line(exact_engine, monkeypatch, tmp_path):
+    monkeypatch.setattr(golden_numbers, "FOLDER", tmp_path)
+    with pytest.raises(pytest.fail.Exception) as failed:
+        hold("fedprox", exact_engine, stand_in(False))
+    told = "fedprox: has no golden numbers; type: hetfl versions && pytest --update-golden 't::x'"
+    assert str(failed.value) == told
+    hold("fedprox", exact_engine, stand_in(True))
+    hold("fedprox", exact_engine, stand_in(False))

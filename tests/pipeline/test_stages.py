@@ -289,6 +289,27 @@ def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
     assert {cell["row"]: cell["status"] for cell in shown} == {"fedhpl": "not run", "fedavg": "ours"}
 
 
+def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(untrained: Path, monkeypatch) -> None:
+    monkeypatch.chdir(untrained)
+    assert run_stage(untrained, "train", "tiny", "fedavg") == (0, "")
+    assert not (untrained / "evaluations").exists()
+
+    def train() -> str:
+        done = CliRunner().invoke(app, ["train", "tiny"])
+        assert (done.exit_code, done.exception) == (0, None), done.output
+        return done.output
+
+    # One was trained before, the other is by the command.
+    assert "2 of 2 cells evaluated" in train()
+    before = times(untrained / "evaluations")
+    assert {Path(name).parent for name in before} == set(CELLS)
+    assert "evaluated" not in train()
+    assert times(untrained / "evaluations") == before
+    assert run_stage(untrained, "table", "tiny") == (0, "")
+    cells = read_json(untrained / "tables/tiny/tiny.json")["cells"]
+    assert {cell["row"]: cell["status"] for cell in cells} == dict.fromkeys(ROWS, "ours")
+
+
 def test_paper_tables_are_laid_out_where_nothing_has_run(tmp_path: Path) -> None:
     copy_params(tmp_path)
     for name in ("fedhpl-table-3", "fedhpl-table-8", "fedtgp-table-2", "fashion-mnist-short"):

@@ -72,6 +72,11 @@ def versions() -> dict[str, Any]:
     }
 
 
+def declared() -> dict[str, Any]:
+    """All versions by their keys, such as ``engine`` and ``methods.fedavg``."""
+    return _flat(versions())
+
+
 def families(method: Method, models: Iterable[str]) -> list[str]:
     """The keys in ``models`` of :func:`versions` that a method uses with these models and its auxiliary ones."""
     options, query = method.model_options(), method.queries()
@@ -132,11 +137,11 @@ def check_versions(root: Path, keys: Iterable[str]) -> None:
     path = root / FILE
     if not path.exists():
         return
-    told, declared = _flat(read_yaml(path)), _flat(versions())
+    told, known = _flat(read_yaml(path)), declared()
     for key in keys:
-        if told.get(key) != declared[key]:
+        if told.get(key) != known[key]:
             was = told.get(key, "missing")
-            raise HetflError(f"{path}: {key} is {was}, the code says {declared[key]}; run hetfl versions")
+            raise HetflError(f"{path}: {key} is {was}, the code says {known[key]}; run hetfl versions")
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any]:

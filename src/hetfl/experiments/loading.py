@@ -1,0 +1,231 @@
+"""A finished run as something that classifies images: ``hetfl.load("runs/...")``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hetfl.data.batches import DeviceImages, InputSpec
+from hetfl.data.catalogue import entry
+from hetfl.data.inputs import InputSettings
+from hetfl.data.store import Subset
+from hetfl.draws import Draws
+from hetfl.errors import HetflError, unknown
+from hetfl.experiments.versions import declared
+from hetfl.methods import METHODS, create
+from hetfl.methods.base import Client, predicted_classes
+from hetfl.models import Model, ModelOptions, build
+from hetfl.models.registry import weights_checksum
+from hetfl.schema import MODEL, RUN, Run, read_run
+from hetfl.tensors import read_tensors
+from hetfl.training.engine import same_for_all
+from hetfl.training.federation import Federation, Precision
+from hetfl.training.local import LocalEngine
+from hetfl.training.queries import queries_of
+from hetfl.training.scoring import scoring_tasks
+from hetfl.training.sequential import Sequential
+from hetfl.training.state import State
+
+Images = np.ndarray | Tensor | Image.Image | Sequence[Any]
+"""One image or several: uint8 arrays [H, W], [H, W, C] or [N, H, W, C]; tensors [C, H, W] or [N, C, H, W], uint8 or
+floats in [0, 1]; PIL images; or a list of these, which may differ in size."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of n images.
+
+    Attributes:
+        names: the predicted class of each image; None where it is a class of the public data set, or where no score
+            is finite.
+        labels: [n] int64, the same as indices into the class names; -1 where no score is finite.
+        scores: [n, C] float32, by the method's inference rule: logits, or minus the squared distances to prototypes.
+            The largest wins. Methods that also learn the public data set's classes have their logits after the C.
+    """
+
+    names: list[str | None]
+    labels: np.ndarray
+    scores: np.ndarray
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The softmax of the scores, [n, C] float32."""
+        found: np.ndarray = torch.from_numpy(self.scores).softmax(dim=1).numpy()
+        return found
+
+
+class LoadedRun:
+    """A finished run's models, with the inference rule by which its accuracies were measured. See :func:`load`.
+
+    Attributes:
+        run: the record.
+        class_names: one name per label.
+        models: the architecture of each client, with its frozen weights.
+        has_global: whether all clients are tested with the same parameters, those of the server's model.
+    """
+
+    def __init__(self, folder: Path, run: Run, weights: Path, device: torch.device) -> None:
+        self.run, self.class_names = run, entry(run.dataset, str(folder / RUN)).class_names
+        public = 0 if run.public is None else len(entry(run.public["dataset"], str(folder / RUN)).class_names)
+        classes = len(self.class_names)
+        method = create(run.method, run.settings, classes, public, str(folder / RUN), seed=run.seed)
+        options, query = method.model_options(), method.queries()
+        inputs = InputSettings.model_validate(run.input)
+        built = {
+            name: build(name, classes, options, weights, inputs).to(device) for name in dict.fromkeys(run.models)
+        }
+        self._encoders: dict[str, Model] = {}
+        if query is not None:
+            # Features that samples are sorted by are in full precision, whatever the precision of the run.
+            for name in built:
+                self._encoders[name] = (
+                    build(query.model, classes, ModelOptions(), weights)
+                    if query.model
+                    else build(name, classes, options, weights, inputs)
+                ).to(device)
+        if run.precision == "bfloat16":
+            for model in built.values():
+                model.lower()
+        counts = torch.tensor(run.class_counts.train, dtype=torch.int64)
+        clients = tuple(Client(k, built[name], counts[k]) for k, name in enumerate(run.models))
+        federation = Federation(clients, (), classes, device, cast(Precision, run.precision))
+        tensors, metadata = read_tensors(folder / MODEL, device)
+        # Copies begin where torch lets tensors begin; see ResumePoints.load.
+        state = State.from_tensors(int(metadata["round"]), {name: t.clone() for name, t in tensors.items()})
+        self._engine, self._state = LocalEngine(method, federation, Sequential(method)), state
+        self._engine.restore(state.clients)
+        self.models = federation.models
+        self.has_global = same_for_all(method, self.models) and state.round <= method.settings.rounds
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return self._engine.device
+
+    @torch.inference_mode()
+    def predict(self, images: Images, client: int | None = None) -> Predictions:
+        """Classify images, resized and normalised as the run's test images were.
+
+        Args:
+            images: one or several, see :data:`Images`.
+            client: whose model; None: the global one if the run has one, else client 0's.
+
+        Raises:
+            HetflError: there is no such client, or the images are of another form.
+        """
+        if client is None:
+            client = 0
+        if not 0 <= client < len(self.models):
+            raise HetflError(f"client: is {client}, the run has clients 0 to {len(self.models) - 1}")
+        method, model, draws = self._engine.method, self.models[client], Draws(self.run.seed).at(self._state.round)
+        task = scoring_tasks(self._engine, self._state.server, self._state.round)[client]
+        params, received = self._engine.tested_with(task, draws)
+        found = [
+            method.predict(model, params, batch, received)
+            for part in _parts(images, model.spec)
+            for data in [self._prepared(part, model)]
+            for batch in data.batches(
+                torch.arange(len(data), device=self.device), data.large_batch(model.largest_map)
+            )
+        ]
+        classes = len(self.class_names)
+        scores = torch.cat(found).float() if found else torch.empty(0, classes, device=self.device)
+        labels = predicted_classes(scores).tolist()
+        names = [self.class_names[label] if 0 <= label < classes else None for label in labels]
+        return Predictions(names, np.array(labels, dtype=np.int64), scores.cpu().numpy())
+
+    def _prepared(self, images: np.ndarray, model: Model) -> DeviceImages:
+        """Images uint8 [n, h, w, C] as a model takes them, with the features by which a method sorts them."""
+        subset = Subset(images, np.zeros(len(images), dtype=np.int64))
+        data = DeviceImages([subset], model.spec, self.device)
+        query = self._engine.method.queries()
+        if query is not None:
+            by = self._encoders[model.name]
+            seen = data if by.spec == model.spec else DeviceImages([subset], by.spec, self.device)
+            data.queries = queries_of(seen, by, query.block, None, None)
+        return data
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | Path | None = None) -> LoadedRun:
+    """Load a finished run, ready to classify images.
+
+    ``hetfl.load("runs/digits-homogeneous/fedavg/fedavg/iid-s0").predict(images).names``
+
+    Data set and partition need not be there. Pre-trained weights must be, where the method has frozen ones.
+
+    Args:
+        folder: of the run's record.
+        device: where the models are.
+        weights: the folder with pre-trained weights; None: ``weights/`` beside ``runs/``.
+
+    Raises:
+        HetflError: there is no finished run, or its weights are missing or others than it was trained with.
+    """
+    folder = Path(folder)
+    run = read_run(folder)
+    if run is None:
+        form = "runs/<experiment>/<method>/<row>/<split>-s<seed>"
+        raise HetflError(f"{folder}: has no {RUN}; name the folder of a trained cell, {form}")
+    if not run.complete:
+        raise HetflError(f"{folder}: training is not complete; run hetfl train {run.experiment}")
+    if run.method not in METHODS:
+        raise unknown("method", run.method, METHODS, str(folder / RUN))
+    # A cell's path below runs/ has four parts.
+    beside = Path(weights) if weights is not None else folder.resolve().parents[4] / "weights"
+    for name, checksum in run.inputs.weights.items():
+        if weights_checksum(name, beside) != checksum:
+            raise HetflError(f"{beside}: weights of {name} are not those that {folder} was trained with; fetch them")
+    now = declared()
+    for key, version in run.numerics.items():
+        if now.get(key) != version:
+            warnings.warn(f"{folder}: is of {key} {version}, the code is {now.get(key)}", UserWarning, stacklevel=2)
+    return LoadedRun(folder, run, beside, torch.device(device))
+
+
+def _parts(images: Images, spec: InputSpec) -> Iterator[np.ndarray]:
+    """Images as uint8 arrays [n, h, w, C] of one size each, in order."""
+    if isinstance(images, list | tuple):
+        several = [part for image in images for part in _parts(image, spec)]
+        if several and all(part.shape[1:] == several[0].shape[1:] for part in several):
+            several = [np.concatenate(several)]
+        yield from several
+        return
+    if isinstance(images, Image.Image):
+        images = np.asarray(images.convert("L" if spec.channels == 1 else "RGB"))
+    found = _of_tensor(images) if isinstance(images, Tensor) else images
+    if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
+        kind = found.dtype if isinstance(found, np.ndarray) else type(found).__name__
+        raise HetflError(f"images: are {kind}; give uint8 arrays, PIL images, or tensors of uint8 or of [0, 1]")
+    shape = found.shape
+    found = found[..., None] if found.ndim == 2 else found
+    found = found[None] if found.ndim == 3 else found
+    if found.ndim != 4 or found.shape[3] not in (1, 3) or not all(found.shape[1:]):
+        raise HetflError(
+            f"images: have the shape {[*shape]}; arrays are [H, W], [H, W, C] or [N, H, W, C], tensors [C, H, W] or "
+            "[N, C, H, W], with 1 or 3 channels"
+        )
+    if found.shape[3] > spec.channels:
+        raise HetflError("images: are in colour, the model takes grey ones; convert them, e.g. to PIL's mode L")
+    if len(found):
+        # torch does not take arrays that are read-only, as those of images and memory maps are.
+        yield np.require(found, requirements=["C", "W"])
+
+
+def _of_tensor(images: Tensor) -> np.ndarray:
+    """A tensor [C, H, W] or [N, C, H, W] as a uint8 array with the channels last."""
+    if images.ndim not in (3, 4):
+        raise HetflError(f"images: have the shape {[*images.shape]}; tensors are [C, H, W] or [N, C, H, W]")
+    if images.is_floating_point():
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            raise HetflError("images: are floats beyond [0, 1]; give them before normalisation")
+        images = (images.float() * 255).round().to(torch.uint8)
+    found: np.ndarray = images.detach().cpu().movedim(-3, -1).numpy()
+    return found

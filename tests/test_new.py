@@ -1,0 +1,172 @@
+"""A method and an experiment of one's own, from the command to the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from difflib import unified_diff
+from pathlib import Path
+
+import pytest
+import sweep_project
+import yaml
+from settings_files import ROOT, copy_params
+
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import load_params
+from hetfl.new import insert, new_experiment, new_method
+from hetfl.stages import stale
+
+DVC_FORM = """
+from pathlib import Path
+from dvc.utils.serialize import modify_yaml
+for name in {names}:
+    before = Path(name).read_text()
+    with modify_yaml(name):
+        pass
+    assert Path(name).read_text() == before, name
+"""
+
+
+def changes(before: str, after: str) -> tuple[list[str], list[str]]:
+    """The lines that were removed, and those that were added."""
+    lines = [*unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")][2:]
+    return [line[1:] for line in lines if line[0] == "-"], [line[1:] for line in lines if line[0] == "+"]
+
+
+def python(root: Path, *arguments: str) -> str:
+    """What a Python that imports the checkout at ``root`` prints."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    done = subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def commands(root: Path, *several: str) -> list[str]:
+    """What each ``hetfl`` command prints, one after another in a new process."""
+    program = (
+        "import json, sys\nfrom typer.testing import CliRunner\nfrom hetfl.cli import app\nfound = []\n"
+        "for command in sys.argv[1:]:\n"
+        "    done = CliRunner().invoke(app, command.split())\n"
+        "    assert done.exit_code == 0, (command, done.output, done.exception)\n"
+        "    found.append(done.output)\nprint(json.dumps(found))"
+    )
+    shown: list[str] = json.loads(python(root, "-c", program, *several).splitlines()[-1])
+    return shown
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of its own with data, partitions and a small experiment."""
+    shutil.copytree(ROOT / "src" / "hetfl", tmp_path / "src" / "hetfl", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests" / "methods").mkdir(parents=True)
+    shutil.copy(ROOT / "versions.yaml", tmp_path)
+    sweep_project.make(tmp_path)
+    sweep_project.write(tmp_path, rounds=1, seeds=1)
+    return tmp_path
+
+
+def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_run(checkout: Path) -> None:
+    commands(checkout, "stages", "train small")
+    trained, written = sweep_project.times(checkout), (checkout / "params.yaml").read_text()
+    told, cells, _, again, table, told_too, _, own_table = commands(
+        checkout,
+        "new method fed-mine --experiment small",
+        "cells small",
+        "train small --row fed-mine --split iid --seed 0",
+        "cells small",
+        "table small",
+        "new experiment mine --models small --method fedavg --method fed-mine",
+        "train mine",
+        "table mine",
+    )
+    assert "hetfl train small --row fed-mine --split iid --seed 0" in told and "dvc repro mine" in told_too
+    # Two files of one's own, and nothing else is trained again.
+    removed, added = changes(written, (checkout / "params.yaml").read_text())
+    assert removed == [] and added[:2] == ["      fed-mine: {}", "  mine:"]
+    assert "fed-mine" in (checkout / "versions.yaml").read_text() and "mine:" in (checkout / "dvc.yaml").read_text()
+    assert [line.split()[4:] for line in cells.splitlines()[2:]] == [["done"], ["done"], ["not", "run"]]
+    assert [line.split()[4:] for line in again.splitlines()[2:]] == [["done"]] * 3
+    now = sweep_project.times(checkout)
+    assert {path: now[path] for path in trained} == trained
+    for shown in (table, own_table):
+        assert "fed-mine" in shown and "not run" not in shown and "not evaluated" not in shown
+    # In a new process; the skeleton's test passes as it is.
+    python(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "tests/methods/test_fedmine.py")
+
+
+def test_the_committed_settings_get_only_lines_of_their_own_in_dvcs_form(tmp_path: Path) -> None:
+    copy_params(tmp_path)
+    file = tmp_path / "params.yaml"
+    before = file.read_text()
+    file.write_text(
+        insert(file, ("experiments", "digits-homogeneous", "rows"), {"fedmine": {"models": "digits-resnet"}})
+    )
+    assert changes(before, file.read_text()) == ([], ["      fedmine: {models: digits-resnet}"])
+    block = yaml.safe_load(file.read_text())["experiments"]["digits-homogeneous"]
+    assert list(block["rows"])[-1] == "fedmine" and block["note"]
+    file.write_text(before)
+    new_experiment("mine", tmp_path)
+    assert changes(before, file.read_text())[0] == []
+    assert len(load_params(file).experiments["mine"].rows) == 3
+    assert stale(load_params(file), tmp_path) == {}
+    python(tmp_path, "-c", DVC_FORM.format(names=["params.yaml"]))
+
+
+@pytest.mark.parametrize(
+    ("end", "where"),
+    [
+        ("      b: {x: 1}   # kept\n  # about the next\n  two: {rows: {a: 1}}\n", "      b: {x: 1}   # kept\n"),
+        ("      b:\n        - 1\n        - 2\n\nlast: 1\n", "        - 2\n"),
+        ("      b:\n  two: {rows: {a: 1}}\n", "      b:\n"),
+        ("      b: |\n        words\n", "        words\n"),
+        ('      b: "two\n        lines"', '        lines"\n'),
+    ],
+)
+def test_an_entry_comes_after_the_last_one_and_before_comments(tmp_path: Path, end: str, where: str) -> None:
+    start = "experiments:\n  one:\n    rows:\n      a: {}\n"
+    (tmp_path / "params.yaml").write_text(start + end)
+    after = insert(tmp_path / "params.yaml", ("experiments", "one", "rows"), {"c": {}})
+    assert f"{where}      c: {{}}\n" in after
+    assert after.replace("      c: {}\n", "").rstrip() == (start + end).rstrip()
+    assert list(yaml.safe_load(after)["experiments"]["one"]["rows"]) == ["a", "b", "c"]
+
+
+METHODS = {
+    "fedavg": "fedavg: there is a method or file of this name",
+    "fed-avg": "fed-avg: there is a method or file of this name",
+    "contract": "contract: there is a method or file of this name",
+    "Fed_Mine": "Fed_Mine: is not a name of a method; use lower-case letters, digits and single dashes",
+    "class": "class: Python or the contract uses this name",
+    "uplinks": "uplinks: Python or the contract uses this name",
+}
+EXPERIMENTS = {
+    "digits-fgpt": ({}, "digits-fgpt: is an experiment, a table or a stage already"),
+    "report": ({}, "report: is an experiment, a table or a stage already"),
+    "My_Own": ({}, "My_Own: is not a name of an experiment"),
+    "a": ({"dataset": "digit"}, "--dataset: unknown data set 'digit'; did you mean 'digits'"),
+    "b": ({"models": "digits-resne"}, "--models: unknown model group 'digits-resne'; did you mean"),
+    "c": ({"splits": ["idd"]}, "--split: unknown split 'idd'; did you mean 'iid'"),
+    "d": ({"methods": ["fedmd"]}, r"experiments\.d\.rows\.fedmd\.method: fedmd needs a public data set"),
+}
+
+
+def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    before = sorted(tmp_path.rglob("*")), (tmp_path / "params.yaml").read_text()
+    for name, message in METHODS.items():
+        with pytest.raises(HetflError, match=f"^{message}"):
+            new_method(name, tmp_path, "digits-homogeneous")
+    with pytest.raises(HetflError, match="is not the hetfl that runs"):
+        new_method("fedmine", tmp_path, "digits-homogeneous")
+    with pytest.raises(HetflError, match="--experiment: unknown experiment 'digits-fgp'; did you mean 'digits-fgpt'"):
+        new_method("fedmine", tmp_path, "digits-fgp")
+    for name, (options, message) in EXPERIMENTS.items():
+        with pytest.raises(HetflError, match=message) as failed:
+            new_experiment(name, tmp_path, **options)
+        assert len(str(failed.value).splitlines()) == 1
+    assert (sorted(tmp_path.rglob("*")), (tmp_path / "params.yaml").read_text()) == before
