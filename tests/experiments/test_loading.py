@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -14,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from record_factory import make_run
+from test_readme import shown
 
 import hetfl
 from hetfl.data.inputs import InputSettings
@@ -161,3 +165,18 @@ def test_an_unfinished_run_and_one_of_other_versions_say_so(trained: Train, tmp_
 def test_importing_hetfl_loads_nothing() -> None:
     program = "import hetfl, sys; assert 'torch' not in sys.modules and 'load' in hetfl.__all__; hetfl.load"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_readmes_lines_run(trained: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (code,) = shown("An experiment of your own", "python")
+    named = tmp_path / re.search(r'load\("(.*?)"\)', code)[1]
+    shutil.copytree(trained("fedavg"), named)
+    record = named / "run.json"
+    content = json.loads(record.read_text())
+    content["models"] = content["models"] + content["models"][:1]
+    content["class_counts"]["train"] += content["class_counts"]["train"][:1]
+    record.write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("digit.png")
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert re.fullmatch(r"\['[abc]'\] \[0?\.\d+\]\n", capsys.readouterr().out)

@@ -1,0 +1,67 @@
+"""What the README shows of one's own method and experiment runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from settings_files import ROOT
+from typer.testing import CliRunner
+
+from hetfl.cli import app
+from hetfl.config import read_yaml
+from hetfl.experiments.plan import cells, load_params
+from hetfl.methods import METHODS
+from hetfl.methods.fedprox import FedProx
+
+
+def shown(heading: str, language: str) -> list[str]:
+    """The blocks of code of a language in a section of the README."""
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"\n## {heading}\n")
+    blocks = re.findall(rf"```{language}\n(.*?)```", rest.partition("\n## ")[0], flags=re.DOTALL)
+    assert blocks, f"README.md has no {language} below {heading!r}"
+    return blocks
+
+
+def write_params(root: Path, name: str, block: dict) -> Path:
+    """The committed params.yaml with one of its experiments replaced or added, without the papers'."""
+    content = read_yaml(ROOT / "params.yaml")
+    content["experiments"] = {**content["experiments"], name: block}
+    (root / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return root / "params.yaml"
+
+
+def test_the_method_is_fedprox(two_rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = shown("A method of your own", "python")
+    expected = two_rounds("fedprox", "homogeneous", mu=0.5)
+    monkeypatch.setitem(METHODS, "fedprox", FedProx)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert METHODS["fedprox"] is not FedProx and METHODS["fedprox"].title == FedProx.title
+    # Settings that two_rounds has not seen yet, so that it plays the README's method.
+    found = two_rounds("fedprox", "homogeneous", mu=0.5, momentum=0.9)
+    assert type(found.engine.method) is METHODS["fedprox"]
+    assert found.second.server.keys() == expected.second.server.keys()
+    assert all(torch.equal(found.second.server[name], value) for name, value in expected.second.server.items())
+
+
+def test_the_methods_row_stands_beside_the_digits_rows(tmp_path: Path) -> None:
+    (text,) = shown("A method of your own", "yaml")
+    ((name, block),) = yaml.safe_load(text)["experiments"].items()
+    committed = read_yaml(ROOT / "params.yaml")["experiments"][name]
+    file = write_params(tmp_path, name, committed | {"rows": committed["rows"] | block["rows"]})
+    found = [cell.settings["mu"] for cell in cells(load_params(file), name) if cell.row == "fedprox"]
+    assert found and set(found) == {0.1}
+
+
+def test_the_experiment_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = shown("An experiment of your own", "yaml")
+    ((name, block),) = yaml.safe_load(text)["experiments"].items()
+    write_params(tmp_path, name, block)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["cells", name])
+    assert done.exit_code == 0, done.output
+    # Two methods, two learning rates, three seeds.
+    assert len(done.output.splitlines()[2:]) == 12
