@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 import sweep_project
+import torch
 import yaml
 from settings_files import ROOT, copy_params
 
 from hetfl.errors import HetflError
+from hetfl.experiments.cell import run_cell
+from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.plan import load_params
 from hetfl.new import insert, new_experiment, new_method
-from hetfl.stages import stale
+from hetfl.stages import stale, write
 
 DVC_FORM = """
 from pathlib import Path
@@ -61,17 +64,21 @@ def commands(root: Path, *several: str) -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout of its own with data, partitions and a small experiment."""
+    """A checkout of its own with a small experiment, trained and evaluated."""
     shutil.copytree(ROOT / "src" / "hetfl", tmp_path / "src" / "hetfl", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests" / "methods").mkdir(parents=True)
     shutil.copy(ROOT / "versions.yaml", tmp_path)
     sweep_project.make(tmp_path)
     sweep_project.write(tmp_path, rounds=1, seeds=1)
+    workspace, params, cells = sweep_project.plan(tmp_path)
+    write(params, tmp_path)
+    for cell in cells:
+        run_cell(cell, workspace, torch.device("cpu"))
+        evaluate_cell(cell, workspace, torch.device("cpu"))
     return tmp_path
 
 
 def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_run(checkout: Path) -> None:
-    commands(checkout, "stages", "train small")
     trained, written = sweep_project.times(checkout), (checkout / "params.yaml").read_text()
     told, cells, _, again, table, told_too, _, own_table = commands(
         checkout,

@@ -1,4 +1,4 @@
-"""What the README shows of one's own method and experiment runs as it stands."""
+"""What the README shows of one's own method runs as it stands; see also test_dvc_stages.py and test_loading.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 import torch
 import yaml
 from settings_files import ROOT
-from typer.testing import CliRunner
 
-from hetfl.cli import app
 from hetfl.config import read_yaml
 from hetfl.experiments.plan import cells, load_params
 from hetfl.methods import METHODS
@@ -54,14 +52,3 @@ def test_the_methods_row_stands_beside_the_digits_rows(tmp_path: Path) -> None:
     file = write_params(tmp_path, name, committed | {"rows": committed["rows"] | block["rows"]})
     found = [cell.settings["mu"] for cell in cells(load_params(file), name) if cell.row == "fedprox"]
     assert found and set(found) == {0.1}
-
-
-def test_the_experiment_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = shown("An experiment of your own", "yaml")
-    ((name, block),) = yaml.safe_load(text)["experiments"].items()
-    write_params(tmp_path, name, block)
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["cells", name])
-    assert done.exit_code == 0, done.output
-    # Two methods, two learning rates, three seeds.
-    assert len(done.output.splitlines()[2:]) == 12
