@@ -215,14 +215,26 @@ class Windowed(Part):
     window_rounds: int | None = None
 
 
+class Basis(Part):
+    """What decides the numbers of an evaluation, besides the run.
+
+    Attributes:
+        model: SHA-256 of the checkpoint.
+        version: of the evaluation, see :mod:`hetfl.experiments.versions`.
+        features: number of test samples whose features are stored.
+    """
+
+    model: str
+    version: int
+    features: int
+
+
 class Metrics(Windowed):
     """``metrics.json``: the results of an evaluation, as fractions; None for what it did not measure.
 
     Attributes:
         fingerprint: of the run.
-        model: SHA-256 of the checkpoint; empty: not recorded.
-        version: of the evaluation, see :mod:`hetfl.experiments.versions`; 0: not recorded.
-        features: number of test samples whose features were stored.
+        basis: what was evaluated and how; None in older files.
         accuracy, average, lowest, highest, std, pooled, balanced_accuracy, macro_f1: of the final state, see
             :func:`hetfl.metrics.accuracy.summary`.
         best_pooled, best_round, best_average, rounds: see :func:`hetfl.metrics.accuracy.best_round`.
@@ -232,9 +244,7 @@ class Metrics(Windowed):
     """
 
     fingerprint: str
-    model: str = ""
-    version: int = 0
-    features: int = 0
+    basis: Basis | None = None
     accuracy: list[Share]
     average: float
     lowest: float

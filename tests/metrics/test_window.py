@@ -20,12 +20,12 @@ def lines() -> list[Round]:
     return [make_round(n, pooled=p, accuracy=a) for n, (p, a) in enumerate(zip(POOLED, CLIENTS, strict=True), 1)]
 
 
-def tested() -> list[Accuracies | None]:
+def of_each_round() -> list[Accuracies | None]:
     return [line.test() for line in lines()]
 
 
 def test_the_window_is_of_the_last_rounds():
-    found = window(tested(), 3)
+    found = window(of_each_round(), 3)
     assert found["window_rounds"] == 3
     assert found["window_pooled"] == pytest.approx(0.6)
     assert found["window_variance"] == pytest.approx(statistics.pvariance(POOLED[1:]))
@@ -36,12 +36,12 @@ def test_the_window_is_of_the_last_rounds():
 
 
 def test_a_window_longer_than_the_run_is_the_run():
-    assert window(tested(), 10) == window(tested(), 4)
-    assert window(tested(), 10)["window_rounds"] == 4
+    assert window(of_each_round(), 10) == window(of_each_round(), 4)
+    assert window(of_each_round(), 10)["window_rounds"] == 4
 
 
 def test_one_round_varies_by_nothing():
-    found = window(tested(), 1)
+    found = window(of_each_round(), 1)
     assert (found["window_pooled"], found["window_variance"], found["window_variance_sample"]) == (0.6, 0, None)
 
 

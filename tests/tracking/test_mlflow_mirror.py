@@ -223,7 +223,7 @@ def test_evaluation_may_come_later(root, client, request):
         (run,) = runs_of(client, name)
         assert run.data.metrics["final/average"] == accuracy
     assert [value for _, value in history(client, run, "final/average")] == [91.5, 92.5]
-    told = make_metrics().as_json().keys() - {"fingerprint", "accuracy"}
+    told = make_metrics().as_json().keys() - {"fingerprint", "basis", "accuracy"}
     assert {name for name in run.data.metrics if name.startswith("final/")} == {
         *(f"final/{name}" for name in told),
         "final/top-2/window_pooled",

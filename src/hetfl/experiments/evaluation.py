@@ -22,7 +22,7 @@ from hetfl.message import Tensors
 from hetfl.metrics.accuracy import best_round, per_class, summary, window
 from hetfl.metrics.groups import congruence, entropy, kmeans
 from hetfl.models.base import Model
-from hetfl.schema import METRICS, MODEL, PER_CLASS, Metrics, Round, Run, needed_run, read_metrics, read_rounds
+from hetfl.schema import METRICS, MODEL, PER_CLASS, Basis, Metrics, Round, Run, needed_run, read_metrics, read_rounds
 from hetfl.tensors import read_tensors, write_tensors
 from hetfl.training.local import LocalEngine
 from hetfl.training.scoring import scoring_tasks
@@ -102,9 +102,7 @@ def evaluate_cell(
             (out / f"{name}.safetensors").unlink(missing_ok=True)
     metrics = Metrics(
         fingerprint=run.fingerprint,
-        model=sha256_file(folder / MODEL),
-        version=EVALUATION,
-        features=cell.features,
+        basis=_basis(cell, workspace),
         **found,
         **best_round(lines),
         **of_window(lines, cell.settings),
@@ -121,11 +119,14 @@ def is_evaluated(cell: Cell, workspace: Workspace, run: Run) -> bool:
         found = read_metrics(workspace.evaluations / cell.path)
     except HetflError:
         return False  # it is damaged, and replaced
-    model = workspace.runs / cell.path / MODEL
-    expected = (run.fingerprint, EVALUATION, cell.features)
-    if found is None or (found.fingerprint, found.version, found.features) != expected or not model.is_file():
+    if found is None or found.fingerprint != run.fingerprint or not (workspace.runs / cell.path / MODEL).is_file():
         return False
-    return sha256_file(model) == found.model
+    return found.basis == _basis(cell, workspace)
+
+
+def _basis(cell: Cell, workspace: Workspace) -> Basis:
+    model = sha256_file(workspace.runs / cell.path / MODEL)
+    return Basis(model=model, version=EVALUATION, features=cell.features)
 
 
 def confusions(engine: LocalEngine, state: State, draws: Draws) -> np.ndarray:
