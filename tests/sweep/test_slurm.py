@@ -17,8 +17,8 @@ import sweep_project as project
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 MISSING = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
 CONTROLLER, NODE = 16817, 16818
-TIMEOUT = 540.0
-ROUNDS, LONG = 30, 150
+TIMEOUT = 900.0
+ROUNDS, LONG = 30, 600
 """Rounds of the two cells; the second one needs longer than the time limit of its job, a minute at most."""
 
 CONF = """
