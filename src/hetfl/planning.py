@@ -94,15 +94,18 @@ def make_plan(
         wanted = [case for cell in chosen if (rehearsal := planner.rehearsal(cell)) for case in cases(rehearsal)]
         calibrate(wanted, workspace, device, params.compute, calibrated)
     found = Forecaster(params, workspace, device).all(chosen)
-    jobs = max(1, min(at_once(device, params.compute), sum(1 for each in found if each.status.left)))
-    return Plan(found, needs(chosen, params, workspace), device_name(device), jobs)
+    return _planned(found, needs(chosen, params, workspace), params, device)
 
 
 def short_plan(chosen: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device) -> Plan:
     """A plan for one line, made fast: it takes partitions with as many clients as alike, and looks for no needs."""
     found = Forecaster(params, workspace, device, exact=False).all(chosen)
-    jobs = max(1, min(at_once(device, params.compute), sum(1 for each in found if each.status.left)))
-    return Plan(found, [], device_name(device), jobs)
+    return _planned(found, [], params, device)
+
+
+def _planned(found: Sequence[Forecast], needed: Sequence[Need], params: Params, device: torch.device) -> Plan:
+    left = sum(1 for each in found if each.status.left)
+    return Plan(found, needed, device_name(device), at_once(device, params.compute, left))
 
 
 def rest_of_tables(

@@ -366,8 +366,6 @@ def _report(params: Params) -> Stage:
             *(f"partitions/{name}" for name in sets),
             "pipeline/report.py",
             "src/hetfl/figures",
-            "src/hetfl/figures",
-            "src/hetfl/tables",
             "src/hetfl/tables",
             "src/hetfl/report",
         ],

@@ -98,12 +98,10 @@ def check_cells(chosen: Sequence[Cell], params: Params, root: Path) -> None:
     """Check, before anything is written, all that cells need besides their inputs.
 
     Raises:
-        HetflError: a model is unknown or does not support its method, versions.yaml is out of date, or the device is
-            missing.
+        HetflError: a model is unknown or does not support its method, or versions.yaml is out of date.
     """
     experiments = [(params.experiments[cell.experiment], cell.row) for cell in chosen]
     for group in dict.fromkeys(settings.rows[row].models or settings.models for settings, row in experiments):
         check_models(params, group)
     check_fit(params, chosen)
     check_versions(root, keys(chosen))
-    pick_device(params.compute.device)

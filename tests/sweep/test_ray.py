@@ -16,7 +16,6 @@ ROUNDS = 30
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_a_round_at_most(made: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
     root = project.copy(made, tmp_path / "project", rounds=ROUNDS, seeds=1)
     sweep = subprocess.Popen(
         [project.HETFL, "sweep", project.NAME, "--on", "ray"],

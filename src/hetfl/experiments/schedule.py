@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -92,7 +93,7 @@ Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], object]
 
 def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
     device = pick_device(compute.device)
-    jobs = max(1, min(at_once(device, compute), len(chosen)))
+    jobs = at_once(device, compute, len(chosen))
     attempts = (delayed(attempt)(work, cell, workspace, device, compute) for cell in chosen)
     try:
         # One cell a task: the longest cells are few, and a worker that is free takes the next.
@@ -105,9 +106,13 @@ def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: Com
     return {workspace.runs / cell.path: reason for cell, reason in zip(chosen, reasons, strict=True) if reason}
 
 
-def at_once(device: torch.device, compute: ComputeSettings) -> int:
-    """How many cells are computed at the same time on a device: as set, or one per CPU core, or one on a GPU."""
-    return compute.jobs or (max(1, cpu_count() // compute.threads) if device.type == "cpu" else 1)
+def at_once(device: torch.device, compute: ComputeSettings, cells: int = sys.maxsize) -> int:
+    """How many of some cells are computed at the same time on a device.
+
+    As many as set; else one per CPU core, or one on a GPU.
+    """
+    many = compute.jobs or (cpu_count() // compute.threads if device.type == "cpu" else 1)
+    return max(1, min(many, cells))
 
 
 def attempt(
