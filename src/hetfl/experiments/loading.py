@@ -75,8 +75,8 @@ class LoadedRun:
     """
 
     def __init__(self, folder: Path, run: Run, weights: Path, device: torch.device) -> None:
-        self.run, self.class_names = run, entry(run.dataset, str(folder / RUN)).class_names
-        public = 0 if run.public is None else len(entry(run.public["dataset"], str(folder / RUN)).class_names)
+        self.run, self.class_names = run, _class_names(run, run.dataset, folder)
+        public = 0 if run.public is None else len(_class_names(run, run.public["dataset"], folder))
         classes = len(self.class_names)
         method = create(run.method, run.settings, classes, public, str(folder / RUN), seed=run.seed)
         options, query = method.model_options(), method.queries()
@@ -188,8 +188,8 @@ class LoadedRun:
 class Classifier(nn.Module):
     """A client's model of a finished run with its inference rule, as a torch module; see :meth:`LoadedRun.module`.
 
-    It stays on the run's device and does not train: its tensors are no parameters. ``torch.export`` makes it a program
-    of its own, which ``mlflow.pytorch`` stores without pickle (``serialization_format="pt2"``).
+    It stays on the run's device and does not train: its tensors are no parameters. ``torch.export`` makes it a
+    program of its own, which ``mlflow.pytorch`` stores without pickle (``serialization_format="pt2"``).
 
     Attributes:
         class_names: one name per score.
@@ -253,6 +253,11 @@ def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | 
         if now.get(key) != version:
             warnings.warn(f"{folder}: is of {key} {version}, the code is {now.get(key)}", UserWarning, stacklevel=2)
     return LoadedRun(folder, run, beside, torch.device(device))
+
+
+def _class_names(run: Run, dataset: str, folder: Path) -> tuple[str, ...]:
+    own = run.class_names.get(dataset)
+    return entry(dataset, str(folder / RUN)).class_names if own is None else tuple(own)
 
 
 def _parts(images: Images, spec: InputSpec) -> Iterator[np.ndarray]:
