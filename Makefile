@@ -36,9 +36,13 @@ docs: $(VENV)/.ready
 slow: $(VENV)/.ready
 	pytest -m slow -s
 
+# Elsewhere: make ui HOST=0.0.0.0 PORT=8080; behind a proxy: make ui UI="--allowed-hosts runs.example.org".
+HOST := 127.0.0.1
+PORT := 5000
 ui: $(VENV)/.ready
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host 127.0.0.1 --port 5000 \
-	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}
+	@echo "http://$(HOST):$(PORT)/#/experiments?workflowType=machine_learning"
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host $(HOST) --port $(PORT) \
+	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} $(UI)
 
 lint: $(VENV)/.ready
 	ruff check .
