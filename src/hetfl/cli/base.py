@@ -6,6 +6,7 @@ A command imports what it needs when it runs, since torch alone takes seconds, a
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ def run(command: Callable[..., Any]) -> None:
     except HetflError as error:
         for line in str(error).replace(f"{Path.cwd()}/", "").splitlines():
             print(f"error: {line}", file=sys.stderr)
+        if "unknown" in str(error) and (remark := names.elsewhere(sys.argv[1:])):
+            print(remark, file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:
         # Whoever reads the output, such as head, has enough of it.
@@ -75,8 +78,14 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    cd: Annotated[
+        Path | None, typer.Option("--cd", metavar="FOLDER", help="Run there, e.g. in papers, as with dvc --cd.")
+    ] = None,
 ) -> None:
-    pass
+    if cd is not None:
+        if not (cd / "params.yaml").exists():
+            raise HetflError(f"--cd {cd}: is no project, since it has no params.yaml; papers is one")
+        os.chdir(cd)
 
 
 @contextmanager

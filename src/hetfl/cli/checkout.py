@@ -100,7 +100,7 @@ def record(
 
 @app.command("ledger", rich_help_panel=CHECKOUT)
 def ledger() -> None:
-    """Write docs/ledger.md, results/ledger.csv and the totals in the README: all printed numbers, with ours.
+    """Write ledger.md, results/ledger.csv and the totals in the README: all printed numbers, with ours.
 
     Example: hetfl ledger
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MADE = ("download-", "pretrain-", "train-", "evaluate-", "partition", "report")
@@ -89,9 +89,25 @@ def _keys(file: str, key: str) -> list[str]:
     return re.findall(r"(?m)^ {2}([\w.-]+):", block)
 
 
-def _stages() -> Iterator[str]:
-    files = [path for pattern in ("dvc.yaml", "*/dvc.yaml", "*/*/dvc.yaml") for path in Path().glob(pattern)]
-    for path in files:
+def elsewhere(words: Iterable[str]) -> str:
+    """A remark on the first of these words that names a table or experiment of another project; else empty."""
+    others = [path.parent for path in Path().glob("*/.dvc")] + [Path("..")]
+    for folder in others if Path("params.yaml").exists() else ():
+        if not (folder / "params.yaml").exists():
+            continue
+        known = {re.sub("^(train|evaluate)-", "", name) for name in _stages(folder)}
+        for word in words:
+            name = word.removeprefix("runs/").split("/")[0]
+            if name in known or any(one.startswith(f"{name}-") for one in known if len(name) > 6):
+                return f"{name} belongs to the project {folder}; add --cd {folder} after hetfl or dvc"
+    return ""
+
+
+def _stages(root: Path = Path()) -> Iterator[str]:
+    for path in [
+        root / "dvc.yaml",
+        *(path for path in root.glob("*/dvc.yaml") if not (path.parent / ".dvc").exists()),
+    ]:
         block = re.split(r"(?m)^(?!stages:)[^\s#]", _text(path))[0]
         yield from re.findall(r"(?m)^  ([\w.-]+):", block)
 
