@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.cli.base import LOOK, AsJson, Targets, app, doing, opened, print_json
 
 

@@ -141,7 +141,8 @@ def draw(lines: Sequence[Line], by: str, metric: str, columns: int) -> Text:
     marks: dict[tuple[int, int], int] = {}
     for number, line in enumerate(shown):
         places = [
-            (round((x - least) / length * (2 * width - 3)), round((high - y) / span * (4 * HEIGHT - 1))) for x, y in line.points
+            (round((x - least) / length * (2 * width - 3)), round((high - y) / span * (4 * HEIGHT - 1)))
+            for x, y in line.points
         ]
         for across, down in _joined(places):
             place = down // 4, across // 2
