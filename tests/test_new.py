@@ -113,14 +113,11 @@ def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_
 
 
 def stages_in_order(root: Path, wanted: str) -> list[str]:
-    """The command lines of a stage of dvc.yaml and of those that it depends on, in the order in which DVC runs them."""
-    every = {}
+    """The command lines of a stage and of those that it depends on, in the order in which DVC runs them."""
+    every, params = {}, yaml.safe_load((root / "params.yaml").read_text())
     for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
-        for key in (
-            stage.get("foreach", "")[2:-1] and yaml.safe_load((root / "params.yaml").read_text())["partitions"]
-        ):
-            text = yaml.safe_dump(stage["do"]).replace("${key}", key)
-            every[f"{name}@{key}"] = yaml.safe_load(text)
+        for key in params["partitions"] if "foreach" in stage else ():
+            every[f"{name}@{key}"] = yaml.safe_load(yaml.safe_dump(stage["do"]).replace("${key}", key))
         if "cmd" in stage:
             every[name] = stage
     made = {path: name for name, stage in every.items() for out in stage["outs"] for path in out}
