@@ -210,15 +210,13 @@ class Skipping:
 
 
 def _real(tensors: Tensors) -> dict[str, Tensor]:
-    """Tensors with zeros, which take no memory, for those of which only the shapes are there."""
-    return {
-        name: _zeros(tensor.shape, tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()
-    }
+    """Tensors with a single zero for those of which only the shapes are there: terms of a loss are then quick."""
+    return {name: _zero(tensor.dim(), tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()}
 
 
 @cache
-def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    return torch.zeros((), dtype=dtype).expand(shape)
+def _zero(dimensions: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((1,) * dimensions, dtype=dtype)
 
 
 class Rehearsal:
