@@ -421,7 +421,7 @@ def record(
 
 @app.command("ledger")
 def ledger() -> None:
-    """Write docs/ledger.md, results/ledger.csv and the totals in the README: all printed numbers, with ours."""
+    """Write ledger.md, results/ledger.csv and the totals in the README: all printed numbers, with ours."""
     from hetfl.experiments.plan import Workspace, load_params
     from hetfl.ledger.page import write_ledger
 

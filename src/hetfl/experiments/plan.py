@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from hetfl.config import Settings, read_yaml, validate
 from hetfl.data import catalogue
@@ -81,15 +81,17 @@ class DataSettings(Settings):
         return self.model_extra or {}
 
     def folder(self) -> Path | None:
-        """The mirror's folder, from ``HETFL_MIRROR`` or the setting; None without one.
+        """The mirror's folder, from ``HETFL_MIRROR`` or the setting, relative to the project or the one around it.
 
         Raises:
             HetflError: the folder does not exist.
         """
-        name = os.environ.get("HETFL_MIRROR") or self.mirror
-        if name and not Path(name).is_dir():
-            raise HetflError(f"data.mirror (or HETFL_MIRROR): {name!r} is not a folder; name one or leave it empty")
-        return Path(name) if name else None
+        if not (name := os.environ.get("HETFL_MIRROR") or self.mirror):
+            return None
+        for start in (Path(), around(Path()) or Path()):
+            if (start / name).is_dir():
+                return start / name
+        raise HetflError(f"data.mirror (or HETFL_MIRROR): {name!r} is not a folder; name one or leave it empty")
 
 
 class Params(Settings):
@@ -102,6 +104,11 @@ class Params(Settings):
     pretrain: dict[str, PretrainSettings] = {}
     protocols: dict[Name, ProtocolSettings] = {}
     experiments: dict[str, Experiment] = {}
+    _around: frozenset[str] = PrivateAttr(frozenset())
+
+    def file(self, key: str) -> str:
+        """The file, seen from the project, in which a key such as ``protocols.fedtgp`` stands."""
+        return "../params.yaml" if key in self._around else "params.yaml"
 
 
 class Cell(Settings):
@@ -168,8 +175,19 @@ class Workspace:
         return self.scratch / "locks" / f"{'.'.join(path.parts)}.lock"
 
 
+def around(project: Path) -> Path | None:
+    """The project that this one is a folder of, such as the repository's root for ``papers/``, or None."""
+    outer = project.absolute().parent
+    return outer if (outer / "params.yaml").exists() else None
+
+
+def parts_of(root: Path, name: str) -> list[Path]:
+    """The files of this name in the folders of a project. A folder with a DVC pipeline is another project."""
+    return sorted(path for path in root.glob(f"*/{name}") if not (path.parent / ".dvc").exists())
+
+
 def load_params(path: Path) -> Params:
-    """Read and check params.yaml as a whole, and the experiments in ``pipeline/<paper>/params.yaml`` beside it.
+    """Read and check params.yaml as a whole, and the experiments in ``<folder>/params.yaml`` beside it.
 
     Raises:
         HetflError: one line about the first mistake.
@@ -177,7 +195,9 @@ def load_params(path: Path) -> Params:
     where = path.name
     raw = read_yaml(path)
     written = {where: raw.pop("experiments", {})}
+    around = _add_shared(raw, path)
     params = validate(Params, raw, where, source=(path,))
+    params._around = around
     for name, settings in params.data.sets.items():
         validate(catalogue.entry(name, f"{where}: data").settings, settings, f"{where}: data.{name}")
     for dataset in params.partitions:
@@ -186,7 +206,7 @@ def load_params(path: Path) -> Params:
         _known("data set", pretrain.dataset, params.data.sets, f"{where}: pretrain.{name}.dataset")
     for name, protocol in params.protocols.items():
         _check_protocol(protocol, f"{where}: protocols.{name}")
-    for other in sorted(path.parent.glob("pipeline/*/params.yaml")):
+    for other in parts_of(path.parent, path.name):
         content, file = read_yaml(other), str(other.relative_to(path.parent))
         for key in content:
             if key != "experiments":
@@ -202,6 +222,25 @@ def load_params(path: Path) -> Params:
     for name in params.experiments:
         cells(params, name)
     return params
+
+
+def _add_shared(raw: dict[str, Any], path: Path) -> frozenset[str]:
+    """Add what a project shares with the one that it is a folder of; returns the names of protocols and models added.
+
+    These are ``compute`` and ``data.mirror``, where the project does not set them, all protocols, and all models.
+    """
+    if (outer := around(path.parent)) is None:
+        return frozenset()
+    shared, added = read_yaml(outer / path.name), set()
+    raw.setdefault("compute", shared.get("compute", {}))
+    raw["data"] = {"mirror": (shared.get("data") or {}).get("mirror")} | (raw.get("data") or {})
+    for key in ("protocols", "models"):
+        own, others = raw.get(key) or {}, shared.get(key) or {}
+        if twice := own.keys() & others.keys():
+            raise HetflError(f"{path.name}: {key}.{min(twice)}: is in {outer / path.name} already; use another name")
+        added |= {f"{key}.{name}" for name in others}
+        raw[key] = {**others, **own}
+    return frozenset(added)
 
 
 def _check_protocol(protocol: ProtocolSettings, where: str) -> None:
