@@ -27,6 +27,7 @@ LEVELS = [
     {"stages"},
     {"targets", "planning"},
     {"train", "ledger", "new"},
+    {"site"},
     {"sweep"},
     {"cli"},
     {"__main__"},

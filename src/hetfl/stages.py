@@ -358,16 +358,20 @@ def _report(params: Params) -> Stage:
     drawn = [name for name in figures(params) if name.startswith(EMBEDDED)]
     sets = sorted({params.experiments[name].dataset for name in tables})
     return {
-        "desc": "static report over all tables that exist",
+        "desc": "report over all tables",
         "cmd": "python pipeline/report.py",
         "deps": [
             *(f"tables/{name}" for name in tables),
             *(f"figures/{name}" for name in drawn),
             *(f"partitions/{name}" for name in sets),
+            *_results(tables),
+            "results",
+            "docs/certificates.md",
             "pipeline/report.py",
             "src/hetfl/figures",
             "src/hetfl/tables",
             "src/hetfl/report",
+            "src/hetfl/site",
         ],
         "outs": [_kept("report")],
     }
