@@ -97,10 +97,10 @@ def _parents(cls: type[Method]) -> list[type[Method]]:
 
 
 def idea(name: str) -> str:
-    """The first paragraph of a method's file, without the method's name."""
+    """The docstring of a method's file, without the method's name."""
     text = ast.get_docstring(_file(METHODS[name].__module__.rpartition(".")[2])[1]) or ""
-    first = text.split("\n\n")[0]
-    return first.partition(": ")[2] or first
+    text = text.removeprefix(f"{METHODS[name].title}: ")
+    return text[:1].upper() + text[1:]
 
 
 def method_view(
