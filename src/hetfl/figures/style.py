@@ -123,7 +123,7 @@ def looks(methods: Mapping[str, str]) -> dict[str, int]:
     """
     every = len(PALETTE) * len(MARKERS)
     first = {method: row for row, method in reversed([*methods.items()])}
-    first |= {method: method for row, method in methods.items() if row == method}
+    first |= {method: row for row, method in methods.items() if row.lower() == method}
     found = {row: _METHODS.get(method, _OTHERS + crc32(method.encode()) % 40) for method, row in first.items()}
     for row in methods:
         if row not in found:
