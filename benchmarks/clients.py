@@ -2,10 +2,10 @@
 
     python benchmarks/clients.py [--rounds 2] [--repeats 3]
 
-It needs data/cifar100 (dvc repro download-cifar100) and writes a table beside this file. Each client has five
-training samples, taken in order of labels. The 10,000 test images are divided among the clients, so both sizes test
-the same images. Every case is a separate process with set-up, rounds, record and resume points. The features by which
-FGPT assigns samples to groups are cached after the first case.
+It needs papers/data/cifar100 (dvc --cd papers repro download-cifar100) and writes a table beside this file. Each
+client has five training samples, taken in order of labels. The 10,000 test images are divided among the clients, so
+both sizes test the same images. Every case is a separate process with set-up, rounds, record and resume points. The
+features by which FGPT assigns samples to groups are cached after the first case.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hetfl.training.federation import build_federation
 from hetfl.training.memory import peak_memory
 from hetfl.training.state import ResumePoints
 
-ROOT = Path(__file__).parents[1]
+PAPERS = Path(__file__).parents[1] / "papers"
 METHODS = ("pt-fedavg", "fgpt")
 CLIENTS = (100, 10_000)
 SAMPLES, PARTICIPANTS = 5, 5
@@ -60,12 +60,12 @@ def partition(dataset: Dataset, clients: int) -> Partition:
 def case(method: str, clients: int, rounds: int, features: Path) -> dict[str, float]:
     """Run one case in this process: seconds of set-up and of a round, peak memory in MiB."""
     torch.set_num_threads(1)
-    dataset = read_dataset(ROOT / "data" / "cifar100")
+    dataset = read_dataset(PAPERS / "data" / "cifar100")
     started = time.perf_counter()
     made = create(method, {"rounds": rounds, "participation": PARTICIPANTS / clients}, dataset.num_classes)
     parts = partition(dataset, clients)
     cpu = torch.device("cpu")
-    federation = build_federation(made, [MODEL], dataset, parts, ROOT / "weights", cpu, features=features)
+    federation = build_federation(made, [MODEL], dataset, parts, PAPERS / "weights", cpu, features=features)
     engine = make_engine(made, federation, "sequential")
     with tempfile.TemporaryDirectory() as folder:
         record = Record(Path(folder) / "run")

@@ -2,8 +2,9 @@
 
     python benchmarks/data.py [--device cpu] [--repeats 5]
 
-It needs data/cifar10 (dvc repro download-cifar10) and writes a table beside this file. Every case alternates between
-the implementations, so that changes of the machine's speed affect all of them. The ratio is to the faster DataLoader.
+It needs papers/data/cifar10 (dvc --cd papers repro download-cifar10) and writes a table beside this file. Every case
+alternates between the implementations, so that changes of the machine's speed affect all of them. The ratio is to the
+faster DataLoader.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hetfl.data.store import Dataset, read_dataset
 from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 
-ROOT = Path(__file__).parents[1]
+PAPERS = Path(__file__).parents[1] / "papers"
 HALF = (0.5, 0.5, 0.5)
 WORKERS = (0, 2)
 # Images per timing, enough for at least 0.1 s.
@@ -77,7 +78,7 @@ def main() -> None:
     device = torch.device(arguments.device)
 
     with tempfile.TemporaryDirectory() as temporary:
-        dataset = read_dataset(ROOT / "data" / "cifar10")
+        dataset = read_dataset(PAPERS / "data" / "cifar10")
         write_torchvision_layout(dataset, Path(temporary))
         starts = [start_up(Path(temporary), device) for _ in range(arguments.repeats)]
         rows = [
@@ -152,7 +153,7 @@ def throughput(
 def start_up(root: Path, device: torch.device) -> tuple[float, float]:
     """Seconds until the first batch: from the device, and with torchvision."""
     started = time.perf_counter()
-    dataset = read_dataset(ROOT / "data" / "cifar10")
+    dataset = read_dataset(PAPERS / "data" / "cifar10")
     images = DeviceImages([dataset.subset("train")], InputSpec(32, "bilinear", HALF, HALF), device)
     next(iter(images.batches(torch.randperm(len(images)).to(device), 16)))
     middle = time.perf_counter()

@@ -46,7 +46,7 @@ from hetfl.training.engines import make_engine
 from hetfl.training.federation import Federation
 from hetfl.training.memory import peak_memory, reset_peak_memory
 
-ROOT = Path(__file__).parents[1]
+PAPERS = Path(__file__).parents[1] / "papers"
 SECONDS = 510
 """Seconds for all cases. Together with the last case's grace period it is less than nine minutes."""
 GRACE = 20
@@ -108,7 +108,7 @@ class Case:
 
 def paper(experiment: str, row: str, split: str, scheme: type, classes: int) -> Work:
     """The workload of a cell in params.yaml, with random weights of its backbones."""
-    params = load_params(ROOT / "params.yaml")
+    params = load_params(PAPERS / "params.yaml")
     cell = next(cell for cell in cells(params, experiment) if (cell.row, cell.split) == (row, split))
     models = [name.partition(".")[0] + (".random" if name.startswith("vit_") else "") for name in cell.models]
     return Work(

@@ -2,12 +2,12 @@
 
     python benchmarks/overhead.py [--repeats 7] [--quick] [--json FILE]
 
-It needs data/fashion-mnist, data/digits and data/cifar10 (dvc repro download-<name>) and writes a table beside this
-file. Two plain loops train the same modules from the same weights with torch.optim.SGD and end with the same
-parameters. One has its samples in memory, normalised and resized; the other reads them through the usual Dataset and
-DataLoader. hetfl stores uint8 images in their original size. Its time is that of a client's whole task: loading the
-server's parameters, training, and the uplink. Cases alternate between implementations, so that changes of the
-machine's speed affect all of them.
+It needs the digits, Fashion-MNIST and CIFAR-10 (dvc repro download-digits, dvc --cd papers repro download-fashion-
+mnist download-cifar10) and writes a table beside this file. Two plain loops train the same modules from the same
+weights with torch.optim.SGD and end with the same parameters. One has its samples in memory, normalised and resized;
+the other reads them through the usual Dataset and DataLoader. hetfl stores uint8 images in their original size. Its
+time is that of a client's whole task: loading the server's parameters, training, and the uplink. Cases alternate
+between implementations, so that changes of the machine's speed affect all of them.
 """
 
 from __future__ import annotations
@@ -108,14 +108,15 @@ def plain(
 
 def make_ways(case: Case, steps: int) -> tuple[dict[str, Way], dict[str, Tensor]]:
     """The implementations by name, and their initial parameters."""
-    dataset = read_dataset(ROOT / "data" / case.dataset)
+    project = ROOT if case.dataset == "digits" else ROOT / "papers"
+    dataset = read_dataset(project / "data" / case.dataset)
     split = dataset.subset("train")
     index = np.sort(np.random.default_rng(0).choice(len(split), steps * case.batch, replace=False))
     usual = {"batch_size": case.batch, "lr": RATE, "momentum": MOMENTUM, "weight_decay": DECAY, "local_epochs": 1}
     method = create(case.method, {**usual, **case.settings}, dataset.num_classes)
     cpu = torch.device("cpu")
     partition = Partition((index,), None)
-    federation = build_federation(method, [case.model], dataset, partition, ROOT / "weights", cpu)
+    federation = build_federation(method, [case.model], dataset, partition, project / "weights", cpu)
     engine = make_engine(method, federation, "sequential")
     server, _ = start(engine, Draws(0))
     draws, client, data = Draws(0).at(1), engine.federation.clients[0], engine.federation.data[0]

@@ -6,7 +6,7 @@ The task is the IID CIFAR-10 benchmark of pfl-research (Granqvist et al., NeurIP
 each, 50 clients per round, one local epoch of SGD with batches of 10. All implementations get the same initial
 weights, participants and batches. The other frameworks are installed from requirements-peers.txt into a separate
 environment, whose interpreter is --python; the table names those that are missing. Images are those of data/cifar10
-(dvc repro download-cifar10) if it is prepared, otherwise random. The table is written beside this file.
+(dvc --cd papers repro download-cifar10) if it is prepared, otherwise random. The table is written beside this file.
 
 Every implementation is a separate process. The other frameworks' interpreter also runs this file, so it imports hetfl
 only in hetfl's own process.
@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROOT = Path(__file__).parents[1]
+PAPERS = Path(__file__).parents[1] / "papers"
 CLIENTS, SAMPLES, COHORT, BATCH, RATE = 1000, 50, 50, 10, 0.1
 EVERY = 10
 """Rounds between central evaluations; there is also one after the last round."""
@@ -434,7 +434,7 @@ def write_plan(folder: Path, rounds: int, device: str, tests: int | None = None)
     from hetfl.models import build
     from hetfl.training.sampling import participants
 
-    data, images = ROOT / "data" / "cifar10", "CIFAR-10"
+    data, images = PAPERS / "data" / "cifar10", "CIFAR-10"
     generator = np.random.default_rng(0)
     if not data.exists():
         data, images = folder, "Random pixels in CIFAR-10's shape"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from settings_files import PAPER_PARAMS
 
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
@@ -216,7 +217,7 @@ def test_the_committed_settings_are_sound():
 
 
 def test_layered_heads_are_refused_where_linear_ones_are_shared():
-    params = load_params(PARAMS)
+    params = PAPER_PARAMS
     base = cells(params, "fedtgp-classifiers-res34-htc4")[0]
     wrong = base.model_copy(update={"method": "lg-fedavg", "settings": {"embedding": 512}})
     with pytest.raises(HetflError, match="lg-fedavg needs models with a linear head, resnet34-h512 has another"):

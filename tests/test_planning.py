@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from settings_files import copy_params
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS, copy_params
 from typer.testing import CliRunner
 
 from hetfl import planning
@@ -24,7 +23,7 @@ from hetfl.train import train_experiment
 
 @pytest.fixture(scope="module")
 def table_10() -> list[Cell]:
-    return cells(load_params(Path("params.yaml")), "fedtgp-htcnn8-fashion-mnist")
+    return cells(PAPER_PARAMS, "fedtgp-htcnn8-fashion-mnist")
 
 
 def forecast(cell: Cell, status: Status, seconds: float | None = 3600.0, at_most: bool = False) -> Forecast:
@@ -62,8 +61,8 @@ def test_an_unknown_time_is_not_a_small_one(table_10):
 
 
 def test_what_is_missing_is_named_with_size_and_origin(tmp_path):
-    copy_params(tmp_path)
-    params, workspace = load_params(tmp_path / "params.yaml"), Workspace(tmp_path)
+    papers = copy_params(tmp_path)
+    params, workspace = load_params(papers / "params.yaml"), Workspace(papers)
     chosen = cells(params, "fedhpl-homogeneous-cifar10")
     found = {need.name: need for need in needs(chosen, params, workspace)}
     data, backbone = found["cifar10"], found["vit_base_patch16_224.augreg_in21k_ft_in1k"]
@@ -79,11 +78,11 @@ def test_what_is_missing_is_named_with_size_and_origin(tmp_path):
 
 
 def test_training_refuses_all_that_is_missing_before_anything_starts(tmp_path):
-    copy_params(tmp_path)
+    papers = copy_params(tmp_path)
     with pytest.raises(HetflError) as refused:
-        train_experiment(tmp_path, "fedhpl-homogeneous-cifar10", method="fedhpl")
+        train_experiment(papers, "fedhpl-homogeneous-cifar10", method="fedhpl")
     assert len(str(refused.value).splitlines()) == 2
-    assert not (tmp_path / "runs").exists()
+    assert not (papers / "runs").exists()
 
 
 def test_pretrained_weights_name_their_stage(tmp_path):
@@ -95,8 +94,7 @@ def test_pretrained_weights_name_their_stage(tmp_path):
 
 
 def test_the_command_prints_json(tmp_path, monkeypatch):
-    copy_params(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(copy_params(tmp_path))
     told = CliRunner().invoke(app, ["plan", "fedtgp-htcnn8-fashion-mnist/lg-fedavg", "--json"])
     assert told.exit_code == 0, told.output
     content = json.loads(told.stdout)
@@ -107,16 +105,14 @@ def test_the_command_prints_json(tmp_path, monkeypatch):
 
 
 def test_the_rest_of_a_table_is_foreseen(tmp_path):
-    copy_params(tmp_path)
-    params = load_params(tmp_path / "params.yaml")
+    papers = copy_params(tmp_path)
+    params = load_params(papers / "params.yaml")
     own = [cell for cell in cells(params, "fedtgp-htcnn8-fashion-mnist") if cell.method == "fedtgp"]
-    where = Workspace(tmp_path), torch.device("cpu")
+    where = Workspace(papers), torch.device("cpu")
     rest = planning.rest_of_tables(own, params, *where)
     assert {name: len(plan.left) for name, plan in rest.items()} == {"fedtgp-table-10": 36}
-    assert (
-        planning.rest_of_tables(cells(params, "digits-fedtgp"), params, Workspace(tmp_path), torch.device("cpu"))
-        == {}
-    )
+    alone = cells(EMBEDDED_PARAMS, "digits-fedtgp")
+    assert planning.rest_of_tables(alone, EMBEDDED_PARAMS, Workspace(tmp_path), torch.device("cpu")) == {}
 
 
 def test_durations_and_numbers_for_people():

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from settings_files import PAPER_PARAMS
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, cells, load_params
+from hetfl.experiments.plan import Params, cells
 from hetfl.stages import printed_by
 from hetfl.targets import cells_of
 
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return load_params(Path("params.yaml"))
+    return PAPER_PARAMS
 
 
 def test_a_target_is_a_table_an_experiment_or_a_part_of_one(params):

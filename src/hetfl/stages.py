@@ -3,6 +3,10 @@
 DVC can repeat a stage over a mapping (``foreach``), but its lists of dependencies must then have the same length.
 Those of experiments, tables and data sets differ in length, so each of these stages is written out.
 
+A project is a folder with params.yaml and a DVC pipeline. This repository holds two: its root, with the embedded
+default, and ``papers/``, which links to the code. DVC's commands act on one project, so the papers' stages stand in
+nobody's way.
+
 An experiment of params.yaml has one training stage. A paper's experiment takes days, so each of its methods has a
 stage; a table then depends only on the methods that it prints.
 """
@@ -21,7 +25,7 @@ import hetfl
 from hetfl.data.sets import CATALOGUE, MODULES
 from hetfl.errors import HetflError
 from hetfl.experiments import versions
-from hetfl.experiments.plan import Cell, Params, cells, weights_read
+from hetfl.experiments.plan import Cell, Params, cells, parts_of, weights_read
 from hetfl.experiments.settings import Experiment
 from hetfl.figures.base import Figure
 from hetfl.figures.catalogue import figures
@@ -31,10 +35,8 @@ from hetfl.tables.spec import Entry
 
 ROOT = "dvc.yaml"
 PAPERS = ("fedhpl", "fedtgp", "fgpt")
-"""Folders of pipeline/ with a paper's experiments, which have the paper's tables and none of their own."""
-EMBEDDED = "digits-"
-"""Prefix of the names of the embedded default's experiments."""
-_HEAD = "# Written by `hetfl stages` from params.yaml, pipeline/*/params.yaml and src/hetfl/tables/: do not edit.\n"
+"""Folders with a paper's experiments, which have the paper's tables and none of their own."""
+_HEAD = "# Written by `hetfl stages` from params.yaml, */params.yaml and src/hetfl/tables/: do not edit.\n"
 _SOURCE = Path(hetfl.__file__).parent
 COUNTED_ON = [f"src/hetfl/{part}" for part in ("data", "draws.py", "message.py", "methods", "metrics", "models")]
 """Source that computed tables depend on, since they build models and messages."""
@@ -157,7 +159,7 @@ def files(params: Params) -> dict[str, str]:
         for name in names:
             if "." in name:
                 raise HetflError(f"{key}.{name}: DVC interprets a dot as a path into a mapping; use a dash")
-    every = units(params)
+    every, mine = units(params), own(params)
     stages: dict[str, dict[str, Stage]] = {ROOT: {}}
     stages[ROOT] |= {f"download-{name}": _download(name, params) for name in params.data.sets}
     stages[ROOT] |= {f"pretrain-{name}": _pretrain(name, params) for name in params.pretrain}
@@ -173,12 +175,21 @@ def files(params: Params) -> dict[str, str]:
     stages[ROOT] |= {name: _figure(figure, params, every) for name, figure in drawn.items()}
     stages[ROOT] |= {"report": _report(params)}
     contents: dict[str, dict[str, Any]] = {file: {"stages": some} for file, some in stages.items()}
-    own = [name for name, experiment in params.experiments.items() if experiment.file == "params.yaml"]
-    contents[ROOT]["metrics"] = [f"tables/{name}/metrics.yaml" for name in own]
-    contents[ROOT]["plots"] = [plot for name in own for plot in _curves(name, params)]
-    # DVC warns of files that are not there, as most of the others are; it shows those that its command line names.
-    contents[ROOT]["plots"] += [_drawing(name) for name in drawn if name.startswith(EMBEDDED)]
+    # DVC warns of files that are not there, as most of the papers' are; it shows those that its command line names.
+    if mine:
+        contents[ROOT]["metrics"] = [f"tables/{name}/metrics.yaml" for name in mine]
+        contents[ROOT]["plots"] = [plot for name in mine for plot in _curves(name, params)]
+        contents[ROOT]["plots"] += [_drawing(name) for name, figure in drawn.items() if _belongs(figure, mine)]
     return {file: _HEAD + _dump(content) for file, content in contents.items()}
+
+
+def own(params: Params) -> list[str]:
+    """The experiments of params.yaml itself, which have a table each and are in the report."""
+    return [name for name, experiment in params.experiments.items() if experiment.file == "params.yaml"]
+
+
+def _belongs(figure: Figure, experiments: Sequence[str]) -> bool:
+    return bool(figure.experiments()) and {*figure.experiments()} <= {*experiments}
 
 
 def stage_names(params: Params) -> set[str]:
@@ -189,7 +200,7 @@ def stage_names(params: Params) -> set[str]:
 def stale(params: Params, root: Path) -> dict[str, str | None]:
     """The dvc.yaml files below ``root`` that are out of date, with their new content; None: the file must go."""
     wanted: dict[str, str | None] = dict(files(params))
-    there = [path.relative_to(root).as_posix() for path in (root / "pipeline").glob("*/dvc.yaml")]
+    there = [path.relative_to(root).as_posix() for path in parts_of(root, "dvc.yaml")]
     wanted |= {file: None for file in there if file not in wanted}
     found = {file: (root / file).read_text() if (root / file).exists() else None for file in wanted}
     return {file: text for file, text in wanted.items() if found[file] != text}
@@ -229,6 +240,8 @@ def _imports(path: Path) -> Iterator[Path]:
 
 
 def _download(name: str, params: Params) -> Stage:
+    if name in params.data.own:
+        return _own_data(name, params)
     return {
         "desc": f"prepare {CATALOGUE[name].title}",
         "cmd": f"python pipeline/download.py {name}",
@@ -238,12 +251,29 @@ def _download(name: str, params: Params) -> Stage:
     }
 
 
+def _own_data(name: str, params: Params) -> Stage:
+    settings = params.data.own[name]
+    return {
+        "desc": f"prepare {settings.title or name}",
+        "cmd": f"python pipeline/prepare.py {name}",
+        "deps": [settings.path, "pipeline/prepare.py", *sources(_SOURCE / "data" / "own.py")],
+        "params": [f"data.{name}"],
+        "outs": [f"data/{name}"],
+    }
+
+
+def title_of(dataset: str, params: Params) -> str:
+    """A data set's name in print."""
+    own = params.data.own.get(dataset)
+    return CATALOGUE[dataset].title if own is None else own.title or dataset
+
+
 def _pretrain(name: str, params: Params) -> Stage:
     settings = params.pretrain[name]
     numerics = versions.keys_of_pretraining(settings.models)
     numerics += ["augmentation"] if settings.input.transform() else []
     return {
-        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.subset}",
+        "desc": f"train backbones on {title_of(settings.dataset, params)}, {settings.subset}",
         "cmd": f"python pipeline/pretrain.py {name}",
         "deps": [f"data/{settings.dataset}"],
         "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],
@@ -305,11 +335,10 @@ def watched(unit: Unit, params: Params) -> list[Any]:
     rows = [experiment.rows[name] for name in dict.fromkeys(cell.row for cell in unit.cells)]
     groups = sorted({row.models or experiment.models for row in rows})
     protocols = sorted({name for name in (experiment.protocol, *(row.protocol for row in rows)) if name})
-    keys = [
-        _key(experiment),
-        *(("params.yaml", f"models.{name}") for name in groups),
-        *(("params.yaml", f"protocols.{name}") for name in protocols),
-    ]
+    shared = [*(f"models.{name}" for name in groups), *(f"protocols.{name}" for name in protocols)]
+    # The mean and standard deviation of a data set of one's own are those of the images that the runs see.
+    shared = [*(f"data.{name}" for name in [experiment.dataset] if name in params.data.own), *shared]
+    keys = [_key(experiment), *((params.file(key), key) for key in shared)]
     return [*_by_file(keys), {versions.FILE: versions.keys(unit.cells)}]
 
 
@@ -325,7 +354,7 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
         "desc": title,
         "cmd": f"python pipeline/table.py {name}",
         "deps": [*deps, "pipeline/table.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
-        **_shown(used),
+        **_shown(used, params),
         # If only the commit differs, the stage leaves the table unchanged, so DVC must not remove it first.
         "outs": [{f"tables/{name}": {"cache": False, "persist": True}}],
     }
@@ -348,15 +377,17 @@ def _figure(figure: Figure, params: Params, every: Sequence[Unit]) -> Stage:
         "desc": figure.title,
         "cmd": f"python pipeline/figure.py {figure.name}",
         "deps": [*deps, "pipeline/figure.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
-        **_shown(used, [experiment.models for experiment in used] if backbones else []),
+        **_shown(used, params, [experiment.models for experiment in used] if backbones else []),
         "outs": [_kept(f"figures/{figure.name}")],
     }
 
 
 def _report(params: Params) -> Stage:
-    tables = [name for name in table_names(params) if name.startswith(EMBEDDED)]
-    drawn = [name for name in figures(params) if name.startswith(EMBEDDED)]
-    sets = sorted({params.experiments[name].dataset for name in tables})
+    mine = own(params)
+    # Training for the report alone is for a project's own experiments; those of papers may take months.
+    tables = mine or [name for name in table_names(params) if name in ARITHMETIC_TABLES]
+    drawn = [name for name, figure in figures(params).items() if _belongs(figure, mine)]
+    sets = sorted({params.experiments[name].dataset for name in mine})
     return {
         "desc": "report over all tables",
         "cmd": "python pipeline/report.py",
@@ -364,9 +395,7 @@ def _report(params: Params) -> Stage:
             *(f"tables/{name}" for name in tables),
             *(f"figures/{name}" for name in drawn),
             *(f"partitions/{name}" for name in sets),
-            *_results(tables),
-            "results",
-            "docs/certificates.md",
+            *_results(mine),
             "pipeline/report.py",
             "src/hetfl/figures",
             "src/hetfl/tables",
@@ -389,13 +418,13 @@ def _results(folders: Iterable[str]) -> list[str]:
     return [f"{kind}/{folder}" for kind in ("runs", "evaluations") for folder in folders]
 
 
-def _shown(used: Iterable[Experiment], groups: Iterable[str] = ()) -> dict[str, list[Any]]:
+def _shown(used: Iterable[Experiment], params: Params, groups: Iterable[str] = ()) -> dict[str, list[Any]]:
     """The ``params`` of a stage that shows experiments: their keys, and those of protocols and model groups."""
     used = [*used]
     protocols = sorted({experiment.protocol for experiment in used if experiment.protocol})
     keys = [_key(experiment) for experiment in used]
-    keys += [("params.yaml", f"models.{name}") for name in groups]
-    keys += [("params.yaml", f"protocols.{name}") for name in protocols]
+    shared = [*(f"models.{name}" for name in groups), *(f"protocols.{name}" for name in protocols)]
+    keys += [(params.file(key), key) for key in shared]
     return {"params": _by_file(keys)} if keys else {}
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from settings_files import PAPER_PARAMS
 
 from hetfl.data.catalogue import entry, prepare_dataset
 from hetfl.data.fetch import Sources
 from hetfl.data.partitions import make_partition
 from hetfl.data.store import Subset, read_card, read_dataset
 from hetfl.draws import Draws
-from hetfl.experiments.plan import load_params
 
 pytestmark = pytest.mark.realdata
 
@@ -150,7 +150,7 @@ def test_office_caltech10(folder: Folder) -> None:
 def test_the_papers_splits_of_cifar10(folder: Folder) -> None:
     """FedHPL: 10,000 a client in IID and Dir, 50 of a class at least, every image used once in Non-IID."""
     dataset = read_dataset(folder("cifar10"))
-    splits = load_params(Path("params.yaml")).partitions["cifar10"].splits
+    splits = PAPER_PARAMS.partitions["cifar10"].splits
     counts = {
         split: make_partition(splits[split], dataset, Draws(0), f"splits.{split}").class_counts(
             dataset.labels(["train"]), 10

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from record_factory import make_round, write_record
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
 
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.experiments import calibration, forecast, status
 from hetfl.experiments.calibration import calibrate, cases, rates
 from hetfl.experiments.forecast import Forecaster, forecasts
 from hetfl.experiments.identity import fingerprint
-from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
+from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.schema import Inputs
 from hetfl.training.state import ResumePoints, State
@@ -24,7 +25,7 @@ READS = Inputs(dataset="d", partition="p", weights={})
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return load_params(Path("params.yaml"))
+    return PAPER_PARAMS
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_without_data_the_published_sizes_count(workspace, params, table_10):
     sizes = sum(CATALOGUE["fashion-mnist"].sizes.values())
     assert 0.74 * sizes < load.trained <= 0.75 * sizes  # three quarters of the pool, without incomplete batches
     assert load.seen == pytest.approx(0.25 * sizes, abs=60)
-    unknown = forecasts(cells(params, "digits-homogeneous")[:1], params, workspace, CPU)[0]
+    unknown = forecasts(cells(EMBEDDED_PARAMS, "digits-homogeneous")[:1], EMBEDDED_PARAMS, workspace, CPU)[0]
     assert (unknown.load, unknown.seconds) == (None, None)
 
 

@@ -94,12 +94,25 @@ def test_predictions_have_the_records_accuracy(trained: Train, toy_data: Dataset
     assert np.array_equal(default.scores, own.scores)
     if loaded.has_global:
         assert np.array_equal(default.scores, loaded.predict(test.images[:7], 2).scores)
+    images = torch.from_numpy(test.images).permute(0, 3, 1, 2)
+    scores = loaded.module(1)(images)
+    assert np.allclose(scores.numpy(), loaded.predict(test.images, 1).scores, rtol=1e-3, atol=1e-4)
 
 
 def test_which_methods_have_a_global_model(trained: Train, tmp_path: Path) -> None:
     assert hetfl.load(trained("pt-fedavg")).has_global
     (tmp_path / "weights").unlink()
     assert not hetfl.load(trained("fedhpl")).has_global
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fgpt"])
+def test_a_module_becomes_a_program_of_its_own(trained: Train, toy_data: Dataset, method: str) -> None:
+    loaded, images = hetfl.load(trained(method)), torch.from_numpy(toy_data.subset("test").images).permute(0, 3, 1, 2)
+    module = loaded.module()
+    several = torch.export.Dim("images", min=2)
+    program = torch.export.export(module, (images[:3],), dynamic_shapes=({0: several},))
+    assert torch.allclose(program.module()(images), module(images), rtol=1e-3, atol=1e-4)
+    assert module.class_names == CLASSES["toy"]
 
 
 def test_images_may_come_in_any_form(trained: Train, toy_data: Dataset) -> None:

@@ -50,8 +50,8 @@ def make(tmp_path: Path) -> Make:
         block = {key: value for key, value in (BLOCK | changes).items() if value != "gone"}
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(RAW | {"experiments": {"mine": block}}, sort_keys=False))
         if paper is not None:
-            (tmp_path / "pipeline/paper").mkdir(parents=True)
-            (tmp_path / "pipeline/paper/params.yaml").write_text(yaml.safe_dump(paper))
+            (tmp_path / "paper").mkdir(parents=True)
+            (tmp_path / "paper/params.yaml").write_text(yaml.safe_dump(paper))
         return load_params(tmp_path / "params.yaml")
 
     return load
@@ -139,9 +139,9 @@ def test_an_experiment_over_axes_is_one_of_each_choice(make: Make) -> None:
         ({"defaults": {"batch_size": 0}}, "experiments.mine.defaults.batch_size: 0 should be greater than"),
         (
             {"paper": {"experiments": {"mine": BLOCK}}},
-            "pipeline/paper/params.yaml: experiments: 'mine' is in params.yaml",
+            "paper/params.yaml: experiments: 'mine' is in params.yaml",
         ),
-        ({"paper": {"models": {}}}, "pipeline/paper/params.yaml: unknown setting 'models'; known: experiments"),
+        ({"paper": {"models": {}}}, "paper/params.yaml: unknown setting 'models'; known: experiments"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_place(make: Make, changes: dict[str, Any], message: str) -> None:
@@ -149,3 +149,20 @@ def test_a_mistake_is_one_line_with_its_place(make: Make, changes: dict[str, Any
         make(**changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_project_knows_what_the_one_around_it_shares(make: Make, tmp_path: Path) -> None:
+    outer = make()
+    (tmp_path / "inner").mkdir()
+    file = tmp_path / "inner/params.yaml"
+    file.write_text(yaml.safe_dump({"data": {}, "partitions": {}, "models": {"other": ["cnn"]}}))
+    (tmp_path / "inner/.dvc").mkdir()
+    found = load_params(file)
+    assert found.protocols == outer.protocols and found.models == {**outer.models, "other": ["cnn"]}
+    assert found.file("models.other") == "params.yaml"
+    assert {found.file(f"protocols.{name}") for name in outer.protocols} == {"../params.yaml"}
+    assert not found.experiments and load_params(tmp_path / "params.yaml") == outer
+    twice = min(outer.models)
+    file.write_text(yaml.safe_dump({"data": {}, "partitions": {}, "models": {twice: ["cnn"]}}))
+    with pytest.raises(HetflError, match=rf"params.yaml: models.{twice}: is in .* already; use another name"):
+        load_params(file)

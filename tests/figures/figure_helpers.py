@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from record_factory import CLIENTS, make_round, write_metrics, write_record
+from settings_files import PAPER_PARAMS as PARAMS
 
-from hetfl.experiments.plan import Workspace, load_params
+from hetfl.experiments.plan import Workspace
 from hetfl.figures.base import Figure, Panel
 from hetfl.figures.grid import PartitionFigure, RunFigure
 from hetfl.figures.partitions import PartitionPanel
@@ -23,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 HELD_OUT, GROUPS = 2, 4
 SAMPLES = {"train": 200, "test": 100}
 """Of each class that the first client has; the next have ten more."""
-PARAMS = load_params(ROOT / "params.yaml")
 
 
 def cell(row: str = "fedhpl", split: str = "dir", seeds: Iterable[int] = (0,)) -> Entry:

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from settings_files import copy_params
+from settings_files import EMBEDDED_PARAMS, PAPERS, copy_params
+from settings_files import PAPER_PARAMS as PARAMS
 from stage_runner import run_stage
 
-from hetfl.experiments.plan import cells, load_params
+from hetfl.experiments.plan import cells
 from hetfl.figures.catalogue import figure, figures, names
 
-ROOT = Path(__file__).parents[2]
-STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-PARAMS = load_params(ROOT / "params.yaml")
+OF_PAPERS = [name for name in names() if name != "digits-theorem"]
+STAGES = yaml.safe_load((PAPERS / "dvc.yaml").read_text())["stages"]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", OF_PAPERS)
 def test_figures_have_a_stage_that_depends_on_what_they_show(name: str) -> None:
     stage, shown = STAGES[name], figure(name, PARAMS)
     assert (stage["cmd"], stage["desc"]) == (f"python pipeline/figure.py {name}", shown.title)
@@ -38,9 +38,10 @@ def test_every_figure_shows_something_and_knows_what() -> None:
 
 @pytest.mark.parametrize("name", names(of_runs=True))
 def test_figures_name_cells_that_exist(name: str) -> None:
-    entries = [*figure(name, PARAMS).entries]
+    params = PARAMS if name in OF_PAPERS else EMBEDDED_PARAMS
+    entries = [*figure(name, params).entries]
     known = {
-        cell.path for experiment in {entry.experiment for entry in entries} for cell in cells(PARAMS, experiment)
+        cell.path for experiment in {entry.experiment for entry in entries} for cell in cells(params, experiment)
     }
     assert {entry.path(seed) for entry in entries for seed in entry.seeds} <= known
 
@@ -52,29 +53,26 @@ def test_figures_name_partitions_that_exist() -> None:
 
 
 def test_a_project_without_a_paper_is_without_its_figures() -> None:
-    digits = {name: settings for name, settings in PARAMS.experiments.items() if name.startswith("digits")}
-    without = PARAMS.model_copy(update={"experiments": digits, "partitions": {}})
-    assert [*figures(without)] == ["digits-theorem", "sgpt-figure-8"]
+    assert [*figures(EMBEDDED_PARAMS)] == ["digits-theorem"]
 
 
 def test_figure_is_drawn_from_the_cards_that_are_there(tmp_path: Path) -> None:
-    copy_params(tmp_path)
-    card = tmp_path / "partitions" / "cifar10" / "blocks-s0" / "card.json"
+    papers = copy_params(tmp_path)
+    card = papers / "partitions" / "cifar10" / "blocks-s0" / "card.json"
     card.parent.mkdir(parents=True)
     counts = {"train": [[3, 0], [0, 4]], "test": [[1, 0], [0, 900]]}
     card.write_text(json.dumps({"class_counts": counts, "class_names": ["a", "b"]}))
-    done = run_stage(tmp_path, "figure", "fedtgp-figure-7")
+    done = run_stage(papers, "figure", "fedtgp-figure-7")
     assert done.status == 0, done.stderr
     assert "make it with dvc repro partition@fashion-mnist" in done.stdout
-    text = (tmp_path / "figures" / "fedtgp-figure-7" / "fedtgp-figure-7.svg").read_text()
+    text = (papers / "figures" / "fedtgp-figure-7" / "fedtgp-figure-7.svg").read_text()
     # Training and test samples together.
     assert "largest circle: 904 samples" in text
     assert text.count("not prepared") == 1
 
 
 def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path, both_formats: None) -> None:
-    copy_params(tmp_path)
-    done = run_stage(tmp_path, "figure", "fedhpl-figure-10")
+    done = run_stage(copy_params(tmp_path), "figure", "fedhpl-figure-10")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines() == [
         "fedhpl-figure-10: 0 of 9 cells are there",
@@ -84,7 +82,6 @@ def test_figure_of_results_names_how_many_cells_there_are(tmp_path: Path, both_f
 
 
 def test_unknown_figure_is_one_line(tmp_path: Path) -> None:
-    copy_params(tmp_path)
-    done = run_stage(tmp_path, "figure", "fedtgp-figure-77")
+    done = run_stage(copy_params(tmp_path), "figure", "fedtgp-figure-77")
     assert done.status == 2
     assert done.stderr == "error: unknown figure 'fedtgp-figure-77'; did you mean 'fedtgp-figure-7'?\n"

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from settings_files import PAPER_PARAMS as PARAMS
 from settings_files import copy_params
 from stage_runner import run_stage
 
 from hetfl.data.store import Subset, write_dataset
-from hetfl.experiments.plan import Cell, cells, load_params
+from hetfl.experiments.plan import Cell, cells
 from hetfl.figures.base import Figure
 from hetfl.figures.catalogue import figure, figures
 from hetfl.figures.groups import SelectionFigure
@@ -19,9 +20,6 @@ from hetfl.tables.notation import methods
 from hetfl.tables.spec import Entry
 
 METHODS = methods("fgpt")
-
-ROOT = Path(__file__).parents[2]
-PARAMS = load_params(ROOT / "params.yaml")
 
 
 MOMENTA = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -102,12 +100,12 @@ def test_features_are_taken_after_the_first_and_the_last_block_and_between() -> 
 
 def stage(folder: Path, name: str) -> tuple[list[str], str]:
     """What a stage prints before its files, and its figure."""
-    copy_params(folder)
-    done = run_stage(folder, "figure", name)
+    papers = copy_params(folder)
+    done = run_stage(papers, "figure", name)
     assert done.status == 0, done.stderr
     *said, svg = done.stdout.splitlines()
     assert svg == f"figures/{name}/{name}.svg"
-    return said, (folder / svg).read_text()
+    return said, (papers / svg).read_text()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_what_is_missing_is_said_in_one_line_with_its_remedy(tmp_path: Path, nam
 
 
 def test_clients_have_a_panel_each_with_the_classes_they_hold(tmp_path: Path) -> None:
-    card = tmp_path / "partitions" / "cifar100" / "s10-s0" / "card.json"
+    card = tmp_path / "papers" / "partitions" / "cifar100" / "s10-s0" / "card.json"
     card.parent.mkdir(parents=True)
     train = np.diag([171, 172, 173, 175, 180])
     card.write_text(
@@ -153,7 +151,7 @@ def test_images_are_drawn_from_the_data_set_that_is_there(tmp_path: Path) -> Non
         draws.integers(0, 256, (20, 8, 8, 3), np.uint8), 2 * domain + np.arange(20) % 2, {"domain": domain}
     )
     write_dataset(
-        tmp_path / "data" / "five",
+        tmp_path / "papers" / "data" / "five",
         name="five",
         title="Five-Dataset",
         origin="",

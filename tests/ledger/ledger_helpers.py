@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from settings_files import copy_params
+from settings_files import PAPERS, ROOT, copy_params
 from table_helpers import CELLS, PARAMS, write_run
 
 from hetfl.experiments.identity import fingerprint
@@ -16,15 +16,12 @@ from hetfl.schema import Inputs
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.spec import Entry
 
-ROOT = Path(__file__).parents[2]
-
 
 def checkout(folder: Path) -> Workspace:
     """A checkout with the committed settings, a README with a place for totals, and the committed tables."""
-    copy_params(folder)
     shutil.copy(ROOT / "README.md", folder)
-    workspace = Workspace(folder)
-    workspace.tables = ROOT / "tables"
+    workspace = Workspace(copy_params(folder))
+    workspace.tables = PAPERS / "tables"
     return workspace
 
 

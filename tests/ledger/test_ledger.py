@@ -6,8 +6,9 @@ import csv
 from pathlib import Path
 
 import pytest
-from ledger_helpers import ROOT, checkout, entry_of, record, write
+from ledger_helpers import checkout, entry_of, record, write
 from record_factory import rewrite_run
+from settings_files import PAPERS as PROJECT
 from table_helpers import PARAMS, entries
 from typer.testing import CliRunner
 
@@ -48,13 +49,13 @@ def line_of(workspace: Workspace, table: str, row: str, column: str) -> Line:
 
 def test_the_committed_pages_are_current():
     """Run `hetfl ledger` (or `hetfl record`) where this fails."""
-    workspace = Workspace(ROOT)
+    workspace = Workspace(PROJECT)
     for path, text in files(workspace, PARAMS).items():
-        assert (ROOT / path).read_text() == text, f"{path} is out of date; run hetfl ledger"
+        assert (PROJECT / path).read_text() == text, f"{path} is out of date; run hetfl ledger"
 
 
 def test_every_printed_number_has_one_line():
-    lines = ledger(Workspace(ROOT), PARAMS).lines
+    lines = ledger(Workspace(PROJECT), PARAMS).lines
     places = [line.place for line in lines]
     assert len(places) == len({*places}) and PRINTED.keys() <= {*places}
     assert len(PRINTED) > 690 and len(places) > 850
@@ -130,8 +131,8 @@ def test_why_a_cell_is_not_run(workspace):
 
 
 def test_counted_numbers_agree_or_differ_with_the_table_s_reason():
-    agrees = line_of(Workspace(ROOT), "fedhpl-table-5", "CIFAR10_SVHN", "entire-ViT-B")
-    differs = line_of(Workspace(ROOT), "fedhpl-table-5", "CIFAR10_SVHN", "entire-ViT-S")
+    agrees = line_of(Workspace(PROJECT), "fedhpl-table-5", "CIFAR10_SVHN", "entire-ViT-B")
+    differs = line_of(Workspace(PROJECT), "fedhpl-table-5", "CIFAR10_SVHN", "entire-ViT-S")
     assert (agrees.verdict, agrees.because, agrees.doubts) == ("counted", "agrees", ())
     assert (differs.ours, differs.because, differs.difference) == ("20.67", "differs", pytest.approx(0.1, abs=0.01))
     assert "misprint" in differs.doubts[0]
@@ -174,21 +175,21 @@ def test_inherited_and_contradicting_numbers_are_flagged():
 
 
 def test_known_doubts_name_printed_numbers(monkeypatch):
-    assert {place for place in known_doubts()} <= {line.place for line in ledger(Workspace(ROOT), PARAMS).lines}
+    assert {place for place in known_doubts()} <= {line.place for line in ledger(Workspace(PROJECT), PARAMS).lines}
     monkeypatch.setattr(doubts, "known_doubts", lambda: {("fedtgp-table-10", "fedprot", "blocks"): ["x"]})
     with pytest.raises(HetflError, match="did you mean 'fedtgp-table-10/fedproto/blocks'"):
         doubts.check_places(PRINTED)
 
 
 def test_the_command_writes_page_csv_and_totals(workspace, monkeypatch):
-    (workspace.root / "tables").symlink_to(ROOT / "tables")
+    (workspace.root / "tables").symlink_to(PROJECT / "tables")
     monkeypatch.chdir(workspace.root)
     assert CliRunner().invoke(app, ["ledger"]).exit_code == 0
     with (workspace.root / CSV).open() as file:
         lines = [*csv.DictReader(file)]
     assert len(lines) == len(ledger(workspace, PARAMS).lines)
     assert lines[0]["paper"] == "fedhpl" and {"printed", "value", "verdict", "commit", "doubts"} <= lines[0].keys()
-    readme = workspace.root / "README.md"
+    readme = workspace.root.parent / "README.md"
     assert f"| **all** | {len(lines)} |" in readme.read_text()
     readme.write_text("no place")
     assert isinstance(CliRunner().invoke(app, ["ledger"]).exception, HetflError)

@@ -45,7 +45,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout in which a cell was trained and recorded, as in a fresh clone: only its record is there."""
     root = tmp_path_factory.mktemp("checkout")
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
-    paper = root / "pipeline/fedtgp/params.yaml"
+    paper = root / "fedtgp/params.yaml"
     paper.parent.mkdir(parents=True)
     paper.write_text(yaml.safe_dump({"experiments": EXPERIMENTS}))
     for stage in ("download", "partition"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from playing import play_round, start
+from settings_files import PAPER_PARAMS
 
 from hetfl.draws import Draws
-from hetfl.experiments.plan import load_params
 from hetfl.message import Message
 from hetfl.methods import METHODS, create
 from hetfl.tables.counted.exchange import (
@@ -35,7 +34,7 @@ from hetfl.tables.counted.fgpt import (
     run_bytes,
 )
 
-FAMILY = Family(load_params(Path(__file__).parents[2] / "params.yaml"))
+FAMILY = Family(PAPER_PARAMS)
 BYTES = {
     "pt-fedavg-share": (322_960, 322_960, 169_160),
     **dict.fromkeys(["pt-fedavg", "fedmoon", "fedmix", "pfedhn"], (326_032, 326_032, 172_232)),

@@ -6,26 +6,29 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS, PAPERS, ROOT
 
 from hetfl import stages
 from hetfl.config import validate
 from hetfl.data import catalogue
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, Workspace, cells, load_params, weights_read
+from hetfl.experiments.plan import Params, Workspace, cells, load_params, parts_of, weights_read
 from hetfl.experiments.schedule import identities
 from hetfl.experiments.versions import used
 from hetfl.figures import catalogue as figures
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES
 
-ROOT = Path(__file__).parents[2]
-PARAMS = load_params(ROOT / "params.yaml")
-UNITS = stages.units(PARAMS)
-FILES = ["params.yaml", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("pipeline/*/params.yaml"))]
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "params.yaml", PAPERS / "params.yaml", *sorted(PAPERS.glob("*/params.yaml")))
+]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -33,15 +36,33 @@ def read(path: str) -> dict[str, Any]:
     return yaml.load((ROOT / path).read_text(), Loader=LOADER)
 
 
-@pytest.fixture(scope="module")
-def written() -> dict[str, dict[str, Any]]:
-    """Every stage of every dvc.yaml as committed, by name."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in ["dvc.yaml", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("pipeline/*/dvc.yaml"))]:
-        some = read(path)["stages"]
-        assert not set(some) & set(found)
-        found |= some
-    return found
+@dataclass(frozen=True)
+class Project:
+    """A project as committed: its settings, training stages, and every stage of every dvc.yaml, by name."""
+
+    root: Path
+    params: Params
+
+    @cached_property
+    def units(self) -> list[stages.Unit]:
+        return stages.units(self.params)
+
+    @cached_property
+    def written(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for path in (self.root / "dvc.yaml", *parts_of(self.root, "dvc.yaml")):
+            some = read(path.relative_to(ROOT).as_posix())["stages"]
+            assert not set(some) & set(found)
+            found |= some
+        return found
+
+
+EMBEDDED, OF_PAPERS = Project(ROOT, EMBEDDED_PARAMS), Project(PAPERS, PAPER_PARAMS)
+
+
+@pytest.fixture(params=[EMBEDDED, OF_PAPERS], ids=["embedded", "papers"])
+def project(request: pytest.FixtureRequest) -> Project:
+    return request.param
 
 
 def watched(stage: dict[str, Any]) -> dict[str, list[str]]:
@@ -53,36 +74,47 @@ def watched(stage: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def test_the_files_are_current() -> None:
-    assert [*stages.stale(PARAMS, ROOT)] == []
+def test_the_files_are_current(project: Project) -> None:
+    assert [*stages.stale(project.params, project.root)] == []
 
 
-def test_every_table_and_figure_has_a_stage(written: dict[str, dict[str, Any]]) -> None:
+def test_every_table_and_figure_has_a_stage() -> None:
+    written = OF_PAPERS.written | EMBEDDED.written
     assert {*PAPER_TABLES, *ARITHMETIC_TABLES, *figures.names()} <= set(written)
     for name in (*PAPER_TABLES, *ARITHMETIC_TABLES):
         assert (*written[name]["outs"],) == ({f"tables/{name}": {"cache": False, "persist": True}},)
 
 
-def test_dvc_caches_what_took_time_and_keeps_finished_cells(written: dict[str, dict[str, Any]]) -> None:
+def test_no_command_of_dvc_at_the_root_meets_a_papers_stage() -> None:
+    """``dvc status``, ``dvc dag``, ``dvc pull`` and a bare ``dvc repro`` act on all stages of a project."""
+    assert len(EMBEDDED.written) < 25
+    assert not [name for name in EMBEDDED.written if "-table-" in name]
+    assert {name for name in EMBEDDED.written if name.startswith("download-")} == {"download-digits"}
+    assert (PAPERS / ".dvc/config").exists()
+
+
+def test_dvc_caches_what_took_time_and_keeps_finished_cells(project: Project) -> None:
     """``dvc push`` carries them, and a stage that runs again finds them."""
+    written = project.written
     assert written["partition"]["do"]["outs"] == ["partitions/${key}"]
-    for unit in UNITS:
+    for unit in project.units:
         for stage, folder in (("train", "runs"), ("evaluate", "evaluations")):
             assert written[f"{stage}-{unit.name}"]["outs"] == [{f"{folder}/{unit.folder}": {"persist": True}}]
 
 
-def test_a_table_trains_what_it_prints_and_no_more(written: dict[str, dict[str, Any]]) -> None:
+def test_a_table_trains_what_it_prints_and_no_more(project: Project) -> None:
     """By the committed files: what runs before a table's stage, and the cells that those commands train."""
+    written, params = project.written, project.params
     trained = {
         next(iter(out)): [argument for argument in stage["cmd"].split()[2:]]
         for name, stage in written.items()
         if name.startswith("train-")
         for out in stage["outs"]
     }
-    trained_by, paths = stages.trained_by(PARAMS), {}
+    trained_by, paths = stages.trained_by(params), {}
     for experiment in {experiment for experiment, *_ in trained.values()}:
-        paths[experiment] = [(cell.method, cell.path) for cell in cells(PARAMS, experiment)]
-    for name in stages.table_names(PARAMS):
+        paths[experiment] = [(cell.method, cell.path) for cell in cells(params, experiment)]
+    for name in stages.table_names(params):
         deps = [dep for dep in written[name]["deps"] if dep.startswith("runs/")]
         commands = [names for out, names in trained.items() if any(f"{out}/".startswith(f"{dep}/") for dep in deps)]
         found = {
@@ -91,26 +123,27 @@ def test_a_table_trains_what_it_prints_and_no_more(written: dict[str, dict[str, 
             for method, path in paths[experiment]
             if not only or method == only[0]
         }
-        assert found == stages.printed_by(name, PARAMS), name
+        assert found == stages.printed_by(name, params), name
         assert found == trained_by[name], name
         assert {dep.replace("runs/", "evaluations/") for dep in deps} <= set(written[name]["deps"])
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_training_stage_watches_every_key_that_decides_about_its_cells(
-    file: str, written: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_training_stage_watches_every_key_that_decides_about_its_cells(file: str, tmp_path: Path) -> None:
     """With what the stages of an experiment do not watch taken out of the files, its cells are the same."""
+    project = OF_PAPERS if file.startswith("papers/") else EMBEDDED
+    place = (ROOT / file).relative_to(project.root).as_posix()
     raw = {path: read(path) for path in FILES}
-    blocks = {experiment.written for experiment in PARAMS.experiments.values() if experiment.file == file}
+    blocks = {experiment.written for experiment in project.params.experiments.values() if experiment.file == place}
     for block in blocks:
-        some = [unit for unit in UNITS if PARAMS.experiments[unit.experiment].written == block]
+        some = [unit for unit in project.units if project.params.experiments[unit.experiment].written == block]
         keys: dict[str, set[str]] = {path: set() for path in FILES}
         for unit in some:
-            for path, names in watched(written[f"train-{unit.name}"]).items():
-                if path in keys:
-                    keys[path] |= set(names)
-        kept = {name: raw["params.yaml"][name] for name in ("data", "partitions")}
+            for path, names in watched(project.written[f"train-{unit.name}"]).items():
+                if (known := (project.root / path).resolve().relative_to(ROOT).as_posix()) in keys:
+                    keys[known] |= set(names)
+        own = read((project.root / "params.yaml").relative_to(ROOT).as_posix())
+        kept = {name: own[name] for name in ("data", "partitions")}
         kept |= {"models": {}, "protocols": {}, "experiments": {}}
         for path, names in keys.items():
             for section, _, key in (name.partition(".") for name in names):
@@ -118,14 +151,13 @@ def test_a_training_stage_watches_every_key_that_decides_about_its_cells(
         (tmp_path / "params.yaml").write_text(json.dumps(kept))
         params = load_params(tmp_path / "params.yaml")
         for name in {unit.experiment for unit in some}:
-            assert cells(params, name) == cells(PARAMS, name), name
+            assert cells(params, name) == cells(project.params, name), name
 
 
-def test_a_training_stage_lists_what_its_cells_read(
-    written: dict[str, dict[str, Any]],
-) -> None:
-    made = {model for settings in PARAMS.pretrain.values() for model in settings.models}
-    for unit in UNITS:
+def test_a_training_stage_lists_what_its_cells_read(project: Project) -> None:
+    written, experiments = project.written, project.params.experiments
+    made = {model for settings in project.params.pretrain.values() for model in settings.models}
+    for unit in project.units:
         train, evaluate = written[f"train-{unit.name}"], written[f"evaluate-{unit.name}"]
         for cell in unit.cells:
             reads = {f"data/{cell.dataset}", f"partitions/{cell.dataset}"}
@@ -134,17 +166,22 @@ def test_a_training_stage_lists_what_its_cells_read(
             assert reads <= set(train["deps"])
             assert reads | {f"runs/{unit.folder}"} <= set(evaluate["deps"])
             assert set(used(cell)) <= set(watched(train)["versions.yaml"])
-        assert f"models.{PARAMS.experiments[unit.experiment].models}" in watched(train)["params.yaml"] or any(
-            row.models for row in PARAMS.experiments[unit.experiment].rows.values()
+        assert f"models.{experiments[unit.experiment].models}" in watched(train)["params.yaml"] or any(
+            row.models for row in experiments[unit.experiment].rows.values()
         )
         # What source says is in the versions.
         assert not [dep for dep in (*train["deps"], *evaluate["deps"]) if dep.startswith("src/")]
         assert watched(evaluate)["versions.yaml"] == ["evaluation"]
+
+
+def test_rows_of_other_models_and_public_sets_are_watched() -> None:
+    written = OF_PAPERS.written
     assert "models.fedhpl-pfedpt" in watched(written["train-fedhpl-homogeneous-cifar10-pfedpt"])["params.yaml"]
     assert "data/svhn" in written["train-fedhpl-resnet-cifar10-fedmd"]["deps"]
 
 
-def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_download_lists_the_source_that_makes_the_data(tmp_path: Path) -> None:
+    written = OF_PAPERS.written | EMBEDDED.written
     corrupted = written["download-cifar100c"]["deps"]
     for part in ("corruptions", "readers", "archive", "sets/cifar", "sets/cifar100c"):
         assert f"src/hetfl/data/{part}.py" in corrupted
@@ -154,7 +191,7 @@ def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict
     import sklearn.datasets  # noqa: F401, else its import is followed line by line
 
     executed: set[str] = set()
-    settings = validate(catalogue.entry("digits").settings, PARAMS.data.sets["digits"], "")
+    settings = validate(catalogue.entry("digits").settings, EMBEDDED_PARAMS.data.sets["digits"], "")
     sys.setprofile(lambda frame, event, arg: executed.add(frame.f_code.co_filename.partition("src/")[2]))
     try:
         sources = catalogue.Sources(None, tmp_path / "none")
@@ -172,10 +209,10 @@ def test_a_download_lists_the_source_that_makes_the_data(written: dict[str, dict
     [
         ("params.yaml", "experiments.digits-homogeneous.rows.fedprox.settings.mu=1.0"),
         ("params.yaml", "partitions.digits.splits.iid.clients=6"),
-        ("pipeline/fedhpl/params.yaml", "experiments.fedhpl-batch-32.defaults.batch_size=64"),
-        ("pipeline/fedtgp/params.yaml", "experiments.fedtgp-clients.defaults.participation=0.25"),
-        ("pipeline/fgpt/params.yaml", "experiments.fgpt-five.defaults.groups=4"),
-        ("pipeline/short/params.yaml", "experiments.cifar10-small.defaults.rounds=7"),
+        ("papers/fedhpl/params.yaml", "experiments.fedhpl-batch-32.defaults.batch_size=64"),
+        ("papers/fedtgp/params.yaml", "experiments.fedtgp-clients.defaults.participation=0.25"),
+        ("papers/fgpt/params.yaml", "experiments.fgpt-five.defaults.groups=4"),
+        ("papers/short/params.yaml", "experiments.cifar10-small.defaults.rounds=7"),
     ],
 )
 def test_an_override_of_dvc_changes_one_line(file: str, key: str, tmp_path: Path) -> None:
@@ -282,7 +319,7 @@ def test_the_readmes_experiment_is_sound(tmp_path: Path) -> None:
 
 def test_dvc_shows_the_numbers_and_curves_of_ones_own_experiments() -> None:
     content = read("dvc.yaml")
-    own = [name for name, experiment in PARAMS.experiments.items() if experiment.file == "params.yaml"]
+    own = [*EMBEDDED_PARAMS.experiments]
     assert content["metrics"] == [f"tables/{name}/metrics.yaml" for name in own]
     drawn = {title: plot for entry in content["plots"] if isinstance(entry, dict) for title, plot in entry.items()}
     assert [*drawn] == [f"{name} by {across}" for name in own for across in ("round", "megabytes")]

@@ -311,11 +311,11 @@ def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(untrained: 
 
 
 def test_paper_tables_are_laid_out_where_nothing_has_run(tmp_path: Path) -> None:
-    copy_params(tmp_path)
+    papers = copy_params(tmp_path)
     for name in ("fedhpl-table-3", "fedhpl-table-8", "fedtgp-table-2", "fashion-mnist-short"):
-        assert run_stage(tmp_path, "table", name) == (0, "")
-        assert (tmp_path / f"tables/{name}/{name}.md").exists()
-    assert not (tmp_path / "runs").exists()
+        assert run_stage(papers, "table", name) == (0, "")
+        assert (papers / f"tables/{name}/{name}.md").exists()
+    assert not (papers / "runs").exists()
 
 
 def test_clients_of_the_digits_have_test_samples_of_their_own_in_fedtgps_settings(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from playing import play_round, start
+from settings_files import PAPER_PARAMS as PARAMS
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
-from hetfl.experiments.plan import cells, load_params
+from hetfl.experiments.plan import cells
 from hetfl.methods import create
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
 
-PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 EXPERIMENTS = ["fedtgp-htfe8-cifar100-practical", "fedtgp-extractors-htfe9", "fedtgp-classifiers-htfe8-htc4"]
 METHODS = ("lg-fedavg", "fedgen", "fml", "fedkd", "feddistill", "fedproto", "fedtgp")
 CASES = [

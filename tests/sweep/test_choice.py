@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
 
 from hetfl.errors import HetflError
 from hetfl.experiments.forecast import Forecast
 from hetfl.experiments.identity import fingerprint
-from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
+from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import Status
 from hetfl.schema import Inputs
 from hetfl.sweep import choice as module
@@ -24,16 +25,16 @@ BEGUN = Status("interrupted", 1, 3)
 
 @pytest.fixture(scope="module")
 def params() -> Params:
-    return load_params(Path("params.yaml"))
+    return PAPER_PARAMS
 
 
 @pytest.fixture(scope="module")
-def every(params: Params) -> list[Cell]:
-    return cells(params, "digits-fedtgp")
+def every() -> list[Cell]:
+    return cells(EMBEDDED_PARAMS, "digits-fedtgp")
 
 
 @pytest.fixture
-def chosen(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is chosen of some cells with these forecasts of seconds, or of status and seconds."""
 
     def run(*forecasts: tuple[Any, ...]) -> list[Choice]:
@@ -45,7 +46,9 @@ def chosen(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(
             module, "identities", lambda some, _: {tmp_path / "runs" / c.path: fingerprint(c, READS) for c in some}
         )
-        return choose([cell for cell, *_ in forecasts], params, Workspace(tmp_path), torch.device("cpu")).order
+        return choose(
+            [cell for cell, *_ in forecasts], EMBEDDED_PARAMS, Workspace(tmp_path), torch.device("cpu")
+        ).order
 
     return run
 

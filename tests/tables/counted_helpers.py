@@ -7,12 +7,13 @@ count some cells anew.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from settings_files import PAPERS
 
 from hetfl.files import read_json
 
-TABLES = Path(__file__).parents[2] / "tables"
+TABLES = PAPERS / "tables"
 
 
 @cache

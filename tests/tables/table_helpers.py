@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from record_factory import make_round, write_metrics, write_record
+from settings_files import PAPER_PARAMS as PARAMS
 
 from hetfl.experiments.evaluation import of_window
-from hetfl.experiments.plan import Cell, cells, load_params
+from hetfl.experiments.plan import Cell, cells
 from hetfl.report.formats import render_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.spec import Entry, TableSpec
 
-PARAMS = load_params(Path("params.yaml"))
 CELLS = {name: {cell.path: cell for cell in cells(PARAMS, name)} for name in PARAMS.experiments}
 
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import Any, Literal, get_origin
 
 import pytest
-from table_helpers import PARAMS, entries
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
+from table_helpers import entries
 
+from hetfl.experiments.plan import Params
 from hetfl.methods import METHODS
 from hetfl.methods.base import MethodSettings
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
 from hetfl.tables.spec import Entry
 
-EMBEDDED = [name for name, experiment in PARAMS.experiments.items() if experiment.dataset == "digits"]
-PRINTED = [name for name in PAPER_TABLES if name not in PARAMS.experiments]
+EMBEDDED = [*EMBEDDED_PARAMS.experiments]
+PRINTED = [name for name in PAPER_TABLES if name not in {*EMBEDDED, *PAPER_PARAMS.experiments}]
 
 System = tuple[str, frozenset[tuple[str, Any]], bool]
 """A method, what its row chooses of it, and whether another inference rule of the same run is read, as FGPT-U's."""
 
 
-def system(cell: Entry) -> System:
+def system(cell: Entry, params: Params) -> System:
     """What a cell shows, whatever its models, data, training and sizes are."""
-    row = PARAMS.experiments[cell.experiment].rows[cell.row]
+    row = params.experiments[cell.experiment].rows[cell.row]
     chosen = set()
     for name, field in METHODS[cell.method].Settings.model_fields.items():
         of_all, of_readings = name in MethodSettings.model_fields, name == "ensembles"
@@ -42,7 +44,8 @@ def kind(value: Any, annotation: Any) -> Any:
 
 
 def systems(table: str) -> dict[str, System]:
-    return {f"{row}, {column}": system(cell) for row, column, cell in entries(table_spec(table, PARAMS))}
+    params = EMBEDDED_PARAMS if table in EMBEDDED else PAPER_PARAMS
+    return {f"{row}, {column}": system(cell, params) for row, column, cell in entries(table_spec(table, params))}
 
 
 @pytest.mark.parametrize("table", PRINTED)
@@ -62,4 +65,4 @@ def test_systems_are_told_apart():
 
 
 def test_every_method_has_a_row_in_an_embedded_table():
-    assert {row.method for name in EMBEDDED for row in PARAMS.experiments[name].rows.values()} == {*METHODS}
+    assert {row.method for name in EMBEDDED for row in EMBEDDED_PARAMS.experiments[name].rows.values()} == {*METHODS}

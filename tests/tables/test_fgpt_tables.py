@@ -234,7 +234,6 @@ def test_what_an_evaluation_lacks_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "rows", "columns"),
     [
-        ("digits-fgpt", {"fgpt-top-2": "FGPT-U (top-2)"}, "pathological-20"),
         ("cifar100-s10-short", {"fgpt-top-5": "FGPT-U (top-5)"}, "s10"),
         ("office-caltech10-short", {"fgpt-top-2": "FGPT-U (top-2)"}, "domains"),
         ("cifar100-unseen-short", {}, "s10"),

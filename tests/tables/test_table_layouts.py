@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from table_helpers import PARAMS
+from settings_files import EMBEDDED_PARAMS as PARAMS
 
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
@@ -129,10 +129,10 @@ def test_what_is_no_layout_is_one_line(change, message, monkeypatch):
 
 
 def test_a_cell_may_be_read_after_as_many_rounds_as_another_experiment_has(monkeypatch):
-    cell = {"experiment": "fedhpl-moco-alpha-homogeneous-cifar10", "row": "fedhpl", "split": "noniid-0.1"}
-    other = "fedhpl-alpha-homogeneous-cifar10-0.1"
-    spec = made({"cell": cell | {"after_rounds_of": other}, "cells": {}}, monkeypatch)
-    assert spec.entries["fedavg"]["iid"].round == PARAMS.experiments[other].defaults["rounds"] == 10
+    cell = {"experiment": "digits-heterogeneous", "row": "fedhpl", "split": "iid"}
+    monkeypatch.setitem(PARAMS.experiments["digits-homogeneous"].defaults, "rounds", 10)
+    spec = made({"cell": cell | {"after_rounds_of": "digits-homogeneous"}, "cells": {}}, monkeypatch)
+    assert spec.entries["fedavg"]["iid"].round == 10
 
 
 @pytest.mark.parametrize("kind", [RunLayout, CountedLayout])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from hetfl.config import Settings, read_yaml, validate
 from hetfl.data import catalogue
 from hetfl.data.inputs import InputSettings
+from hetfl.data.own import OwnSettings
 from hetfl.data.partitions import PartitionSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.settings import (
@@ -80,16 +82,27 @@ class DataSettings(Settings):
         """Settings of each data set, not validated."""
         return self.model_extra or {}
 
+    @property
+    def own(self) -> dict[str, OwnSettings]:
+        """The data sets of one's own: those that are not in the catalogue.
+
+        Raises:
+            HetflError: one is neither in the catalogue nor well defined.
+        """
+        return {name: _own(name, raw) for name, raw in self.sets.items() if name not in catalogue.CATALOGUE}
+
     def folder(self) -> Path | None:
-        """The mirror's folder, from ``HETFL_MIRROR`` or the setting; None without one.
+        """The mirror's folder, from ``HETFL_MIRROR`` or the setting, relative to the project or the one around it.
 
         Raises:
             HetflError: the folder does not exist.
         """
-        name = os.environ.get("HETFL_MIRROR") or self.mirror
-        if name and not Path(name).is_dir():
-            raise HetflError(f"data.mirror (or HETFL_MIRROR): {name!r} is not a folder; name one or leave it empty")
-        return Path(name) if name else None
+        if not (name := os.environ.get("HETFL_MIRROR") or self.mirror):
+            return None
+        for start in (Path(), around(Path()) or Path()):
+            if (start / name).is_dir():
+                return start / name
+        raise HetflError(f"data.mirror (or HETFL_MIRROR): {name!r} is not a folder; name one or leave it empty")
 
 
 class Params(Settings):
@@ -102,6 +115,11 @@ class Params(Settings):
     pretrain: dict[str, PretrainSettings] = {}
     protocols: dict[Name, ProtocolSettings] = {}
     experiments: dict[str, Experiment] = {}
+    _around: frozenset[str] = PrivateAttr(frozenset())
+
+    def file(self, key: str) -> str:
+        """The file, seen from the project, in which a key such as ``protocols.fedtgp`` stands."""
+        return "../params.yaml" if key in self._around else "params.yaml"
 
 
 class Cell(Settings):
@@ -168,8 +186,24 @@ class Workspace:
         return self.scratch / "locks" / f"{'.'.join(path.parts)}.lock"
 
 
+def around(project: Path) -> Path | None:
+    """The project that this one is a folder of, such as the repository's root for ``papers/``, or None."""
+    outer = project.absolute().parent
+    return outer if (outer / "params.yaml").exists() else None
+
+
+def parts_of(root: Path, name: str) -> list[Path]:
+    """The files of this name in the folders of a project. A folder with a DVC pipeline is another project."""
+    return sorted(path for path in root.glob(f"*/{name}") if not (path.parent / ".dvc").exists())
+
+
+def inner_projects(root: Path) -> list[Path]:
+    """The folders of a project with a DVC pipeline of their own, such as ``papers/``."""
+    return sorted(path.parent for path in root.glob("*/params.yaml") if (path.parent / ".dvc").exists())
+
+
 def load_params(path: Path) -> Params:
-    """Read and check params.yaml as a whole, and the experiments in ``pipeline/<paper>/params.yaml`` beside it.
+    """Read and check params.yaml as a whole, and the experiments in ``<folder>/params.yaml`` beside it.
 
     Raises:
         HetflError: one line about the first mistake.
@@ -177,16 +211,20 @@ def load_params(path: Path) -> Params:
     where = path.name
     raw = read_yaml(path)
     written = {where: raw.pop("experiments", {})}
+    around = _add_shared(raw, path)
     params = validate(Params, raw, where, source=(path,))
+    params._around = around
     for name, settings in params.data.sets.items():
-        validate(catalogue.entry(name, f"{where}: data").settings, settings, f"{where}: data.{name}")
+        if name in catalogue.CATALOGUE:
+            validate(catalogue.entry(name).settings, settings, f"{where}: data.{name}")
+    inputs = {name: normalised(own) for name, own in params.data.own.items()}
     for dataset in params.partitions:
         _known("data set", dataset, params.data.sets, f"{where}: partitions")
     for name, pretrain in params.pretrain.items():
         _known("data set", pretrain.dataset, params.data.sets, f"{where}: pretrain.{name}.dataset")
     for name, protocol in params.protocols.items():
         _check_protocol(protocol, f"{where}: protocols.{name}")
-    for other in sorted(path.parent.glob("pipeline/*/params.yaml")):
+    for other in parts_of(path.parent, path.name):
         content, file = read_yaml(other), str(other.relative_to(path.parent))
         for key in content:
             if key != "experiments":
@@ -194,7 +232,7 @@ def load_params(path: Path) -> Params:
         written[file] = content.get("experiments", {})
     found: dict[str, Experiment] = {}
     for file, blocks in written.items():
-        for name, experiment in read_experiments(blocks, path.parent, file, params.protocols).items():
+        for name, experiment in read_experiments(blocks, path.parent, file, params.protocols, inputs).items():
             if name in found:
                 raise HetflError(f"{file}: experiments: {name!r} is in {found[name].file} already; use another name")
             found[name] = experiment
@@ -202,6 +240,40 @@ def load_params(path: Path) -> Params:
     for name in params.experiments:
         cells(params, name)
     return params
+
+
+def _add_shared(raw: dict[str, Any], path: Path) -> frozenset[str]:
+    """Add what a project shares with the one that it is a folder of; returns the names of protocols and models added.
+
+    These are ``compute`` and ``data.mirror``, where the project does not set them, all protocols, and all models.
+    """
+    if (outer := around(path.parent)) is None:
+        return frozenset()
+    shared, added = read_yaml(outer / path.name), set()
+    raw.setdefault("compute", shared.get("compute", {}))
+    raw["data"] = {"mirror": (shared.get("data") or {}).get("mirror")} | (raw.get("data") or {})
+    for key in ("protocols", "models"):
+        own, others = raw.get(key) or {}, shared.get(key) or {}
+        if twice := own.keys() & others.keys():
+            raise HetflError(f"{path.name}: {key}.{min(twice)}: is in {outer / path.name} already; use another name")
+        added |= {f"{key}.{name}" for name in others}
+        raw[key] = {**others, **own}
+    return frozenset(added)
+
+
+def normalised(own: OwnSettings) -> InputSettings:
+    """How experiments normalise the images of a data set of one's own, unless they say otherwise."""
+    return InputSettings.model_validate({"mean": own.mean, "std": own.std})
+
+
+def _own(name: str, raw: Any) -> OwnSettings:
+    where = "params.yaml: data"
+    if not isinstance(raw, dict) or "path" not in raw:
+        error = unknown("data set", name, catalogue.CATALOGUE, where)
+        raise HetflError(f"{error}; one of your own needs the key path, see hetfl new dataset --help")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        raise HetflError(f"{where}: {name!r} is not a name; use lower-case letters, digits and dashes")
+    return validate(OwnSettings, raw, f"{where}.{name}")
 
 
 def _check_protocol(protocol: ProtocolSettings, where: str) -> None:

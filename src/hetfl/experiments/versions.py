@@ -117,7 +117,7 @@ def write_versions(root: Path) -> dict[str, tuple[Any, Any]]:
     Returns:
         The changes by key: the old version (None for a new entry) and the new one (None for a removed entry).
     """
-    path = root / FILE
+    path = (root / FILE).resolve()  # papers/ has a link
     old, new = _flat(read_yaml(path) if path.exists() else {}), _flat(versions())
     changed = {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
     write_text(path, _HEAD + yaml.safe_dump(versions(), sort_keys=False))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, Workspace
+from hetfl.experiments.plan import Params, Workspace, around
 from hetfl.files import write_text
 from hetfl.ledger.lines import REASONS, VERDICTS, Ledger, Line, ledger
 from hetfl.tables.notation import PAPERS, content
 from hetfl.tables.verdict import NOISE
 
-PAGE, CSV = Path("docs/ledger.md"), Path("results/ledger.csv")
+PAGE, CSV = Path("ledger.md"), Path("results/ledger.csv")
 MARKS = "<!-- ledger -->", "<!-- end of ledger -->"
 """What stands around the totals in the README."""
 
@@ -51,7 +51,7 @@ HEAD = """\
 # Ledger
 
 Every number that the papers print in a table, with ours beside it. `hetfl ledger` writes this page,
-[`results/ledger.csv`](../results/ledger.csv) and the totals in the [README](../README.md) from what is in git: the
+[`results/ledger.csv`](results/ledger.csv) and the totals in the [README](../README.md) from what is in git: the
 compact records in `results/`, the settings, the printed numbers and the computed tables.
 
 - **match**, **better**, **worse**: accuracies are compared by intervals of two standard deviations of a run around
@@ -81,21 +81,21 @@ def write_ledger(workspace: Workspace, params: Params) -> list[Path]:
 
 
 def files(workspace: Workspace, params: Params) -> dict[Path, str]:
-    """The content of every file that the ledger is in.
+    """The content of every file that the ledger is in. The README is that of the repository.
 
     Raises:
         HetflError: as :func:`write_ledger`.
     """
-    book, readme = ledger(workspace, params), workspace.root / "README.md"
-    text, (first, last) = readme.read_text(), MARKS
+    book, outer = ledger(workspace, params), around(workspace.root)
+    place = Path("../README.md" if outer else "README.md")
+    link = PAGE if outer is None else workspace.root.absolute().relative_to(outer) / PAGE
+    text, (first, last) = (workspace.root / place).read_text(), MARKS
     if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
-        raise HetflError(
-            f"{readme}: has no place for the ledger's totals; write {first} and {last} where they belong"
-        )
+        raise HetflError(f"{place}: has no place for the ledger's totals; write {first} and {last} where they belong")
     before, rest = text.split(first)
     _, after = rest.split(last)
-    totals = f"{first}\n\n{_totals_of_papers(book.lines, PAGE.as_posix())}\n\n{last}"
-    return {PAGE: page(book), CSV: table(book.lines), Path("README.md"): f"{before}{totals}{after}"}
+    totals = f"{first}\n\n{_totals_of_papers(book.lines, link.as_posix())}\n\n{last}"
+    return {PAGE: page(book), CSV: table(book.lines), place: f"{before}{totals}{after}"}
 
 
 def table(lines: Iterable[Line]) -> str:
