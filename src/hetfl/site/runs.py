@@ -62,6 +62,7 @@ class Runs:
             "short": source["fingerprint"][:12],
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
+            "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
             "mlflow": self._links.get(source["fingerprint"], ""),
         }
 
