@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hetfl
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.errors import HetflError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.cli.base import RESULTS, AsJson, app, doing, print_json
 from hetfl.errors import HetflError, unknown
 

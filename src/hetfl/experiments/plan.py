@@ -392,7 +392,7 @@ def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
         known = list(dict.fromkeys(getattr(cell, key) for cell in chosen))
         chosen = [cell for cell in chosen if getattr(cell, key) == value]
         if not chosen:
-            raise HetflError(f"--{key}: unknown {key} {value!r}; known: {', '.join(map(str, known))}")
+            raise unknown(key, str(value), map(str, known), f"--{key}")
     return chosen
 
 
