@@ -196,7 +196,7 @@ def test_sorting_filtering_and_pointing(page: Page) -> None:
     at.get_by_role("searchbox").fill("")
     at.locator("#fedhpl--iid a").focus()
     (tip,) = page.texts("#tip")
-    assert "seed 0: 90.00" in tip and "seed 2: 92.00" in tip
+    assert "seed 0: 90.00" in tip and "seed 2: 92.00" in tip and "commit abc123" in tip
     at.keyboard.press("Escape")
     assert page.texts("#tip") == []
     at.locator("#local--iid a").hover()

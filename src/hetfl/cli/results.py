@@ -118,11 +118,11 @@ def report(
     Example: hetfl report --open
     """
     with doing("laying out the tables", work=True):
-        from hetfl.experiments.plan import Workspace
-        from hetfl.report.site import build_site
+        from hetfl.experiments.plan import Workspace, load_params
+        from hetfl.site.build import build_site
 
         workspace = Workspace(Path.cwd())
-        page = build_site(workspace.tables, workspace.figures, workspace.partitions, workspace.report)
+        page = build_site(workspace, load_params(workspace.params))
     print(f"report: {page}")
     if show:
         typer.launch(Path(page).resolve().as_uri())

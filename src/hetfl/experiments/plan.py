@@ -197,6 +197,11 @@ def parts_of(root: Path, name: str) -> list[Path]:
     return sorted(path for path in root.glob(f"*/{name}") if not (path.parent / ".dvc").exists())
 
 
+def inner_projects(root: Path) -> list[Path]:
+    """The folders of a project with a DVC pipeline of their own, such as ``papers/``."""
+    return sorted(path.parent for path in root.glob("*/params.yaml") if (path.parent / ".dvc").exists())
+
+
 def load_params(path: Path) -> Params:
     """Read and check params.yaml as a whole, and the experiments in ``<folder>/params.yaml`` beside it.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,11 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, Workspace
+from hetfl.experiments.plan import Params, Workspace, around, inner_projects, load_params
 from hetfl.figures.catalogue import names
 from hetfl.files import atomic_folder, read_json, write_text
 from hetfl.ledger.lines import Ledger, Line, ledger
-from hetfl.ledger.page import counts, title_of
+from hetfl.ledger.page import PAGE, counts, title_of
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
 from hetfl.report.shown import filled, show_bytes, show_count
@@ -27,6 +27,7 @@ from hetfl.site.drawing import inline_svg
 from hetfl.site.methods import certificates, method_view, rst, sources
 from hetfl.site.runs import Runs
 from hetfl.site.tables import Rows, Table, table_view
+from hetfl.stages import table_names
 from hetfl.tables.catalogue import PAPER_TABLES
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Compacts
@@ -44,52 +45,82 @@ NAVIGATION = {
 }
 
 
-def build_site(workspace: Workspace, params: Params | None = None, methods: Collection[str] = tuple(METHODS)) -> Path:
-    """Write the folder ``report/`` anew from what the other stages left.
+@dataclass(frozen=True)
+class Project:
+    """A checkout, or a folder of it with a pipeline of its own, such as ``papers/``.
 
-    Every ``<name>.json`` below ``tables/`` has a page, and so has every table of a paper, with the printed numbers
-    alone where nothing is run. Every record that a table names and that is here has a page, and every method.
+    Attributes:
+        base: from the site's root to the project, such as ``../papers/``.
+        compacts: its compact records, with its settings; None without settings.
+        tables: by name; every table of a paper is there, with the printed numbers alone where nothing is run.
+        book: the ledger, where the project has all papers.
+    """
+
+    workspace: Workspace
+    base: str
+    compacts: Compacts | None
+    runs: Runs
+    tables: dict[str, Table]
+    rows: dict[str, Rows]
+    book: Ledger | None
+
+    @classmethod
+    def read(cls, workspace: Workspace, params: Params | None, base: str, links: Mapping[str, str]) -> Project:
+        """Read a project's tables.
+
+        Raises:
+            HetflError: a JSON file in the tables folder is not a table, or a record is damaged.
+        """
+        compacts = Compacts(workspace, params) if params else None
+        tables: dict[str, Table] = {
+            table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))
+        }
+        runs, book = Runs(workspace, links, base), None
+        if params:
+            known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
+            book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
+            for name in known:
+                if name not in tables and name in PAPER_TABLES:
+                    spec = PAPER_TABLES[name](params)
+                    tables[name] = filled(build_table(spec, workspace.runs, workspace.evaluations, compacts))
+        rows = {name: Rows(table, runs, compacts) for name, table in tables.items()}
+        return cls(workspace, base, compacts, runs, tables, rows, book)
+
+
+def build_site(workspace: Workspace, params: Params | None = None, methods: Collection[str] = tuple(METHODS)) -> Path:
+    """Write the folder ``report/`` anew from what the other stages left, here and in the projects inside.
+
+    Every ``<name>.json`` below ``tables/`` has a page, and so has every table of a paper. Every record that a table
+    names and that is here has a page, and every method.
 
     Args:
         workspace: the checkout.
-        params: its settings; None: only tables that are there, without the ledger.
+        params: its settings; None: only the checkout's tables that are there, without the ledger.
         methods: those that have a page.
 
     Returns:
         The path of the first page.
 
     Raises:
-        HetflError: a JSON file in the tables folder is not a table, or a record is damaged.
+        HetflError: a JSON file in a tables folder is not a table, or a record is damaged.
     """
-    compacts = Compacts(workspace, params) if params else None
-    runs = Runs(workspace, mlflow_links(workspace.root))
-    tables = {table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))}
-    book = ledger(workspace, params) if params else None
-    if params:
-        for name in PAPER_TABLES.keys() - tables:
-            spec = PAPER_TABLES[name](params)
-            tables[name] = filled(build_table(spec, workspace.runs, workspace.evaluations, compacts))
-    rows = {name: Rows(table, runs, compacts) for name, table in tables.items()}
+    links = mlflow_links(workspace.root)
+    projects = [Project.read(workspace, params, "../", links)]
+    for inner in inner_projects(workspace.root) if params else ():
+        place, name = Workspace(inner), inner.relative_to(workspace.root).as_posix()
+        known = links | mlflow_links(inner)
+        projects.append(Project.read(place, load_params(place.params), f"../{name}/", known))
     with atomic_folder(workspace.report) as folder:
-        _Site(workspace, folder, tables, rows, runs, book, compacts).write(methods)
+        _Site(workspace, folder, projects).write(methods)
     return workspace.report / "index.html"
 
 
 class _Site:
     """The pages while they are written."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        folder: Path,
-        tables: Mapping[str, Table],
-        rows: Mapping[str, Rows],
-        runs: Runs,
-        book: Ledger | None,
-        compacts: Compacts | None,
-    ) -> None:
-        self.workspace, self.folder, self.tables, self.rows = workspace, folder, tables, rows
-        self.runs, self.book, self.compacts = runs, book, compacts
+    def __init__(self, workspace: Workspace, folder: Path, projects: Sequence[Project]) -> None:
+        self.workspace, self.folder, self.projects = workspace, folder, projects
+        self.lines = [line for project in projects if project.book for line in project.book.lines]
         self.environment = Environment(
             loader=FileSystemLoader(TEMPLATES),
             autoescape=True,
@@ -110,16 +141,18 @@ class _Site:
     def write(self, named: Collection[str]) -> None:
         """Write everything; ``named`` are the methods that have a page."""
         self.environment.globals["documented"] = named
-        views = {name: table_view(table, self.runs, self.rows[name]) for name, table in self.tables.items()}
-        for name, view in views.items():
-            self.page(f"tables/{name}.html", "table", table=view)
-            write_text(self.folder / "tables" / f"{name}.csv", render_csv(self.tables[name]))
-            write_text(self.folder / "tables" / f"{name}.tex", render_latex(self.tables[name]))
+        views: dict[str, dict[str, Any]] = {}
+        pages: dict[str, dict[str, Any]] = {}
         shown_in: dict[str, list[str]] = {}
-        for name, table in self.tables.items():
-            for path in {source["run"] for cell in table["cells"] for source in cell["provenance"]}:
-                shown_in.setdefault(path, []).append(name)
-        pages = self.runs.pages()
+        for project in self.projects:
+            for name, table in project.tables.items():
+                views[name] = table_view(table, project.runs, project.rows[name])
+                self.page(f"tables/{name}.html", "table", table=views[name])
+                for suffix, render in (("csv", render_csv), ("tex", render_latex)):
+                    write_text(self.folder / "tables" / f"{name}.{suffix}", render(table))
+                for path in {source["run"] for cell in table["cells"] for source in cell["provenance"]}:
+                    shown_in.setdefault(path, []).append(name)
+            pages |= project.runs.pages()
         for path, view in pages.items():
             content = {key: value for key, value in view.items() if key != "curves"}
             self.page(path, "run", curves_of=view["curves"], shown_in=shown_in[view["record"].path], **content)
@@ -130,12 +163,21 @@ class _Site:
         self.page("methods/index.html", "methods", methods=methods)
         for name, text in sources({file for method in methods for file in method["files"]}).items():
             self.page(f"source/{name}.html", "source", name=name, text=text)
-        both = {name: (table, self.rows[name]) for name, table in self.tables.items()}
-        costs = cost_data(both, self.runs, Operations(self.workspace, self.compacts))
+        costs = []
+        for project in self.projects:
+            both = {name: (table, project.rows[name]) for name, table in project.tables.items()}
+            costs += cost_data(both, project.runs, Operations(project.workspace, project.compacts))
         self.page("costs.html", "costs", costs=costs)
         self.page("figures.html", "figures", **self.figures())
         self.page("reading.html", "reading")
-        self.page("index.html", "index", papers=self.papers(), groups=self.groups(views), methods=methods)
+        self.page(
+            "index.html",
+            "index",
+            papers=self.papers(),
+            ledger=self.ledger_page(),
+            groups=self.groups(views),
+            methods=methods,
+        )
         for name in ("style.css", "site.js"):
             write_text(self.folder / "assets" / name, (TEMPLATES / name).read_text())
         if pages or costs:
@@ -144,32 +186,39 @@ class _Site:
     def methods(self, named: Collection[str], views: Mapping[str, Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
         """Some methods by title."""
         lines: dict[str, list[dict[str, Any]]] = {}
-        for line in self.book.lines if self.book else ():
-            lines.setdefault(line.method, []).append(asdict(line) | {"says": line.says} | self.titles(line))
+        titles = {
+            name: told for project in self.projects if project.book for name, told in project.book.titles.items()
+        }
+        for line in self.lines:
+            of_table = titles[line.table]
+            place = {"row_title": of_table["rows"][line.row], "column_title": of_table["columns"][line.column]}
+            lines.setdefault(line.method, []).append(asdict(line) | {"says": line.says} | place)
         cells: dict[str, list[dict[str, Any]]] = {}
         for name, view in views.items():
             for row in view["rows"] if name.partition("-")[0] not in PAPERS else ():
                 for cell in filter(None, row["cells"]):
                     if cell["has_run"]:
-                        place = {"table": name, "title": view["title"], "row": row["title"], "id": cell["id"]}
+                        at = {"table": name, "title": view["title"], "row": row["title"], "id": cell["id"]}
                         text = cell["number"] + (f" ± {cell['std']}" if cell["std"] else "")
-                        cells.setdefault(row["method"], []).append(place | {"column": cell["column"], "text": text})
-        certified = certificates(self.workspace.root / "docs" / "certificates.md")
+                        cells.setdefault(row["method"], []).append(at | {"column": cell["column"], "text": text})
+        records = [record for project in self.projects for record in project.runs.found.values() if record]
+        root = around(self.workspace.root) or self.workspace.root
+        certified = certificates(root / "docs" / "certificates.md")
+        page = "../" * (1 + len(self.workspace.root.absolute().relative_to(root.absolute()).parts))
+        self.environment.globals["certificates"] = f"{page}docs/certificates.md"
         for name in sorted(named, key=lambda name: METHODS[name].title.lower()):
             certificate = certified.get(METHODS[name].title, {})
-            yield method_view(name, self.runs, cells.get(name, []), lines.get(name, []), certificate)
+            yield method_view(name, records, cells.get(name, []), lines.get(name, []), certificate)
 
-    def titles(self, line: Line) -> dict[str, str]:
-        """The titles of a line's row and column."""
-        titles = self.book.titles[line.table] if self.book else {"rows": {}, "columns": {}}
-        return {"row_title": titles["rows"][line.row], "column_title": titles["columns"][line.column]}
+    def ledger_page(self) -> str:
+        """Where the ledger is, from the site's root."""
+        return next((project.base + PAGE.as_posix() for project in self.projects if project.book), "")
 
     def papers(self) -> list[dict[str, Any]]:
         """The papers' totals by verdict, and those of all together."""
-        if self.book is None:
+        if not self.lines:
             return []
-        lines = self.book.lines
-        found = []
+        lines, found = self.lines, []
         for paper in PAPERS:
             own = [line for line in lines if line.paper == paper]
             found.append({"name": paper, "title": title_of(paper), "total": len(own), "counts": counts(own)})
@@ -177,10 +226,12 @@ class _Site:
 
     def groups(self, views: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The tables: our own experiments, then each paper's."""
-        told = {name: [line for line in self.book.lines if line.table == name] for name in views} if self.book else {}
+        told: dict[str, list[Line]] = {}
+        for line in self.lines:
+            told.setdefault(line.table, []).append(line)
 
         def tally(name: str, view: Mapping[str, Any]) -> str:
-            if told.get(name):
+            if name in told:
                 some = counts(told[name])
                 parts = [f"{count} {verdict}" for verdict, count in some.items() if count]
                 return f"{len(told[name])} printed: {', '.join(parts)}"
@@ -206,14 +257,19 @@ class _Site:
 
     def figures(self) -> dict[str, Any]:
         """The drawings of partitions, and the papers' figures that are there."""
-        folder = self.workspace.figures
+        folders = [project.workspace.figures for project in self.projects]
 
         def drawn(wanted: Iterable[str]) -> list[dict[str, Any]]:
-            there = [(name, folder / name / f"{name}.svg") for name in wanted]
+            there = [(name, folder / name / f"{name}.svg") for name in wanted for folder in folders]
             return [{"name": name, "svg": inline_svg(path, name, name)} for name, path in there if path.exists()]
 
+        partitions = [
+            found
+            for project in self.projects
+            for found in _partitions(project.tables.values(), project.workspace.partitions)
+        ]
         shown = {"distributions": drawn(names(of_runs=False)), "results": drawn(names(of_runs=True))}
-        return {"partitions": _partitions(self.tables.values(), self.workspace.partitions), **shown}
+        return {"partitions": partitions, **shown}
 
 
 def _by_number(name: str) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -27,20 +28,24 @@ class Operations:
     def __init__(self, workspace: Workspace, compacts: Compacts | None) -> None:
         self._workspace, self._compacts = workspace, compacts
         self._file = workspace.scratch / NAME
-        self._known: dict[str, float | None] = read_json(self._file) if self._file.exists() else {}
+        self._known: dict[str, float] = read_json(self._file) if self._file.exists() else {}
         self._forecaster: Forecaster | None = None
 
     def of(self, record: Record) -> float | None:
         """Of a record's run; None where its settings are not those of the checkout any more, or data are missing."""
         key = record.run.fingerprint
         if key not in self._known and self._compacts is not None:
-            self._known[key] = self._count(record, self._compacts)
+            count = self._count(record, self._compacts)
+            if count is None:
+                return None
+            self._known[key] = count
             write_json(self._file, self._known)
         return self._known.get(key)
 
     def _count(self, record: Record, compacts: Compacts) -> float | None:
         cell = compacts.cell(Path(record.path.partition("/")[2]))
-        if cell is None or cell.settings != record.run.settings:
+        # A record has lists where settings have tuples.
+        if cell is None or json.loads(json.dumps(cell.settings)) != record.run.settings:
             return None
         if self._forecaster is None:
             self._forecaster = Forecaster(compacts.params, self._workspace, torch.device("cpu"), exact=False)

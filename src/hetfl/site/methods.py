@@ -18,7 +18,6 @@ import hetfl.methods
 from hetfl.methods import METHODS
 from hetfl.methods.contract import Method, MethodSettings
 from hetfl.report.shown import show_bytes
-from hetfl.site.runs import Runs
 from hetfl.tables.records import Record
 
 FOLDER = Path(hetfl.methods.__file__).parent
@@ -105,7 +104,7 @@ def idea(name: str) -> str:
 
 def method_view(
     name: str,
-    runs: Runs,
+    records: Sequence[Record],
     cells: Sequence[Mapping[str, Any]],
     lines: Sequence[Mapping[str, Any]],
     certificate: Mapping[str, str],
@@ -114,7 +113,7 @@ def method_view(
 
     Args:
         name: of the method.
-        runs: the records.
+        records: all that have a page.
         cells: those of tables that show its runs: ``table``, ``title``, ``row``, ``column``, ``text`` and ``id``.
         lines: of the ledger, of its printed numbers, with ``row_title`` and ``column_title``.
         certificate: of its comparison with published code, see :func:`certificates`.
@@ -127,7 +126,7 @@ def method_view(
         for detail in details:
             if detail.name:
                 first.setdefault(detail.name, detail)
-    records = [record for record in runs.found.values() if record and record.run.method == name]
+    own = [record for record in records if record.run.method == name]
     registered = {known: method for method, known in METHODS.items()}
     return {
         "name": name,
@@ -138,16 +137,16 @@ def method_view(
         "travels": cls.travels,
         "facts": _facts(cls),
         "messages": [(title, first[key]) for key, title in MESSAGES.items() if key in first],
-        "measured": _measured(records),
+        "measured": _measured(own),
         "equations": [(title, first[key]) for key, title in EQUATIONS.items() if key in first],
-        "settings": _settings(cls, records),
+        "settings": _settings(cls, own),
         "details": every[cls],
         "inherited": [(parent, registered.get(parent), every[parent]) for parent in parents[1:]],
         "files": [parent.__module__.rpartition(".")[2] for parent in parents],
         "cells": cells,
         "lines": lines,
         "certificate": certificate,
-        "example": records[0].run if records else None,
+        "example": own[0].run if own else None,
     }
 
 

@@ -23,10 +23,11 @@ class Runs:
     Args:
         workspace: the checkout.
         links: the address of each run in MLflow, by its fingerprint.
+        base: from the site's root to the checkout, such as ``../``.
     """
 
-    def __init__(self, workspace: Workspace, links: Mapping[str, str]) -> None:
-        self._workspace, self._links = workspace, links
+    def __init__(self, workspace: Workspace, links: Mapping[str, str], base: str) -> None:
+        self._workspace, self._links, self._base = workspace, links, base
         self.found: dict[str, Record | None] = {}
 
     def get(self, source: Source) -> Record | None:
@@ -60,7 +61,8 @@ class Runs:
             "value": f"{source['value']:.{digits}f}",
             "short": source["fingerprint"][:12],
             "page": record and f"runs/{below}.html",
-            "record": record and (f"../{path}/run.json" if record.whole else f"../results/{below}.json"),
+            "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
+            "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
             "mlflow": self._links.get(source["fingerprint"], ""),
         }
 
