@@ -15,11 +15,10 @@ import pytest
 import sweep_project
 import torch
 import yaml
-from click.testing import Result
 from filelock import FileLock
 from record_factory import make_round, write_metrics, write_record
 from typer.main import get_command
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import hetfl
 import hetfl.train

@@ -210,15 +210,13 @@ class Skipping:
 
 
 def _real(tensors: Tensors) -> dict[str, Tensor]:
-    """Tensors with zeros, which take no memory, for those of which only the shapes are there."""
-    return {
-        name: _zeros(tensor.shape, tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()
-    }
+    """Tensors with a single zero for those of which only the shapes are there: terms of a loss are then quick."""
+    return {name: _zero(tensor.dim(), tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()}
 
 
 @cache
-def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    return torch.zeros((), dtype=dtype).expand(shape)
+def _zero(dimensions: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((1,) * dimensions, dtype=dtype)
 
 
 class Rehearsal:
@@ -243,9 +241,9 @@ class Rehearsal:
         held: Holdings,
     ) -> None:
         self.method = create(name, settings, held.classes, held.public_classes)
-        # Whole participation shows every client. How long the server learns changes no shape.
-        learning = {"server_epochs": 1, "server_steps": 1}
-        shorter = {**settings, **{key: value for key, value in learning.items() if key in settings}}
+        # Whole participation shows every client. How long the server learns, and what is observed, changes no shape.
+        short = {"server_epochs": 1, "server_steps": 1, "theorem": False}
+        shorter = {**settings, **{key: value for key, value in short.items() if key in settings}}
         playing = create(name, {**shorter, "participation": 1.0}, held.classes, held.public_classes)
         self.held, self.inputs = held, inputs
         options = playing.model_options()
@@ -405,6 +403,10 @@ class Rehearsal:
         for many, times in Counter(self._tests(round) for round in range(first, last + 1)).items():
             load = load.plus(self._test, many * times)
         return load
+
+    def of_clients(self, round: int) -> list[float]:
+        """The operations of each client's training and statistics in a round, without tests."""
+        return [sum(self._training(k, round).operations.values()) for k in self._up]
 
     def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
         load, up, down = Load(server=self._server), 0, 0
