@@ -142,6 +142,7 @@ def test_evaluate_tests_what_is_trained(trained: Path, tmp_path: Path, monkeypat
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     monkeypatch.chdir(copy)
+    monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
     first = CliRunner().invoke(app, ["evaluate", "small"]).stdout
     assert "1 of 1 cells evaluated" in first and "2 of 2 cells are evaluated" in first
     again = CliRunner().invoke(app, ["evaluate", "small"]).stdout
