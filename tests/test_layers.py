@@ -27,7 +27,7 @@ LEVELS = [
     {"stages"},
     {"targets", "planning", "partition_doctor", "adhoc"},
     {"train", "ledger", "new", "overview", "doctor"},
-    {"sweep"},
+    {"sweep", "api"},
     {"cli"},
     {"__main__"},
 ]
