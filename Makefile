@@ -7,6 +7,7 @@ VENV := .venv
 UV := uv==0.13.8
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DVC_NO_ANALYTICS := 1
+export NO_MKDOCS_2_WARNING := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export UV_PYTHON_DOWNLOADS := never
 # Every stage is a process. Without cached bytecode each would compile the same modules, for longer than some stages run.
@@ -27,6 +28,10 @@ test: $(VENV)/.ready
 # Writes docs/certificates.md: a comparison of every method with its authors' code or its equations.
 certificates: $(VENV)/.ready
 	pytest tests/certificates --update-certificates
+
+docs: $(VENV)/.ready
+	mkdocs build --quiet --strict
+	@echo "docs:    build/docs/index.html"
 
 slow: $(VENV)/.ready
 	pytest -m slow -s
@@ -70,4 +75,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test certificates slow ui lint lock
+.PHONY: repro test certificates docs slow ui lint lock

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from record_factory import make_run
-from test_readme import shown
+from test_pages import shown
 
 import hetfl
 from hetfl.data.inputs import InputSettings
@@ -180,8 +180,10 @@ def test_importing_hetfl_loads_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_the_readmes_lines_run(trained: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    (code,) = shown("An experiment of your own", "python")
+def test_the_documentations_lines_run(
+    trained: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (code,) = shown("experiment.md", "python")
     named = tmp_path / re.search(r'load\("(.*?)"\)', code)[1]
     shutil.copytree(trained("fedavg"), named)
     record = named / "run.json"
@@ -191,5 +193,5 @@ def test_the_readmes_lines_run(trained: Train, tmp_path: Path, monkeypatch: pyte
     record.write_text(json.dumps(content))
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("digit.png")
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(code, "experiment.md", "exec"), {"__name__": "page"})
     assert re.fullmatch(r"\['[abc]'\] \[0?\.\d+\]\n", capsys.readouterr().out)

@@ -195,7 +195,8 @@ def _shown(line: Line | None, remarks: dict[str, int], same: bool) -> str:
     """A place of a grid: the printed number, ours and the verdict."""
     if line is None:
         return ""
-    marks = "".join(f" [{remarks[text]}]" for text in line.doubts)
+    # Two brackets beside one another would be a link of Markdown.
+    marks = f" [{', '.join(str(remarks[text]) for text in line.doubts)}]" if line.doubts else ""
     printed = f"{_cell_text(line.printed)}{marks}"
     if line.verdict == "counted":
         return f"{printed}<br>**{_cell_text(line.ours)}**{'' if line.because == 'agrees' else ' differs'}"
