@@ -7,6 +7,7 @@ VENV := .venv
 UV := uv==0.13.8
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DVC_NO_ANALYTICS := 1
+export NO_MKDOCS_2_WARNING := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export UV_PYTHON_DOWNLOADS := never
 # Every stage is a process. Without cached bytecode each would compile the same modules, for longer than some stages run.
@@ -28,12 +29,22 @@ test: $(VENV)/.ready
 certificates: $(VENV)/.ready
 	pytest tests/certificates --update-certificates
 
+docs: $(VENV)/.ready
+	mkdocs build --quiet --strict
+	@echo "docs:    build/docs/index.html"
+
 slow: $(VENV)/.ready
 	pytest -m slow -s
 
+# Of the papers' runs: make ui PROJECT=papers. Elsewhere: make ui HOST=0.0.0.0 PORT=8080. Behind a proxy:
+# make ui UI="--allowed-hosts runs.example.org". Files of runs are named relative to the project's folder.
+PROJECT := .
+HOST := 127.0.0.1
+PORT := 5000
 ui: $(VENV)/.ready
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host 127.0.0.1 --port 5000 \
-	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db}
+	@echo "http://$(HOST):$(PORT)/#/experiments?workflowType=machine_learning"
+	cd $(PROJECT) && MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host $(HOST) --port $(PORT) \
+	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} $(UI)
 
 lint: $(VENV)/.ready
 	ruff check .
@@ -64,4 +75,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test certificates slow ui lint lock
+.PHONY: repro test certificates docs slow ui lint lock

@@ -2,10 +2,10 @@
 
     python benchmarks/clients.py [--rounds 2] [--repeats 3]
 
-It needs papers/data/cifar100 (dvc --cd papers repro download-cifar100) and writes a table beside this file. Each client has five
-training samples, taken in order of labels. The 10,000 test images are divided among the clients, so both sizes test
-the same images. Every case is a separate process with set-up, rounds, record and resume points. The features by which
-FGPT assigns samples to groups are cached after the first case.
+It needs papers/data/cifar100 (dvc --cd papers repro download-cifar100) and writes a table beside this file. Each
+client has five training samples, taken in order of labels. The 10,000 test images are divided among the clients, so
+both sizes test the same images. Every case is a separate process with set-up, rounds, record and resume points. The
+features by which FGPT assigns samples to groups are cached after the first case.
 """
 
 from __future__ import annotations

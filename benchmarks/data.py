@@ -2,8 +2,9 @@
 
     python benchmarks/data.py [--device cpu] [--repeats 5]
 
-It needs papers/data/cifar10 (dvc --cd papers repro download-cifar10) and writes a table beside this file. Every case alternates between
-the implementations, so that changes of the machine's speed affect all of them. The ratio is to the faster DataLoader.
+It needs papers/data/cifar10 (dvc --cd papers repro download-cifar10) and writes a table beside this file. Every case
+alternates between the implementations, so that changes of the machine's speed affect all of them. The ratio is to the
+faster DataLoader.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python benchmarks/overhead.py [--repeats 7] [--quick] [--json FILE]
 
-It needs data/fashion-mnist, data/digits and data/cifar10 (dvc repro download-<name>, in papers/ but for the digits) and writes a table beside this
-file. Two plain loops train the same modules from the same weights with torch.optim.SGD and end with the same
-parameters. One has its samples in memory, normalised and resized; the other reads them through the usual Dataset and
-DataLoader. hetfl stores uint8 images in their original size. Its time is that of a client's whole task: loading the
-server's parameters, training, and the uplink. Cases alternate between implementations, so that changes of the
-machine's speed affect all of them.
+It needs the digits, Fashion-MNIST and CIFAR-10 (dvc repro download-digits, dvc --cd papers repro download-fashion-
+mnist download-cifar10) and writes a table beside this file. Two plain loops train the same modules from the same
+weights with torch.optim.SGD and end with the same parameters. One has its samples in memory, normalised and resized;
+the other reads them through the usual Dataset and DataLoader. hetfl stores uint8 images in their original size. Its
+time is that of a client's whole task: loading the server's parameters, training, and the uplink. Cases alternate
+between implementations, so that changes of the machine's speed affect all of them.
 """
 
 from __future__ import annotations

@@ -25,9 +25,10 @@ LEVELS = [
     {"figures"},
     {"tracking", "report"},
     {"stages"},
-    {"targets", "planning"},
-    {"train", "ledger", "new"},
-    {"sweep"},
+    {"targets", "planning", "partition_doctor", "adhoc"},
+    {"train", "ledger", "new", "overview", "doctor"},
+    {"site"},
+    {"sweep", "api"},
     {"cli"},
     {"__main__"},
 ]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 NAMED = 5
 """How many cells an error names when many fail for the same reason."""
+LISTED = 40
+"""How many known names an error lists if none is near."""
 
 
 class HetflError(Exception):
@@ -51,8 +53,9 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Hetf
         known: the names that exist.
         where: the key that held the name, e.g. ``"params.yaml: experiments.x.dataset"``.
     """
-    known = sorted(known)
+    known = sorted({*known})
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known[:LISTED]) or 'none'}{more}"
     prefix = f"{where}: " if where else ""
     return HetflError(f"{prefix}unknown {kind} {name!r}; {hint}")

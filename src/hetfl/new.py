@@ -1,4 +1,4 @@
-"""Skeletons of one's own work: a method, or an experiment, that runs as it is written."""
+"""Skeletons of one's own work: a method, a data set or an experiment, that runs as it is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import yaml
 
 import hetfl
 from hetfl import stages
-from hetfl.config import read_yaml
+from hetfl.config import read_yaml, validate
+from hetfl.data.catalogue import CATALOGUE
+from hetfl.data.own import OwnSettings, layout_of, look, statistics
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.experiments.versions import FILE, write_versions
@@ -152,11 +154,79 @@ def new_method(name: str, root: Path, experiment: str) -> list[str]:
     ]
 
 
+SIZE = 32
+"""Pixels of an own data set's images unless others are asked for, or they are smaller."""
+
+MODELS = {"own": ("cnn", 0.001), "": ("digits-resnet", 0.01)}
+"""The model group of a new experiment and its learning rate: on a data set of one's own, and on others."""
+
+
+def new_dataset(
+    name: str, root: Path, folder: Path, size: int | None = None, title: str = "", clients: int = 5
+) -> list[str]:
+    """Add a folder of images to params.yaml as a data set with three partitions, and its stage to dvc.yaml.
+
+    Args:
+        name: of the data set.
+        root: the checkout.
+        folder: the images; see :data:`hetfl.data.own.Layout`.
+        size: pixels in which images are stored; None: :data:`SIZE`, or less where they are smaller.
+        title: its name in tables.
+        clients: among whom the partitions share it.
+
+    Returns:
+        What was found and written, line by line, and the commands that come next.
+
+    Raises:
+        HetflError: the name is taken or cannot be one, or the folder holds no data set; nothing was written.
+    """
+    _check_name(name, "a data set")
+    params = load_params(Workspace(root).params)
+    if name in params.data.sets or name in CATALOGUE:
+        raise HetflError(f"{name}: is a data set already; use another name")
+    given = folder.expanduser().resolve()
+    layout = layout_of(given)
+    inside = given.is_relative_to(root.resolve())
+    path = given.relative_to(root.resolve()).as_posix() if inside else str(given)
+    raw: dict[str, Any] = {"path": path, "layout": layout, **({"title": title} if title else {})}
+    found = look(name, validate(OwnSettings, raw, name), root)
+    stored = OwnSettings(path=path, size=size or SIZE)
+    mean, std, grey, side = statistics(found, stored)
+    raw |= {"size": size or min(SIZE, side), "grey": grey}
+    for key, values in (("mean", mean), ("std", std)):
+        rounded = [round(value, 3) for value in values]
+        raw[key] = rounded[0] if grey else rounded
+    if not grey:
+        del raw["grey"]
+    least = {"minimum": 0.01}
+    splits = {
+        "iid": {"scheme": "iid", "clients": clients},
+        "dir": {"scheme": "dirichlet-overlap", "clients": clients, "axis": "classes", **least},
+        "noniid": {"scheme": "dirichlet", "clients": clients, **least},
+    }
+    validate(OwnSettings, raw, name)
+    edited = insert(Workspace(root).params, ("data",), {name: raw})
+    edited = insert_text(edited, ("partitions",), {name: {"seeds": 3, "splits": splits}})
+    written = _apply(root, edited)
+    sizes = ", ".join(f"{part or 'not divided'} {count}" for part, count in found.sizes.items())
+    colour = "grey" if grey else "colour"
+    return [
+        f"{given}: {len(found.class_names)} classes, {sizes}; {colour}, median side {side} pixels",
+        f"params.yaml: data.{name}, partitions.{name} with {', '.join(splits)}",
+        *written,
+        "",
+        "It is ready. Edit its lines in params.yaml (size, fit, test, partitions), then:",
+        f"  dvc repro download-{name}            # read the images; DVC watches the folder from here on",
+        f"  hetfl data {name} --check             # which splits can be drawn, with a picture of each",
+        f"  hetfl new experiment mine --dataset {name}",
+    ]
+
+
 def new_experiment(
     name: str,
     root: Path,
     dataset: str = "digits",
-    models: str = "digits-resnet",
+    models: str = "",
     methods: Sequence[str] = (),
     splits: Sequence[str] = (),
 ) -> list[str]:
@@ -165,7 +235,8 @@ def new_experiment(
     Args:
         name: of the experiment, and of its table.
         root: the checkout.
-        dataset, models: a data set with partitions, and a group of models.
+        dataset: one with partitions.
+        models: a group of models; empty: see :data:`MODELS`.
         methods: one row for each; empty: FedAvg, FedProx and FedBABU.
         splits: partitions of the data set; empty: the first two.
 
@@ -175,13 +246,15 @@ def new_experiment(
     Raises:
         HetflError: a name is taken or unknown, or a method does not support the models; nothing was written.
     """
-    _check_experiment(name)
+    _check_name(name, "an experiment")
     params = load_params(Workspace(root).params)
     taken = {*stages.table_names(params), *params.experiments, *stages.stage_names(params)}
     if name in taken:
         raise HetflError(f"{name}: is an experiment, a table or a stage already; use another name")
     if dataset not in params.partitions:
         raise unknown("data set", dataset, params.partitions, "--dataset")
+    usual, lr = MODELS["own" if dataset in params.data.own else ""]
+    models = models or usual
     if models not in params.models:
         raise unknown("model group", models, params.models, "--models")
     known = params.partitions[dataset].splits
@@ -196,7 +269,7 @@ def new_experiment(
         "models": models,
         "splits": {split: split for split in splits or [*known][:2]},
         "seeds": 1,
-        "defaults": {"rounds": 3, "local_epochs": 2, "optimiser": "adam", "lr": 0.01},
+        "defaults": {"rounds": 3, "local_epochs": 2, "optimiser": "adam", "lr": lr},
         "rows": {method: {} for method in methods or ("fedavg", "fedprox", "fedbabu")},
     }
     lines = _apply(root, insert(Workspace(root).params, ("experiments",), {name: block}))
@@ -224,12 +297,16 @@ def insert(file: Path, keys: Sequence[str], entry: Mapping[str, Any]) -> str:
     Raises:
         HetflError: the mapping is written on one line or is empty.
     """
-    text = file.read_text()
+    return insert_text(file.read_text(), keys, entry, file.name)
+
+
+def insert_text(text: str, keys: Sequence[str], entry: Mapping[str, Any], name: str = "params.yaml") -> str:
+    """As :func:`insert`, with the text of a file of this name."""
     node: Any = yaml.compose(text, Loader=yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader)
     for key in keys:
-        node = next(value for written, value in node.value if written.value == key)
+        node = next((value for written, value in node.value if written.value == key), None)
     if not isinstance(node, yaml.MappingNode) or node.flow_style or not node.value:
-        raise HetflError(f"{file.name}: {'.'.join(keys)}: is written on one line; write each entry on its own line")
+        raise HetflError(f"{name}: {'.'.join(keys)}: is written on one line; write each entry on its own line")
     last, column = _last_line(node.value[-1][1]), node.value[0][0].start_mark.column
     written = yaml.safe_dump(dict(entry), default_flow_style=None, sort_keys=False, allow_unicode=True)
     added = "".join(f"{' ' * column}{line}\n" for line in written.splitlines())
@@ -287,9 +364,9 @@ def _check_method(name: str) -> str:
     return stem
 
 
-def _check_experiment(name: str) -> None:
+def _check_name(name: str, kind: str) -> None:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise HetflError(f"{name}: is not a name of an experiment; use lower-case letters, digits and single dashes")
+        raise HetflError(f"{name}: is not a name of {kind}; use lower-case letters, digits and single dashes")
 
 
 def _class_name(name: str) -> str:

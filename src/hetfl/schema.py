@@ -152,6 +152,7 @@ class Run(Part):
         numerics: the versions that decide the run's numbers, see :mod:`hetfl.experiments.versions`.
         threads, source: None in records of format 0.
         finished: when the run was completed; None before.
+        class_names: of the data sets that are not in the catalogue, by data set.
         diverged: the first round in which a client's loss or logits were not finite.
     """
 
@@ -188,6 +189,7 @@ class Run(Part):
     status: Literal["running", "complete"]
     started: str
     finished: str | None = None
+    class_names: dict[str, list[str]] = {}
     diverged: int | None = None
 
     @field_validator("public", mode="before")

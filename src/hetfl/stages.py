@@ -240,6 +240,8 @@ def _imports(path: Path) -> Iterator[Path]:
 
 
 def _download(name: str, params: Params) -> Stage:
+    if name in params.data.own:
+        return _own_data(name, params)
     return {
         "desc": f"prepare {CATALOGUE[name].title}",
         "cmd": f"python pipeline/download.py {name}",
@@ -249,12 +251,29 @@ def _download(name: str, params: Params) -> Stage:
     }
 
 
+def _own_data(name: str, params: Params) -> Stage:
+    settings = params.data.own[name]
+    return {
+        "desc": f"prepare {settings.title or name}",
+        "cmd": f"python pipeline/prepare.py {name}",
+        "deps": [settings.path, "pipeline/prepare.py", *sources(_SOURCE / "data" / "own.py")],
+        "params": [f"data.{name}"],
+        "outs": [f"data/{name}"],
+    }
+
+
+def title_of(dataset: str, params: Params) -> str:
+    """A data set's name in print."""
+    own = params.data.own.get(dataset)
+    return CATALOGUE[dataset].title if own is None else own.title or dataset
+
+
 def _pretrain(name: str, params: Params) -> Stage:
     settings = params.pretrain[name]
     numerics = versions.keys_of_pretraining(settings.models)
     numerics += ["augmentation"] if settings.input.transform() else []
     return {
-        "desc": f"train backbones on {CATALOGUE[settings.dataset].title}, {settings.subset}",
+        "desc": f"train backbones on {title_of(settings.dataset, params)}, {settings.subset}",
         "cmd": f"python pipeline/pretrain.py {name}",
         "deps": [f"data/{settings.dataset}"],
         "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],
@@ -317,6 +336,8 @@ def watched(unit: Unit, params: Params) -> list[Any]:
     groups = sorted({row.models or experiment.models for row in rows})
     protocols = sorted({name for name in (experiment.protocol, *(row.protocol for row in rows)) if name})
     shared = [*(f"models.{name}" for name in groups), *(f"protocols.{name}" for name in protocols)]
+    # The mean and standard deviation of a data set of one's own are those of the images that the runs see.
+    shared = [*(f"data.{name}" for name in [experiment.dataset] if name in params.data.own), *shared]
     keys = [_key(experiment), *((params.file(key), key) for key in shared)]
     return [*_by_file(keys), {versions.FILE: versions.keys(unit.cells)}]
 
@@ -368,16 +389,18 @@ def _report(params: Params) -> Stage:
     drawn = [name for name, figure in figures(params).items() if _belongs(figure, mine)]
     sets = sorted({params.experiments[name].dataset for name in mine})
     return {
-        "desc": "static report over all tables that exist",
+        "desc": "report over all tables",
         "cmd": "python pipeline/report.py",
         "deps": [
             *(f"tables/{name}" for name in tables),
             *(f"figures/{name}" for name in drawn),
             *(f"partitions/{name}" for name in sets),
+            *_results(mine),
             "pipeline/report.py",
             "src/hetfl/figures",
             "src/hetfl/tables",
             "src/hetfl/report",
+            "src/hetfl/site",
         ],
         "outs": [_kept("report")],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
@@ -24,7 +25,7 @@ from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, 
 from hetfl.experiments.stop import terminable
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.planning import duration, rest_of_tables, short_plan, summary
-from hetfl.schema import needed_run
+from hetfl.schema import needed_run, read_rounds
 from hetfl.tracking import MlflowMirror, Progress, following
 from hetfl.tracking.mlflow_mirror import try_sync
 
@@ -37,15 +38,12 @@ def train_experiment(
     evaluate: bool = False,
     **picked: str | int | None,
 ) -> None:
-    """Train an experiment's cells, or those picked; finished cells are kept.
-
-    The first lines are the plan of these cells, and of the other cells of each table that shows some of them.
+    """Train an experiment's cells, or those picked; see :func:`train_cells`.
 
     Args:
         root: the repository's root.
         experiment: a name of params.yaml.
-        engine, precision: instead of those of params.yaml.
-        evaluate: whether to evaluate the cells that are complete afterwards, so that tables show them.
+        engine, precision, evaluate: as for :func:`train_cells`.
         **picked: train only the cells of this ``method``, ``row``, ``split`` and ``seed``, see
             :func:`hetfl.experiments.plan.pick`.
 
@@ -53,9 +51,35 @@ def train_experiment(
         HetflError: a setting, name or input is wrong; nothing was written.
         FailedCellsError: some cells could not be trained or evaluated; the others are complete.
     """
+    params = load_params(Workspace(root).params)
+    train_cells(pick(cells(params, experiment), **picked), params, root, engine, precision, evaluate)
+
+
+def train_cells(
+    chosen: Sequence[Cell],
+    params: Params,
+    root: Path,
+    engine: str | None = None,
+    precision: str | None = None,
+    evaluate: bool = False,
+) -> None:
+    """Train cells; finished cells are kept.
+
+    The first lines are the plan of these cells, and of the other cells of each table that shows some of them. The
+    last ones are what was trained and how accurate it is.
+
+    Args:
+        chosen: the cells.
+        params: the settings that they are from.
+        root: the repository's root.
+        engine, precision: instead of those of params.yaml.
+        evaluate: whether to evaluate the cells that are complete afterwards, so that tables show them.
+
+    Raises:
+        HetflError: a setting or input is wrong; nothing was written.
+        FailedCellsError: some cells could not be trained or evaluated; the others are complete.
+    """
     workspace = Workspace(root)
-    params = load_params(workspace.params)
-    chosen = pick(cells(params, experiment), **picked)
     check_cells(chosen, params, root)
     device = pick_device(params.compute.device)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
@@ -66,16 +90,46 @@ def train_experiment(
     print(summary(short_plan(chosen, params, workspace, device)), flush=True)
     rest = rest_of_tables(chosen, params, workspace, device)
     for table, plan in rest.items():
-        print(f"{table}: {len(plan.left)} more cells in other stages, {duration(plan)}", flush=True)
+        print(f"{table}: {len(plan.left)} more cells of this table are left, {duration(plan)}", flush=True)
     beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with terminable(), following([progress, MlflowMirror(root, list(expected))]) as callback:
-        failures = run_cells(unfinished(chosen, workspace, expected, callback), workspace, compute, callback)
+        pending = unfinished(chosen, workspace, expected, callback)
+        failures = run_cells(pending, workspace, compute, callback)
+    done = [cell for cell in pending if workspace.runs / cell.path not in failures]
+    if done:
+        print(results(done, workspace), flush=True)
     if evaluate:
         trained = [cell for cell in chosen if workspace.runs / cell.path not in failures]
         failures |= evaluate_trained(trained, workspace, compute)
     if failures:
         raise FailedCellsError(failures)
+
+
+def results(trained: Sequence[Cell], workspace: Workspace) -> str:
+    """The accuracies of some finished cells after their last round, by row and split, mean over seeds, in percent."""
+    from tabulate import tabulate
+
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in trained:
+        tested = next(
+            (line.accuracy for line in reversed(read_rounds(workspace.runs / cell.path)) if line.accuracy), []
+        )
+        known = [100 * value for value in tested if value is not None]
+        if known:
+            found.setdefault(cell.row, {}).setdefault(cell.split, []).append(mean(known))
+    splits = [*dict.fromkeys(cell.split for cell in trained)]
+    rows = [
+        (
+            row,
+            *(
+                f"{mean(of[split]):.1f}{f' ({len(of[split])} seeds)' * (len(of[split]) > 1)}" if split in of else ""
+                for split in splits
+            ),
+        )
+        for row, of in found.items()
+    ]
+    return tabulate(rows, headers=["accuracy (%)", *splits], disable_numparse=True)
 
 
 def evaluate_trained(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:

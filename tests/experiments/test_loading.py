@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from record_factory import make_run
-from test_readme import shown
+from test_pages import shown
 
 import hetfl
 from hetfl.data.inputs import InputSettings
@@ -94,12 +94,25 @@ def test_predictions_have_the_records_accuracy(trained: Train, toy_data: Dataset
     assert np.array_equal(default.scores, own.scores)
     if loaded.has_global:
         assert np.array_equal(default.scores, loaded.predict(test.images[:7], 2).scores)
+    images = torch.from_numpy(test.images).permute(0, 3, 1, 2)
+    scores = loaded.module(1)(images)
+    assert np.allclose(scores.numpy(), loaded.predict(test.images, 1).scores, rtol=1e-3, atol=1e-4)
 
 
 def test_which_methods_have_a_global_model(trained: Train, tmp_path: Path) -> None:
     assert hetfl.load(trained("pt-fedavg")).has_global
     (tmp_path / "weights").unlink()
     assert not hetfl.load(trained("fedhpl")).has_global
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fgpt"])
+def test_a_module_becomes_a_program_of_its_own(trained: Train, toy_data: Dataset, method: str) -> None:
+    loaded, images = hetfl.load(trained(method)), torch.from_numpy(toy_data.subset("test").images).permute(0, 3, 1, 2)
+    module = loaded.module()
+    several = torch.export.Dim("images", min=2)
+    program = torch.export.export(module, (images[:3],), dynamic_shapes=({0: several},))
+    assert torch.allclose(program.module()(images), module(images), rtol=1e-3, atol=1e-4)
+    assert module.class_names == CLASSES["toy"]
 
 
 def test_images_may_come_in_any_form(trained: Train, toy_data: Dataset) -> None:
@@ -167,8 +180,10 @@ def test_importing_hetfl_loads_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_the_readmes_lines_run(trained: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    (code,) = shown("An experiment of your own", "python")
+def test_the_documentations_lines_run(
+    trained: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (code,) = shown("experiment.md", "python")
     named = tmp_path / re.search(r'load\("(.*?)"\)', code)[1]
     shutil.copytree(trained("fedavg"), named)
     record = named / "run.json"
@@ -178,5 +193,5 @@ def test_the_readmes_lines_run(trained: Train, tmp_path: Path, monkeypatch: pyte
     record.write_text(json.dumps(content))
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("digit.png")
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(code, "experiment.md", "exec"), {"__name__": "page"})
     assert re.fullmatch(r"\['[abc]'\] \[0?\.\d+\]\n", capsys.readouterr().out)

@@ -307,7 +307,9 @@ def test_dvc_repro_of_ones_own_experiment_makes_its_table(tmp_path: Path) -> Non
 
 
 def test_the_readmes_experiment_is_sound(tmp_path: Path) -> None:
-    (block,) = [part for part in (ROOT / "README.md").read_text().split("```yaml\n")[1:] if "  mine:" in part]
+    (block,) = [
+        part for part in (ROOT / "docs/experiment.md").read_text().split("```yaml\n")[1:] if "  mine:" in part
+    ]
     raw = read("params.yaml") | yaml.safe_load(block.partition("```")[0])
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
     params = load_params(tmp_path / "params.yaml")

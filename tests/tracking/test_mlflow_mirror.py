@@ -7,12 +7,14 @@ import time
 
 import pytest
 from mlflow_helpers import describe, sync_in_a_process, write_cell
-from record_factory import make_metrics, write_metrics
+from record_factory import write_metrics
 
 from hetfl.errors import FailedCellsError, HetflError
 from hetfl.experiments.events import Event
 from hetfl.schema import read_run
 from hetfl.tracking import MlflowMirror, following, mlflow_mirror, sync
+from hetfl.tracking.mlflow_content import FORMAT
+from hetfl.tracking.mlflow_views import Links
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +55,6 @@ def history(client, run, name):
     return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
 
 
-def artifacts(client, run, under=None):
-    for entry in client.list_artifacts(run.info.run_id, under):
-        if entry.is_dir:
-            yield from artifacts(client, run, entry.path)
-        else:
-            yield entry.path
-
-
 def test_two_processes_make_the_database_at_once(racers, client):
     root, said = racers
     assert said == [(("1\n", ""), 0)] * 2
@@ -84,7 +78,7 @@ def test_a_complete_cell(root, client, request):
     tags = run.data.tags
     assert tags["models"] == "5 x digits_vit_base"
     assert (tags["seed"], tags["fingerprint"], tags["commit"]) == ("0", "fedhpl-iid-0", "abc123")
-    assert "superseded" not in tags and "FedHPL on digits" in tags["mlflow.note.content"]
+    assert "FedHPL on digits" in tags["mlflow.note.content"]
     params = run.data.params
     assert (params["optimizer.lr"], params["optimizer.name"], params["no"]) == ("0.05", "sgd", "null")
     assert params["prompts"] == "[1, 2]" and len(params["long"]) == 6000
@@ -94,22 +88,82 @@ def test_a_complete_cell(root, client, request):
     assert [step for step, _ in accuracy] == [1, 2, 3, 4, 5]
     assert math.isclose(accuracy[0][1], 53.0) and math.isclose(accuracy[4][1], 57.0)
     final = run.data.metrics
-    assert math.isclose(final["accuracy/lowest"], 55.0) and math.isclose(final["accuracy/client-4"], 59.0)
-    assert history(client, run, "bytes/up_total") == [(n, 20 + 35200 * n) for n in range(6)]
-    assert history(client, run, "elements/up_total")[-1] == (5, 44005)
-    assert math.isclose(final["loss/average"], 0.5) and math.isclose(final["seconds/round"], 0.8)
-    assert final["memory/peak_mib"] == 3 and final["diagnostics/valid classes_"] == 10
-    assert math.isclose(final["diagnostics/shrinkage"], 0.2) and "diagnostics/none" not in final
-    assert math.isclose(final["clients/kd_loss"], 0.3) and math.isclose(final["clients/upload_rate"], 0.5)
-    assert "clients/kd_max" not in final
-    assert set(artifacts(client, run)) == {
+    assert math.isclose(final["accuracy/lowest"], 55.0) and math.isclose(final["accuracy/highest"], 59.0)
+    for name in ("bytes/up", "bytes/total"):
+        assert history(client, run, name) == [(n, 20 + 35200 * n) for n in range(6)]
+    assert history(client, run, "bytes/down")[-1] == (5, 0)
+    assert math.isclose(final["loss/training"], 0.5) and math.isclose(final["seconds/total"], 5 * 0.8 + 0.1)
+    assert final.keys() == {
+        *("accuracy/average", "accuracy/lowest", "accuracy/highest", "accuracy/pooled"),
+        *("bytes/up", "bytes/down", "bytes/total", "loss/training", "seconds/total", "memory/peak MiB"),
+    }
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", "d1")
+    assert data.tags[0].value == "training and test"
+    # The address is of no folder outside, so that it is right in a moved checkout.
+    assert run.info.artifact_uri == f"mlruns/artifacts/{run.info.run_id}/artifacts"
+    files = root / run.info.artifact_uri
+    assert {path.relative_to(files).as_posix() for path in files.glob("*/*")} == {
         "partition/card.json",
         "partition/samples.png",
         "record/run.json",
         "record/rounds.jsonl",
-        "checkpoint/model.safetensors",
     }
-    assert run.info.artifact_uri.startswith((root / "mlruns" / "artifacts").as_uri())
+    assert (files / "record" / "run.json").samefile(folder / "run.json")  # takes no space twice
+
+
+def test_an_experiment_says_what_it_is_and_links_its_comparisons(root, client, request):
+    name = request.node.name
+    cells = [describe(name, split=split, seed=seed) for split in ("dir", "iid") for seed in (0, 1)]
+    sync([write_cell(root, cell | {"fingerprint": f"{number} of it"}) for number, cell in enumerate(cells)], root)
+    experiment = client.get_experiment_by_name(name)
+    tags = experiment.tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    assert (tags["dataset"], tags["table"], tags["paper"]) == ("digits", name, "fedhpl")
+    links = Links(root)
+    for split in ("dir", "iid"):
+        address = links.comparison(name, split)
+        assert f"#{address.partition('#')[2]}" in tags["mlflow.note.content"]
+        view = json.loads(tags[f"mlflow.sharedViewState.split-{split}"])
+        assert len(client.search_runs([experiment.experiment_id], view["searchFilter"])) == 2
+        assert ("accuracy/average", "bytes/total") in [
+            (chart["metricKey"], chart["selectedXAxisMetricKey"]) for chart in view["compareRunCharts"]
+        ]
+    (run,) = client.search_runs([experiment.experiment_id], "tags.fingerprint = '3 of it'")
+    assert f"/{run.info.run_id}?" in links.run("3 of it")
+    assert links.run("other") is None and links.comparison(name, "other") is None
+    assert Links(root / "elsewhere").run("3 of it") is None
+
+
+def test_a_comparison_has_at_most_fifty_runs(root, client, request, monkeypatch):
+    name = request.node.name
+    monkeypatch.setattr(mlflow_mirror, "MOST", 3)
+    folders = [write_cell(root, describe(name, row=row, seed=seed)) for row in ("a", "b") for seed in (1, 2)]
+    sync(folders, root)
+    experiment = client.get_experiment_by_name(name)
+    view = json.loads(experiment.tags["mlflow.sharedViewState.split-iid"])
+    found = client.search_runs([experiment.experiment_id], view["searchFilter"])
+    assert {run.data.tags["seed"] for run in found} == {"1"} and len(found) == 2
+
+
+def test_all_metrics_where_they_are_asked_for(root, client, request, monkeypatch):
+    name = request.node.name
+    folder = write_cell(root, describe(name))
+    sync([folder], root)
+    monkeypatch.setenv("HETFL_MLFLOW", "all")
+    sync([folder], root)
+    (run,) = runs_of(client, name)
+    final = run.data.metrics
+    assert math.isclose(final["accuracy of clients/4"], 59.0) and math.isclose(final["seconds of a round/train"], 0.5)
+    assert final["server/valid classes_"] == 10 and final["elements/up"] == 44005
+    assert math.isclose(final["server/shrinkage of the global logits"], 0.2) and "server/none" not in final
+    assert math.isclose(final["clients/distillation loss"], 0.3)
+    assert math.isclose(final["clients/share of logits sent"], 0.5)
+    assert "clients/largest distillation loss of a sample" not in final
+    assert len(history(client, run, "accuracy/average")) == 5
+    monkeypatch.setenv("HETFL_MLFLOW", "most")
+    with pytest.raises(HetflError, match="HETFL_MLFLOW: is 'most'; it may be 'all'"):
+        MlflowMirror(root)
 
 
 def test_a_diverged_cell_has_a_tag(root, client, request):
@@ -130,7 +184,7 @@ def test_again_changes_nothing(root, client, request):
     sync([folder], root)
     (after,) = runs_of(client, name)
     assert after.to_dictionary() == before.to_dictionary()
-    assert len(history(client, after, "seconds/train")) == 5
+    assert len(history(client, after, "seconds/total")) == 6
 
 
 def test_killed_and_continued(root, client, request):
@@ -187,13 +241,22 @@ def test_other_settings_supersede(root, client, request):
     sync([folder, other], root)
     write_cell(root, describe(name, fingerprint="new"))
     sync([folder], root)
-    state = {run.data.tags["fingerprint"]: run.data.tags.get("superseded") for run in runs_of(client, name)}
-    assert state == {"old": "true", "new": None, "fedhpl-iid-1": None}
+    assert {run.data.tags["fingerprint"] for run in runs_of(client, name)} == {"new", "fedhpl-iid-1"}
     # Old results that come back, say from DVC's cache, are the cell's again.
     write_cell(root, describe(name, fingerprint="old"))
     sync([folder], root)
-    state = {run.data.tags["fingerprint"]: run.data.tags.get("superseded") for run in runs_of(client, name)}
-    assert state == {"old": None, "new": "true", "fedhpl-iid-1": None}
+    assert {run.data.tags["fingerprint"] for run in runs_of(client, name)} == {"old", "fedhpl-iid-1"}
+
+
+def test_a_run_of_another_format_is_replaced(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, describe(name))
+    sync([folder], root)
+    (before,) = runs_of(client, name)
+    client.set_tag(before.info.run_id, "hetfl.format", "1")
+    sync([folder], root)
+    (after,) = runs_of(client, name)
+    assert after.info.run_id != before.info.run_id and after.data.tags["hetfl.format"] == FORMAT
 
 
 def test_same_settings_with_other_numbers_supersede(root, client, request):
@@ -203,10 +266,8 @@ def test_same_settings_with_other_numbers_supersede(root, client, request):
     write_cell(root, describe(name), shift=0.1)
     sync([folder], root)
     sync([folder], root)
-    state = {
-        round(run.data.metrics["accuracy/average"]): run.data.tags.get("superseded") for run in runs_of(client, name)
-    }
-    assert state == {57: "true", 67: None}
+    (run,) = runs_of(client, name)
+    assert round(run.data.metrics["accuracy/average"]) == 67
 
 
 def test_evaluation_may_come_later(root, client, request):
@@ -215,20 +276,19 @@ def test_evaluation_may_come_later(root, client, request):
     sync([folder], root)
     cell = f"{name}/fedhpl/fedhpl/iid-s0"
     evaluation = root / "evaluations" / cell
-    for accuracy in (91.5, 92.5):
-        write_metrics(root / "evaluations", cell, average=accuracy, extra={"top-2": {"window_pooled": 0.5}})
+    for accuracy in (0.915, 0.925):
+        write_metrics(root / "evaluations", cell, best_average=accuracy, extra={"top-2": {"window_pooled": 0.5}})
         (evaluation / "per_class.csv").write_text("class,accuracy\n")
         sync([folder], root)
         sync([folder], root)
         (run,) = runs_of(client, name)
-        assert run.data.metrics["final/average"] == accuracy
-    assert [value for _, value in history(client, run, "final/average")] == [91.5, 92.5]
-    told = make_metrics().as_json().keys() - {"fingerprint", "basis", "accuracy"}
-    assert {name for name in run.data.metrics if name.startswith("final/")} == {
-        *(f"final/{name}" for name in told),
-        "final/top-2/window_pooled",
-    }
-    assert {"evaluation/metrics.json", "evaluation/per_class.csv"} <= set(artifacts(client, run))
+        assert run.data.metrics["best round/average"] == 100 * accuracy
+    assert [value for _, value in history(client, run, "best round/average")] == [91.5, 92.5]
+    # The final accuracies stand there once: as those of the last round.
+    assert round(run.data.metrics["accuracy/average"]) == 57
+    assert run.data.metrics["last rounds/pooled top-2"] == 50
+    files = root / run.info.artifact_uri / "evaluation"
+    assert {path.name for path in files.iterdir()} == {"metrics.json", "per_class.csv"}
 
 
 def test_mirrored_while_it_runs(root, client, request, monkeypatch, capfd):
@@ -280,7 +340,7 @@ def test_many_clients_and_rounds(root, client, request):
     folder = write_cell(root, describe(name, models=["a", "b"] * 15), rounds=120, clients=30)
     sync([folder], root)
     (run,) = runs_of(client, name)
-    assert "accuracy/client-0" not in run.data.metrics
+    assert "accuracy of clients/0" not in run.data.metrics
     assert run.data.tags["models"] == "15 x a, 15 x b"
     assert len(history(client, run, "accuracy/highest")) == 119
 

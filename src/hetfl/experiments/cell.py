@@ -13,6 +13,7 @@ from statistics import mean
 import torch
 from filelock import FileLock, Timeout
 
+from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.partitions import read_partition
 from hetfl.data.store import Dataset, read_card, read_dataset
 from hetfl.draws import Draws
@@ -236,7 +237,7 @@ def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, i
     """A run as its record describes it when it begins."""
     models = setup.federation.models
     trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
-    return Run(
+    run = Run(
         format=FORMAT,
         fingerprint=identity,
         experiment=cell.experiment,
@@ -272,6 +273,14 @@ def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, i
         status="running",
         started=now(),
     )
+    names = _class_names(cell, workspace)
+    return run.model_copy(update={"class_names": names}) if names else run
+
+
+def _class_names(cell: Cell, workspace: Workspace) -> dict[str, list[str]]:
+    """The classes of the data sets that are not in the catalogue."""
+    used = {cell.dataset, *([cell.public.dataset] if cell.public else [])}
+    return {name: [*read_card(workspace.dataset(name)).class_names] for name in sorted(used - CATALOGUE.keys())}
 
 
 def _trained(setup: Setup, model: Model) -> int:

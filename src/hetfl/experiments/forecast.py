@@ -169,14 +169,14 @@ class Forecaster:
         which = (cell.split, seed) if self.exact else (str(cell.partition["clients"]), -1)
         key = cell.dataset, *which, cell.public and cell.public.model_dump_json()
         if key not in self._held:
-            dataset = self._dataset(cell.dataset)
-            public = self._dataset(cell.public.dataset) if cell.public else None
+            dataset = self.outlined(cell.dataset)
+            public = self.outlined(cell.public.dataset) if cell.public else None
             missing = dataset is None or (cell.public is not None and public is None)
             self._held[key] = None if missing or dataset is None else self._share(cell, dataset, public, made)
         return self._held[key]
 
-    def _dataset(self, name: str) -> Dataset | None:
-        return _dataset(self.workspace, name, self.params.data.sets.get(name) or {})
+    def outlined(self, name: str) -> Dataset | None:
+        return outlined(self.workspace, name, self.params.data.sets.get(name) or {})
 
     def _share(self, cell: Cell, dataset: Dataset, public: Dataset | None, made: bool) -> Holdings | None:
         folder = self.workspace.partition(cell.dataset, cell.split, cell.seed)
@@ -325,7 +325,7 @@ SIDE = 32
 """Height and width of the images of a data set that is not prepared; matters only to methods that send images."""
 
 
-def _dataset(workspace: Workspace, name: str, settings: Mapping[str, Any]) -> Dataset | None:
+def outlined(workspace: Workspace, name: str, settings: Mapping[str, Any]) -> Dataset | None:
     """A prepared data set, or one of the published sizes with equally large classes; None if they are not known."""
     if (workspace.dataset(name) / "card.json").exists():
         try:
@@ -337,8 +337,8 @@ def _dataset(workspace: Workspace, name: str, settings: Mapping[str, Any]) -> Da
 
 @cache
 def _published(name: str, side: int) -> Dataset | None:
-    entry = CATALOGUE[name]
-    if not entry.sizes:
+    entry = CATALOGUE.get(name)
+    if entry is None or not entry.sizes:
         return None
     classes = len(entry.class_names)
 

@@ -10,17 +10,19 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from hetfl.data.batches import DeviceImages, InputSpec
+from hetfl.data.batches import Batch, DeviceImages, InputSpec
 from hetfl.data.catalogue import entry
 from hetfl.data.inputs import InputSettings
 from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.versions import declared
-from hetfl.methods import METHODS, create
+from hetfl.message import Tensors
+from hetfl.methods import METHODS, Method, create
 from hetfl.methods.base import Client, predicted_classes
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import weights_checksum
@@ -73,8 +75,8 @@ class LoadedRun:
     """
 
     def __init__(self, folder: Path, run: Run, weights: Path, device: torch.device) -> None:
-        self.run, self.class_names = run, entry(run.dataset, str(folder / RUN)).class_names
-        public = 0 if run.public is None else len(entry(run.public["dataset"], str(folder / RUN)).class_names)
+        self.run, self.class_names = run, _class_names(run, run.dataset, folder)
+        public = 0 if run.public is None else len(_class_names(run, run.public["dataset"], folder))
         classes = len(self.class_names)
         method = create(run.method, run.settings, classes, public, str(folder / RUN), seed=run.seed)
         options, query = method.model_options(), method.queries()
@@ -121,17 +123,13 @@ class LoadedRun:
         Raises:
             HetflError: there is no such client, or the images are of another form.
         """
-        if client is None:
-            client = 0
-        if not 0 <= client < len(self.models):
-            raise HetflError(f"client: is {client}, the run has clients 0 to {len(self.models) - 1}")
-        method, model, draws = self._engine.method, self.models[client], Draws(self.run.seed).at(self._state.round)
-        task = scoring_tasks(self._engine, self._state.server, self._state.round)[client]
-        params, received = self._engine.tested_with(task, draws)
+        client = self._client(client)
+        model = self.models[client]
+        params, received = self.tested_with(client)
         found = [
-            method.predict(model, params, batch, received)
+            self.method.predict(model, params, batch, received)
             for part in _parts(images, model.spec)
-            for data in [self._prepared(part, model)]
+            for data in [self._prepared(part, client)]
             for batch in data.batches(
                 torch.arange(len(data), device=self.device), data.large_batch(model.largest_map)
             )
@@ -142,16 +140,83 @@ class LoadedRun:
         names = [self.class_names[label] if 0 <= label < classes else None for label in labels]
         return Predictions(names, np.array(labels, dtype=np.int64), scores.cpu().numpy())
 
-    def _prepared(self, images: np.ndarray, model: Model) -> DeviceImages:
-        """Images uint8 [n, h, w, C] as a model takes them, with the features by which a method sorts them."""
+    def _prepared(self, images: np.ndarray, client: int) -> DeviceImages:
+        """Images uint8 [n, h, w, C] as a client's model takes them, with features by which a method sorts them."""
+        model = self.models[client]
         subset = Subset(images, np.zeros(len(images), dtype=np.int64))
         data = DeviceImages([subset], model.spec, self.device)
-        query = self._engine.method.queries()
-        if query is not None:
-            by = self._encoders[model.name]
+        by, block = self.encoder(client)
+        if by is not None:
             seen = data if by.spec == model.spec else DeviceImages([subset], by.spec, self.device)
-            data.queries = queries_of(seen, by, query.block, None, None)
+            data.queries = queries_of(seen, by, block, None, None)
         return data
+
+    def module(self, client: int | None = None) -> Classifier:
+        """A client's model as a torch module, e.g. for ``torch.export`` or ``mlflow.pytorch``.
+
+        Args:
+            client: as for :meth:`predict`.
+
+        Raises:
+            HetflError: there is no such client.
+        """
+        return Classifier(self, self._client(client))
+
+    def _client(self, client: int | None) -> int:
+        if client is None:
+            return 0
+        if not 0 <= client < len(self.models):
+            raise HetflError(f"client: is {client}, the run has clients 0 to {len(self.models) - 1}")
+        return client
+
+    @property
+    def method(self) -> Method:
+        """The run's method."""
+        return self._engine.method
+
+    def encoder(self, client: int) -> tuple[Model | None, int | None]:
+        """The model by whose features a method sorts a client's samples, and the block that gives them; or None."""
+        query = self.method.queries()
+        return (None, None) if query is None else (self._encoders[self.models[client].name], query.block)
+
+    def tested_with(self, client: int) -> tuple[Tensors, Tensors]:
+        """The parameters that a client is tested with, and what it received for the test."""
+        task = scoring_tasks(self._engine, self._state.server, self._state.round)[client]
+        return self._engine.tested_with(task, Draws(self.run.seed).at(self._state.round))
+
+
+class Classifier(nn.Module):
+    """A client's model of a finished run with its inference rule, as a torch module; see :meth:`LoadedRun.module`.
+
+    It stays on the run's device and does not train: its tensors are no parameters. ``torch.export`` makes it a
+    program of its own, which ``mlflow.pytorch`` stores without pickle (``serialization_format="pt2"``).
+
+    Attributes:
+        class_names: one name per score.
+    """
+
+    def __init__(self, run: LoadedRun, client: int) -> None:
+        super().__init__()
+        self.class_names = run.class_names
+        self._method, self._model = run.method, run.models[client]
+        self._encoder, self._block = run.encoder(client)
+        self._params, self._received = run.tested_with(client)
+        # What a method draws only once, it draws here, so that an exported program has it as a constant.
+        self(torch.zeros(1, 1, self._model.spec.size, self._model.spec.size, device=run.device))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The scores of images, as :class:`Predictions` has them: [N, classes] float32.
+
+        Args:
+            images: [N, C, h, w], uint8 or floats in [0, 1], of any size; C is 1, or the channels of the model.
+        """
+        pixels = images if images.is_floating_point() else images.float() / 255
+        labels = torch.zeros(images.shape[0], dtype=torch.int64, device=images.device)
+        queries = None
+        if self._encoder is not None:
+            queries = self._encoder.query(_normalised(pixels, self._encoder.spec), self._block)
+        batch = Batch(_normalised(pixels, self._model.spec), labels, queries=queries)
+        return self._method.predict(self._model, self._params, batch, self._received).float()
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | Path | None = None) -> LoadedRun:
@@ -188,6 +253,11 @@ def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | 
         if now.get(key) != version:
             warnings.warn(f"{folder}: is of {key} {version}, the code is {now.get(key)}", UserWarning, stacklevel=2)
     return LoadedRun(folder, run, beside, torch.device(device))
+
+
+def _class_names(run: Run, dataset: str, folder: Path) -> tuple[str, ...]:
+    own = run.class_names.get(dataset)
+    return entry(dataset, str(folder / RUN)).class_names if own is None else tuple(own)
 
 
 def _parts(images: Images, spec: InputSpec) -> Iterator[np.ndarray]:
@@ -229,3 +299,13 @@ def _of_tensor(images: Tensor) -> np.ndarray:
         images = (images.float() * 255).round().to(torch.uint8)
     found: np.ndarray = images.detach().cpu().movedim(-3, -1).numpy()
     return found
+
+
+def _normalised(pixels: Tensor, spec: InputSpec) -> Tensor:
+    """Images [N, C, h, w] in [0, 1], resized and normalised as :class:`DeviceImages` does it."""
+    pixels = pixels.expand(-1, spec.channels, -1, -1)
+    if tuple(pixels.shape[2:]) != (spec.size, spec.size):
+        pixels = F.interpolate(pixels, (spec.size, spec.size), mode=spec.interpolation, antialias=True).clamp(0, 1)
+    shape = (1, spec.channels, 1, 1)
+    mean, std = (torch.tensor(values, device=pixels.device).view(shape) for values in (spec.mean, spec.std))
+    return (pixels - mean) / std

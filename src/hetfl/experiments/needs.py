@@ -20,6 +20,9 @@ from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
 from hetfl.models.registry import missing_weights, origin_of, weights_file, weights_path
 
+BUNDLED = "installed with a library"
+"""The origin of a data set that needs no download."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -80,18 +83,24 @@ def _different(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _dataset(name: str, params: Params, workspace: Workspace) -> Need:
-    folder, entry = workspace.dataset(name), CATALOGUE[name]
+    folder = workspace.dataset(name)
     card = folder / "card.json"
     if card.exists():
         return Need("data set", name, True, _size(folder), str(folder.relative_to(workspace.root)), "")
+    lack = f"{card}: the data set is missing; make it with dvc repro download-{name}"
+    if name not in CATALOGUE:
+        source = params.data.own[name].path
+        if not (workspace.root / source).is_dir():
+            lack = f"params.yaml: data.{name}.path: {source!r} is not a folder; name the one of the images"
+        return Need("data set", name, False, None, source, lack)
+    entry = CATALOGUE[name]
     sources = Sources(params.data.folder(), workspace.scratch / "downloads")
     parts = {name: entry.files} if entry.files else {part.name: part.files for part in _parts(name)}
     files = [(part, file) for part, some in parts.items() for file in some]
     places = dict.fromkeys(_place(sources, part, file) for part, file in files)
     sizes = [file.bytes for _, file in files]
     total = None if None in sizes or not sizes else sum(size for size in sizes if size)
-    origin = ", ".join(places) or "installed with a library"
-    lack = f"{card}: the data set is missing; make it with dvc repro download-{name}"
+    origin = ", ".join(places) or BUNDLED
     return Need("data set", name, False, total, origin, lack)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from hetfl.config import Settings, read_yaml, validate
 from hetfl.data import catalogue
 from hetfl.data.inputs import InputSettings
+from hetfl.data.own import OwnSettings
 from hetfl.data.partitions import PartitionSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.settings import (
@@ -79,6 +81,15 @@ class DataSettings(Settings):
     def sets(self) -> dict[str, Any]:
         """Settings of each data set, not validated."""
         return self.model_extra or {}
+
+    @property
+    def own(self) -> dict[str, OwnSettings]:
+        """The data sets of one's own: those that are not in the catalogue.
+
+        Raises:
+            HetflError: one is neither in the catalogue nor well defined.
+        """
+        return {name: _own(name, raw) for name, raw in self.sets.items() if name not in catalogue.CATALOGUE}
 
     def folder(self) -> Path | None:
         """The mirror's folder, from ``HETFL_MIRROR`` or the setting, relative to the project or the one around it.
@@ -186,6 +197,11 @@ def parts_of(root: Path, name: str) -> list[Path]:
     return sorted(path for path in root.glob(f"*/{name}") if not (path.parent / ".dvc").exists())
 
 
+def inner_projects(root: Path) -> list[Path]:
+    """The folders of a project with a DVC pipeline of their own, such as ``papers/``."""
+    return sorted(path.parent for path in root.glob("*/params.yaml") if (path.parent / ".dvc").exists())
+
+
 def load_params(path: Path) -> Params:
     """Read and check params.yaml as a whole, and the experiments in ``<folder>/params.yaml`` beside it.
 
@@ -199,7 +215,9 @@ def load_params(path: Path) -> Params:
     params = validate(Params, raw, where, source=(path,))
     params._around = around
     for name, settings in params.data.sets.items():
-        validate(catalogue.entry(name, f"{where}: data").settings, settings, f"{where}: data.{name}")
+        if name in catalogue.CATALOGUE:
+            validate(catalogue.entry(name).settings, settings, f"{where}: data.{name}")
+    inputs = {name: normalised(own) for name, own in params.data.own.items()}
     for dataset in params.partitions:
         _known("data set", dataset, params.data.sets, f"{where}: partitions")
     for name, pretrain in params.pretrain.items():
@@ -214,7 +232,7 @@ def load_params(path: Path) -> Params:
         written[file] = content.get("experiments", {})
     found: dict[str, Experiment] = {}
     for file, blocks in written.items():
-        for name, experiment in read_experiments(blocks, path.parent, file, params.protocols).items():
+        for name, experiment in read_experiments(blocks, path.parent, file, params.protocols, inputs).items():
             if name in found:
                 raise HetflError(f"{file}: experiments: {name!r} is in {found[name].file} already; use another name")
             found[name] = experiment
@@ -241,6 +259,21 @@ def _add_shared(raw: dict[str, Any], path: Path) -> frozenset[str]:
         added |= {f"{key}.{name}" for name in others}
         raw[key] = {**others, **own}
     return frozenset(added)
+
+
+def normalised(own: OwnSettings) -> InputSettings:
+    """How experiments normalise the images of a data set of one's own, unless they say otherwise."""
+    return InputSettings.model_validate({"mean": own.mean, "std": own.std})
+
+
+def _own(name: str, raw: Any) -> OwnSettings:
+    where = "params.yaml: data"
+    if not isinstance(raw, dict) or "path" not in raw:
+        error = unknown("data set", name, catalogue.CATALOGUE, where)
+        raise HetflError(f"{error}; one of your own needs the key path, see hetfl new dataset --help")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        raise HetflError(f"{where}: {name!r} is not a name; use lower-case letters, digits and dashes")
+    return validate(OwnSettings, raw, f"{where}.{name}")
 
 
 def _check_protocol(protocol: ProtocolSettings, where: str) -> None:
@@ -359,7 +392,7 @@ def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
         known = list(dict.fromkeys(getattr(cell, key) for cell in chosen))
         chosen = [cell for cell in chosen if getattr(cell, key) == value]
         if not chosen:
-            raise HetflError(f"--{key}: unknown {key} {value!r}; known: {', '.join(map(str, known))}")
+            raise unknown(key, str(value), map(str, known), f"--{key}")
     return chosen
 
 

@@ -446,6 +446,10 @@ class Rehearsal:
             load = load.plus(self._test, many * times)
         return load
 
+    def of_clients(self, round: int) -> list[float]:
+        """The operations of each client's training and statistics in a round, without tests."""
+        return [sum(self._training(k, round).operations.values()) for k in self._up]
+
     def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
         load, up, down = Load(server=self._server), 0, 0
         for k in chosen:

@@ -170,7 +170,11 @@ class Experiment(Settings):
 
 
 def read_experiments(
-    raw: Any, root: Path, file: str, protocols: Mapping[str, ProtocolSettings]
+    raw: Any,
+    root: Path,
+    file: str,
+    protocols: Mapping[str, ProtocolSettings],
+    inputs: Mapping[str, InputSettings] = {},
 ) -> dict[str, Experiment]:
     """Read the experiments of a file, by name.
 
@@ -179,6 +183,7 @@ def read_experiments(
         root: the checkout.
         file: the file's path in it.
         protocols: all protocols by name.
+        inputs: how the images of a data set are normalised where an experiment does not say, by data set.
 
     Raises:
         HetflError: one line about the first mistake.
@@ -196,7 +201,7 @@ def read_experiments(
                 )
             if name in found:
                 raise HetflError(f"{start}.{written}.over: makes {name!r} twice; use other names")
-            found[name] = _experiment(variant, root, file, written, protocols)
+            found[name] = _experiment(variant, root, file, written, protocols, inputs)
     return found
 
 
@@ -275,7 +280,12 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _experiment(
-    raw: Any, root: Path, file: str, written: str, protocols: Mapping[str, ProtocolSettings]
+    raw: Any,
+    root: Path,
+    file: str,
+    written: str,
+    protocols: Mapping[str, ProtocolSettings],
+    inputs: Mapping[str, InputSettings],
 ) -> Experiment:
     where = f"{file}: experiments.{written}"
     read = validate(WrittenExperiment, raw, where, source=(root / file, "experiments", written))
@@ -300,7 +310,7 @@ def _experiment(
         models=read.models,
         splits=read.splits,
         seeds=seeds,
-        input=read.input or base.input or InputSettings(),
+        input=read.input or base.input or inputs.get(read.dataset) or InputSettings(),
         public=read.public,
         features=read.features,
         defaults=read.defaults,

@@ -71,7 +71,7 @@ class GroupedViT(PromptedViT):
         shared = dict(zip(options.shared_blocks, parts, strict=True))
         for number, block in enumerate(self.body.blocks, start=1):
             if number in shared:
-                tokens = _behind_class(tokens, shared[number].expand(len(tokens), -1, -1))
+                tokens = _behind_class(tokens, shared[number].expand(tokens.shape[0], -1, -1))
             if groups is not None and number in options.group_blocks:
                 if many == 1 and groups.dim() == 2:
                     many = groups.shape[1]

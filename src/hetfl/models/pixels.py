@@ -53,7 +53,7 @@ class Frame(PixelPrompts):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [B, channels, H, W] with the frame around them."""
-        w, many = self.width, (len(images), -1, -1, -1)
+        w, many = self.width, (images.shape[0], -1, -1, -1)
         sides = ((self.sides - self.mean) / self.std).expand(many)
         ends = ((self.ends - self.mean) / self.std).expand(many)
         rows = torch.cat([sides[..., :w], images, sides[..., w:]], dim=3)

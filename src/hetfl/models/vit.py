@@ -78,7 +78,7 @@ class PromptedViT(Fitted):
     def features(self, images: Tensor) -> Tensor:
         """The normalised class token [B, d] of ``images`` [B, 3, H, W]."""
         body = self.body
-        prompts = self.inserted(len(images))
+        prompts = self.inserted(images.shape[0])
         tokens = self.embed(images)
         for layer, block in enumerate(body.blocks):
             if layer < len(prompts):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
 from hetfl.config import Settings
 from hetfl.errors import unknown
-from hetfl.experiments.plan import Params
+
+if TYPE_CHECKING:
+    from hetfl.experiments.plan import Params  # imports torch, which takes seconds; whoever prints a table needs none
 
 Accuracy = Literal["average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest"]
 """Read in percent: over clients after the last round; of all clients' test samples together in the round where it is

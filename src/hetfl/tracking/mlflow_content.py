@@ -1,101 +1,47 @@
-"""What MLflow shows of a run record: metrics of every round, tags and parameters of the run."""
+"""What MLflow shows of run records besides metrics: tags, parameters, data sets and descriptions."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hetfl.schema import Round, Run
+from hetfl.schema import Run
+from hetfl.tracking.mlflow_metrics import legal
 
-# MLflow's own limits: characters of a parameter's value and of a name.
+FORMAT = "2"
+"""Of what stands in MLflow; a run of another one is replaced. It increases when a metric changes its name or unit."""
 MAX_VALUE = 6000
-MAX_NAME = 250
-MAX_CLIENT_CURVES = 20
-# Written last in every round: a round that has it has everything.
-MARKER = "bytes/up_total"
+"""MLflow's limit for the characters of a parameter's value."""
+MAX_DIGEST = 36
+"""MLflow's limit for the characters of a data set's digest."""
 
-
-@dataclass
-class Point:
-    """One round of a run: its line, what was sent up to then, and when it ended."""
-
-    line: Round
-    totals: dict[str, int]
-    milliseconds: int
-
-    def values(self) -> dict[str, float]:
-        """Its metrics by name, :data:`MARKER` last."""
-        values = _curves(self.line) | self.totals
-        values[MARKER] = values.pop(MARKER)
-        return values
-
-    def metrics(self) -> Iterator[Any]:
-        """The same as MLflow's entities."""
-        return (metric(name, value, self.milliseconds, self.line.round) for name, value in self.values().items())
-
-
-def points(run: Run, rounds: Iterable[Round]) -> dict[int, Point]:
-    """A run's rounds by number. Times come from the record, so that writing a point again is no second point."""
-    clock = float(milliseconds(run.started))
-    totals = {f"{unit}/{way}_total": 0 for unit in ("elements", "bytes") for way in ("up", "down")}
-    found = {}
-    for line in rounds:
-        clock += 1000 * sum(line.seconds.values())
-        for way, size in (("up", line.up), ("down", line.down)):
-            totals[f"elements/{way}_total"] += size.elements
-            totals[f"bytes/{way}_total"] += size.bytes
-        found[line.round] = Point(line, totals.copy(), round(clock))
-    return found
-
-
-def _curves(line: Round) -> dict[str, float]:
-    values: dict[str, float] = {}
-    clients = {k: 100 * value for k, value in enumerate(line.accuracy or ()) if value is not None}
-    if percent := list(clients.values()):
-        values["accuracy/average"] = sum(percent) / len(percent)
-        values["accuracy/lowest"] = min(percent)
-        values["accuracy/highest"] = max(percent)
-        if len(percent) <= MAX_CLIENT_CURVES:
-            values |= {f"accuracy/client-{client}": value for client, value in clients.items()}
-    for title, shares in (("pooled", line.pooled), ("training", line.train_accuracy)):
-        if (mean := _mean(shares)) is not None:
-            values[f"accuracy/{title}"] = 100 * mean
-    values |= {f"accuracy/pooled-{name}": 100 * other.pooled for name, other in line.extra.items()}
-    if (mean := _mean(line.loss)) is not None:
-        values["loss/average"] = mean
-    values |= {f"seconds/{phase}": value for phase, value in line.seconds.items()}
-    values["seconds/round"] = sum(line.seconds.values())
-    if line.peak_memory is not None:
-        values["memory/peak_mib"] = line.peak_memory / 2**20
-    for group, figures in (("diagnostics", line.diagnostics), ("clients", line.clients)):
-        for name, value in figures.items():
-            if (mean := _mean(value)) is not None:
-                values[f"{group}/{name}"] = mean
-    return values
+# MLflow has views for models and for language-model applications; without this tag it shows the latter.
+KIND = {"mlflow.experimentKind": "custom_model_development"}
 
 
 def tags(folder: Path, run: Run) -> dict[str, str]:
-    """What a run is found by and described with; ``folder`` is its record's."""
-    counts: Counter[str] = Counter(run.models)
-    models = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
-    where = "/".join(folder.parts[-5:])
+    """What a run is found by, grouped by and described with; ``folder`` is its record's."""
+    models = _counted(run.models)
     note = (
         f"{run.title} on {run.dataset}, split {run.split}, seed {run.seed}: "
-        f"{run.clients} clients ({models}), {run.rounds} rounds. Record: `{where}`"
+        f"{run.clients} clients ({models}), {run.rounds} rounds. Record: `{record_path(folder)}`"
     )
     keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine", "precision")
     return {
         **{key: str(value) for key in (*keys, "fingerprint", "diverged") if (value := getattr(run, key)) is not None},
         "models": models,
+        "hetfl.format": FORMAT,
         "mlflow.source.name": "hetfl",
         "mlflow.note.content": note,
     }
+
+
+def record_path(folder: Path) -> str:
+    """A record's folder as seen from the repository's root."""
+    return "/".join(folder.parts[-5:])
 
 
 def params(run: Run) -> dict[str, str]:
@@ -105,46 +51,72 @@ def params(run: Run) -> dict[str, str]:
     return dict(_flatten({**run.settings, **named}))
 
 
+def datasets(run: Run) -> list[Any]:
+    """The data sets that a run reads, as MLflow's entities; a digest is the beginning of the checksum."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    counts = run.class_counts
+    profile = {
+        "sha256": run.inputs.dataset,
+        "classes": len(counts.train[0]),
+        "clients": run.clients,
+        "training samples": sum(map(sum, counts.train)),
+        "test samples": sum(map(sum, counts.test)),
+    }
+    found = [(run.dataset, run.inputs.dataset, run.data_source, profile, "training and test")]
+    if run.public is not None and run.inputs.public is not None:
+        found.append((run.public["dataset"], run.inputs.public, [], {"sha256": run.inputs.public}, "public"))
+    return [
+        DatasetInput(
+            Dataset(
+                name,
+                checksum[:MAX_DIGEST],
+                source_type="hetfl",
+                source=json.dumps(source),
+                profile=json.dumps(shown),
+            ),
+            [InputTag("mlflow.data.context", context)],
+        )
+        for name, checksum, source, shown, context in found
+    ]
+
+
+def experiment_tags(run: Run) -> dict[str, str]:
+    """What an experiment is found by, from one of its runs."""
+    return {**KIND, "paper": run.paper, "dataset": run.dataset, "table": run.table}
+
+
+def description(runs: Iterable[Mapping[str, str]], comparisons: Mapping[str, str]) -> str:
+    """What an experiment is, in Markdown.
+
+    Args:
+        runs: the tags of each of its runs.
+        comparisons: addresses by split.
+    """
+    runs = list(runs)
+    rows = dict.fromkeys(sorted(run["row"] for run in runs))
+    seeds = {run["seed"] for run in runs}
+    links = ", ".join(f"[{split}]({address})" for split, address in comparisons.items())
+    return (
+        f"{_plural(len(rows), 'row')} of the table on {runs[0]['dataset']}, {_plural(len(seeds), 'seed')}. "
+        f"Accuracy by round and by bytes, means over seeds, on split {links}.\n\nRows: {', '.join(rows)}. "
+        "A run is one row, split and seed; its tags say which.\n"
+    )
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             text = value if isinstance(value, str) else json.dumps(value)
-            yield _name(f"{prefix}{key}"), text[:MAX_VALUE]
+            yield legal(f"{prefix}{key}"), text[:MAX_VALUE]
 
 
-def final(evaluation: Mapping[str, Any], when: int, step: int) -> list[Any]:
-    """The numbers of a ``metrics.json``, as MLflow's entities."""
-    numbers = {name: value for name, value in evaluation.items() if name != "extra"}
-    for reading, other in evaluation.get("extra", {}).items():
-        numbers |= {f"{reading}/{name}": value for name, value in other.items()}
-    return [metric(f"final/{name}", value, when, step) for name, value in numbers.items() if _is_number(value)]
-
-
-def metric(name: str, value: float, when: int, step: int) -> Any:
-    """MLflow's entity, with a name that MLflow takes."""
-    from mlflow.entities import Metric
-
-    return Metric(_name(name), float(value), when, step)
-
-
-def milliseconds(when: str) -> int:
-    """A record's time as MLflow has it."""
-    return round(datetime.fromisoformat(when).timestamp() * 1000)
-
-
-def _name(name: str) -> str:
-    return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)[:MAX_NAME]
-
-
-def _mean(value: Any) -> float | None:
-    """A figure itself, or the mean over its clients and theirs over classes; None where there are no numbers."""
-    if isinstance(value, list):
-        numbers = [mean for part in value if (mean := _mean(part)) is not None]
-        return sum(numbers) / len(numbers) if numbers else None
-    return value if _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _counted(models: Iterable[str]) -> str:
+    counts: Counter[str] = Counter(models)
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())

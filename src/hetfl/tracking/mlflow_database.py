@@ -68,6 +68,21 @@ def repair_database(database: Path) -> tuple[Path, Exception] | None:
     return None
 
 
+def place_artifacts(database: Path, experiment: str, location: str) -> None:
+    """Have an experiment's future files lie at a path relative to the repository's root, in which MLflow runs.
+
+    MLflow makes every path absolute when it creates an experiment, so files would be lost where the folder moves.
+
+    Args:
+        database: of MLflow.
+        experiment: its id.
+        location: the path.
+    """
+    with closing(sqlite3.connect(database, timeout=WAIT)) as connection, connection:
+        change = "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?"
+        connection.execute(change, (location, experiment))
+
+
 def _check(database: Path) -> None:
     """Fail at once on what is no database: MLflow would try to open it for minutes."""
     with closing(sqlite3.connect(database, timeout=WAIT)) as connection:

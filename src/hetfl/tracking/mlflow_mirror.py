@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from filelock import FileLock
@@ -17,14 +19,29 @@ from filelock import FileLock
 from hetfl.errors import FailedCellsError, HetflError, one_line
 from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
-from hetfl.schema import METRICS, MODEL, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
-from hetfl.tracking.mlflow_content import MARKER, Point, final, milliseconds, params, points, tags
-from hetfl.tracking.mlflow_database import create_database, repair_database, sqlite_file
+from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
+from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
+from hetfl.tracking.mlflow_database import create_database, place_artifacts, repair_database, sqlite_file
+from hetfl.tracking.mlflow_metrics import (
+    AVERAGE,
+    LAST,
+    LAST_OF_ALL,
+    LOSS,
+    Point,
+    evaluated,
+    milliseconds,
+    points,
+    wants_all,
+)
+from hetfl.tracking.mlflow_model import NAME, write_model
+from hetfl.tracking.mlflow_views import MOST, VIEW, comparison_address, comparison_view, tracking_uri, view_key
 
 EVERY = 2.0
 """Seconds from one write of a running cell to the next,"""
 SHARE = 20
 """but at least so many times as long as the write took: beside training, it costs a twentieth at most."""
+ALL = 3
+"""MLflow's number for all runs, the deleted ones too (``ViewType.ALL``)."""
 CALL = {"metrics": 800, "params": 100, "tags": 100}
 """Entries of one call: MLflow takes 1000 in all, and no more parameters and tags than these."""
 
@@ -36,6 +53,11 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
+
+REMOTE = ("http", "databricks")
+"""How the addresses of servers begin, which keep files themselves."""
+ARTIFACTS = "mlruns/artifacts"
+"""Where MLflow's files of the checkout's own database lie, seen from the repository's root."""
 
 
 def records(root: Path) -> list[Path]:
@@ -67,6 +89,9 @@ def sync(folders: Iterable[Path], root: Path = Path()) -> int:
             with mirror.reaching():  # without MLflow, no other cell can be mirrored either
                 client.search_experiments(max_results=1)
             failures[folder] = f"not mirrored to MLflow ({one_line(error)})"
+    if recorded:
+        with mirror.reaching():
+            mirror.describe()
     if failures:
         raise FailedCellsError(failures)
     return len(recorded)
@@ -83,13 +108,16 @@ def try_sync(folders: Iterable[Path], root: Path = Path()) -> None:
 
 @dataclass
 class _Place:
-    """Where a cell stands in MLflow: the run, its state, and the last round that is there."""
+    """Where a cell stands in MLflow: run, files, state, the last round that is there, and what it lacks."""
 
     run_id: str
+    experiment: str
+    files: str
     fingerprint: str
     status: str
     last: int
     evaluation: str
+    lacks: dict[str, dict[str, str]]
 
 
 class MlflowMirror:
@@ -100,14 +128,20 @@ class MlflowMirror:
     what was missed is read when the mirror is closed. Errors are raised.
 
     Args:
-        root: the repository's root, where ``partitions`` and ``evaluations`` lie.
+        root: the repository's root, where ``data``, ``partitions`` and ``evaluations`` lie.
         folders: of the cells that are in step when the mirror is closed.
+
+    Raises:
+        HetflError: ``HETFL_MLFLOW`` is not valid.
     """
 
     def __init__(self, root: Path = Path(), folders: Iterable[Path] = ()) -> None:
         self.root = root.resolve()
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root}/mlruns/mlflow.db"
+        self.uri = tracking_uri(self.root)
+        self._all = wants_all()
         self._database = sqlite_file(self.uri)
+        # Another database than the checkout's own may hold what no record can bring back, and be of other folders.
+        self._own = self._database == self.root / "mlruns" / "mlflow.db"
         # Beside the database, since checkouts may share one.
         place = self.root / "mlruns" if self._database is None else self._database.parent
         self._lock = FileLock(place / ".lock", timeout=60)
@@ -132,6 +166,8 @@ class MlflowMirror:
             except HetflError:
                 continue  # whoever trains the cell says what is wrong with its record
             self._write(folder)
+        if self._experiments:
+            self.describe()
 
     def _write(self, folder: Path) -> None:
         began = time.monotonic()
@@ -162,13 +198,15 @@ class MlflowMirror:
         place = self._places.get(folder)
         if place is None or run.complete or place.fingerprint != run.fingerprint:
             place = self._places[folder] = self._find_or_create(folder, run, shown)
-        new = [metric for step, point in shown.items() if step > place.last for metric in point.metrics()]
-        self._log(place.run_id, metrics=new)
+        new = [metric for step, point in shown.items() if step > place.last for metric in point.metrics(self._all)]
+        self._log(place.run_id, metrics=new, **place.lacks)
+        place.lacks = {}
         place.last = max([place.last, *shown])
         status = "FINISHED" if run.complete else "RUNNING"
         if place.status != status and run.complete:
-            for path, under in self._artifacts(folder, run):
-                client.log_artifact(place.run_id, str(path), under)
+            client.log_inputs(place.run_id, datasets(run))
+            self._add_files(place, self._files(folder, run))
+            self._add_model(place, folder, run)
             client.set_terminated(place.run_id, status, milliseconds(run.finished or run.started))
         elif place.status != status:
             client.update_run(place.run_id, status=status)
@@ -176,6 +214,23 @@ class MlflowMirror:
         if run.complete:
             self._add_evaluation(place, run)
         return place.run_id
+
+    def describe(self) -> None:
+        """Describe the experiments of the cells that were written, and save the comparisons of their runs."""
+        for identity in self._experiments.values():
+            with self._lock:
+                runs = [run.data.tags for run in self._client.search_runs([identity], max_results=50_000)]
+                ours = [run for run in runs if run.get("hetfl.format") == FORMAT]
+                if not ours:
+                    continue
+                wanted, addresses = {}, {}
+                for split in sorted({run["split"] for run in ours}):
+                    seeds = sorted((run["seed"] for run in ours if run["split"] == split), key=int)
+                    view = comparison_view(split, seeds[0] if len(seeds) > MOST else None)
+                    wanted[f"{VIEW}{view_key(split)}"] = view
+                    addresses[split] = comparison_address(identity, split)
+                wanted["mlflow.note.content"] = description(ours, addresses)
+                self._tag_experiment(identity, wanted)
 
     def open(self) -> Any:
         """Connect to MLflow the first time; a local database that it cannot use is replaced, from the records.
@@ -197,8 +252,8 @@ class MlflowMirror:
             with self.reaching():
                 Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
                 with self._lock:
-                    # Another database than the checkout's own may hold what no record can bring back.
-                    if self._database == self.root / "mlruns" / "mlflow.db":
+                    if self._own:
+                        assert self._database is not None
                         broken = repair_database(self._database)
                     if self._database is not None:
                         create_database(self._database)
@@ -233,52 +288,74 @@ class MlflowMirror:
         for folder in records(self.root):
             with suppress(Exception):  # a damaged record is told of by whoever is asked for it
                 self.mirror(folder)
+        with suppress(Exception):
+            self.describe()
 
-    def _experiment(self, name: str) -> str:
+    def _experiment(self, run: Run) -> str:
+        name = run.experiment
         if name not in self._experiments:
             found = self._client.get_experiment_by_name(name)
             if found is None:
-                remote = self.uri.startswith(("http", "databricks"))
-                location = None if remote else (self.root / "mlruns" / "artifacts").as_uri()
-                self._experiments[name] = self._client.create_experiment(name, artifact_location=location)
+                location = None if self.uri.startswith(REMOTE) else (self.root / ARTIFACTS).as_uri()
+                identity = self._client.create_experiment(name, artifact_location=location)
             elif found.lifecycle_stage != "active":
                 remedy = f"mlflow experiments restore --experiment-id {found.experiment_id}, or mlflow gc"
                 raise HetflError(f"MLflow: experiment {name!r} was deleted; bring it back with {remedy}")
             else:
-                self._experiments[name] = found.experiment_id
+                identity = found.experiment_id
+            if self._own and self._database is not None:
+                place_artifacts(self._database, identity, ARTIFACTS)
+            self._tag_experiment(identity, experiment_tags(run))
+            self._experiments[name] = identity
         return self._experiments[name]
+
+    def _tag_experiment(self, identity: str, wanted: Mapping[str, str]) -> None:
+        """Set those tags of an experiment that are not as wanted."""
+        tags = self._client.get_experiment(identity).tags
+        for key, value in wanted.items():
+            if tags.get(key) != value:
+                self._client.set_experiment_tag(identity, key, value)
 
     def _find_or_create(self, folder: Path, run: Run, shown: Mapping[int, Point]) -> _Place:
         wanted = tags(folder, run)
         where = " and ".join(f"tags.{key} = '{wanted[key]}'" for key in ("row", "split", "seed"))
         # A live mirror and a sync of the same cell must not both make its run.
         with self._lock:
-            experiment = self._experiment(run.experiment)
-            runs = self._client.search_runs([experiment], where, max_results=1000)
-            same = (found for found in runs if found.data.tags.get("fingerprint") == run.fingerprint)
+            experiment = self._experiment(run)
+            # MLflow keeps deleted runs, so that results which come back, say from DVC's cache, come back here too.
+            runs = self._client.search_runs([experiment], where, run_view_type=ALL, max_results=1000)
+            same = [found for found in runs if _identity(found) == (FORMAT, run.fingerprint)]
             mine, last = next((found for found in same if self._shows(found, shown)), None), -1
             if mine is None:
                 name, start = f"{run.row}/{folder.name}", milliseconds(run.started)
                 mine = self._client.create_run(experiment, start_time=start, tags=wanted, run_name=name)
             else:
-                history = self._client.get_metric_history(mine.info.run_id, MARKER)
+                marker = LAST_OF_ALL if self._all else LAST
+                history = self._client.get_metric_history(mine.info.run_id, marker)
                 last = max((metric.step for metric in history), default=-1)
             run_id = mine.info.run_id
+            if mine.info.lifecycle_stage != "active":
+                self._client.restore_run(run_id)
             for found in runs:
-                old = found.data.tags.get("superseded")
-                if found.info.run_id == run_id and old:
-                    self._client.delete_tag(run_id, "superseded")
-                elif found.info.run_id != run_id and not old:
-                    self._client.set_tag(found.info.run_id, "superseded", "true")
+                ours = found.info.run_id != run_id and "fingerprint" in found.data.tags
+                if ours and found.info.lifecycle_stage == "active":
+                    self._client.delete_run(found.info.run_id)
         lacking = {key: value for key, value in params(run).items() if key not in mine.data.params}
         changed = {key: value for key, value in wanted.items() if mine.data.tags.get(key) != value}
-        self._log(run_id, params=lacking, tags=changed)
-        evaluation = mine.data.tags.get("evaluation", "")
-        return _Place(run_id, run.fingerprint, mine.info.status, last, evaluation)
+        return _Place(
+            run_id,
+            experiment,
+            files=mine.info.artifact_uri,
+            fingerprint=run.fingerprint,
+            status=mine.info.status,
+            last=last,
+            evaluation=mine.data.tags.get("evaluation", ""),
+            lacks={"params": lacking, "tags": changed},
+        )
 
     def _shows(self, found: Any, shown: Mapping[int, Point]) -> bool:
         """Whether a run's curves are the record's; if not, it shows an older training with these settings."""
-        for name in ("accuracy/average", "loss/average"):
+        for name in (AVERAGE, LOSS):
             for metric in self._client.get_metric_history(found.info.run_id, name):
                 point = shown.get(metric.step)
                 value = point.values().get(name, math.nan) if point else math.nan
@@ -299,25 +376,70 @@ class MlflowMirror:
             self._client.log_batch(run_id, **{kind: entries[: CALL[kind]] for kind, entries in waiting.items()})
             waiting = {kind: entries[CALL[kind] :] for kind, entries in waiting.items()}
 
-    def _artifacts(self, folder: Path, run: Run) -> Iterator[tuple[Path, str]]:
+    def _files(self, folder: Path, run: Run) -> dict[Path, str]:
+        """Files of a run that MLflow shows, and the folders that it shows them in."""
         partition = self.root / "partitions" / run.dataset / f"{run.split}-s{run.seed}"
-        wanted = [
-            (partition / "samples.png", "partition"),
-            (partition / "card.json", "partition"),
-            (folder / RUN, "record"),
-            (folder / ROUNDS, "record"),
-            (folder / MODEL, "checkpoint"),
-        ]
-        return ((path, under) for path, under in wanted if path.exists())
+        return {
+            partition / "samples.png": "partition",
+            partition / "card.json": "partition",
+            folder / RUN: "record",
+            folder / ROUNDS: "record",
+        }
+
+    def _add_files(self, place: _Place, files: Mapping[Path, str]) -> None:
+        """Add those files to a run that exist."""
+        local = self._folder(place.files)
+        for path, under in files.items():
+            if not path.exists():
+                continue
+            if local is None:
+                self._client.log_artifact(place.run_id, str(path), under)
+            else:
+                _link(path, local / under / path.name)
+
+    def _add_model(self, place: _Place, folder: Path, run: Run) -> None:
+        """Add a finished run's model, unless a mirror that was killed has added it."""
+        from mlflow.entities import LoggedModelOutput
+
+        found = self._client.search_logged_models([place.experiment], f"source_run_id = '{place.run_id}'")
+        if any(model.status == "READY" for model in found):
+            return
+        model = self._client.create_logged_model(place.experiment, NAME, place.run_id, model_type=run.method)
+        remote, local = self.uri.startswith(REMOTE), self._folder(model.artifact_location)
+        with TemporaryDirectory() as temporary:
+            target = local or Path(temporary) / NAME
+            write_model(target, folder, run, self.root / "data", remote, model.model_id, place.run_id)
+            if local is None:
+                self._client.log_model_artifacts(model.model_id, str(target))
+        self._client.finalize_logged_model(model.model_id, "READY")
+        self._client.log_outputs(place.run_id, [LoggedModelOutput(model.model_id, step=run.rounds)])
+
+    def _folder(self, place: str) -> Path | None:
+        """The folder that an artifact URI names relative to the root; None for one that MLflow writes to itself."""
+        return None if ":" in place or place.startswith("/") else self.root / place
 
     def _add_evaluation(self, place: _Place, run: Run) -> None:
         folder = self.root / "evaluations" / run.experiment / run.method / run.row / f"{run.split}-s{run.seed}"
         found = read_metrics(folder)
         if found is None or (checksum := sha256_file(folder / METRICS)) == place.evaluation:
             return
-        self._log(place.run_id, metrics=final(found.as_json(), time.time_ns() // 1_000_000, run.rounds))
-        for name in (METRICS, PER_CLASS):
-            if (folder / name).exists():
-                self._client.log_artifact(place.run_id, str(folder / name), "evaluation")
-        self._log(place.run_id, tags={"evaluation": checksum})
+        self._add_files(place, {folder / name: "evaluation" for name in (METRICS, PER_CLASS)})
+        metrics = evaluated(found, time.time_ns() // 1_000_000, run.rounds)
+        self._log(place.run_id, metrics=metrics, tags={"evaluation": checksum})
         place.evaluation = checksum
+
+
+def _identity(found: Any) -> tuple[str | None, str | None]:
+    """What a run of MLflow shows: in which format, and the fingerprint of its record."""
+    tags = found.data.tags
+    return tags.get("hetfl.format"), tags.get("fingerprint")
+
+
+def _link(path: Path, target: Path) -> None:
+    """Put a file at a second place; as a hard link, if possible, so that it takes space once."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(path)
+    except OSError:
+        shutil.copyfile(path, target)

@@ -68,7 +68,7 @@ class Progress:
         self._console = console or Console()
         self._plain = not self._console.is_terminal or self._console.is_dumb_terminal
         self._running: dict[Path, _Cell] = {}
-        self._cells, self._done = cells, 0
+        self._cells, self._done, self._trained = cells, 0, 0
         self._begin = self._spoke = time.monotonic()
         self._bars = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
@@ -79,6 +79,7 @@ class Progress:
             bars.TimeRemainingColumn(),
             console=self._console,
             refresh_per_second=4,
+            transient=True,
             speed_estimate_period=float("inf"),
             disable=self._plain,
         )
@@ -87,7 +88,6 @@ class Progress:
 
     def told(self, event: Event) -> None:
         """Show an event."""
-        self._bars.start()
         if event.run and event.run.complete:
             self._finish(event.folder, event.run)
         elif event.run:
@@ -108,11 +108,17 @@ class Progress:
     def close(self) -> None:
         """Leave the terminal as it was, the last state still readable."""
         self._bars.stop()
-        if self._plain and (self._done or self._running):
-            took = _clock(time.monotonic() - self._begin)
-            self._say(f"{self._done} of {self._cells} cells complete after {took}")
+        took = _clock(time.monotonic() - self._begin)
+        if self._trained or self._running:
+            there = self._done - self._trained
+            before = f", {there} were complete before" if there else ""
+            unfinished = f", {len(self._running)} not finished" if self._running else ""
+            self._say(f"{self._trained} of {self._cells} cells trained in {took}{before}{unfinished}")
+        elif self._done:
+            self._say(f"{self._done} of {self._cells} cells were complete before")
 
     def _start(self, folder: Path, run: Run) -> None:
+        self._bars.start()  # not before a cell trains: of those that were there, there is nothing to show
         bar = self._bars.add_task(_name(run), total=run.rounds, note="")
         self._running[folder] = _Cell(run, bar)
 
@@ -124,11 +130,11 @@ class Progress:
         self._bars.update(self._all.id, note=self._count())
         if cell is None:
             return
+        self._trained += 1
         self._bars.remove_task(cell.bar)
-        if self._plain:
-            count = f"{self._done:{len(str(self._cells))}}/{self._cells}"
-            result = f"{cell.rounds} rounds, accuracy {cell.score()}, {cell.traffic()}, {cell.seconds:.1f} s"
-            self._say(f"[{count}] {_name(run)}: {result}")
+        count = f"{self._done:{len(str(self._cells))}}/{self._cells}"
+        result = f"{cell.rounds} rounds, accuracy {cell.score()}, {cell.traffic()}, {cell.seconds:.1f} s"
+        self._say(f"[{count}] {_name(run)}: {result}")
 
     def _advance(self, rounds: int, found: bool) -> None:
         """Count rounds; those that a record holds already say nothing about the speed."""

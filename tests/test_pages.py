@@ -1,4 +1,4 @@
-"""What the README shows of one's own method runs as it stands; see also test_dvc_stages.py and test_loading.py."""
+"""What the pages show of one's own method runs as it stands; see also test_dvc_stages.py and test_loading.py."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from hetfl.methods import METHODS
 from hetfl.methods.fedprox import FedProx
 
 
-def shown(heading: str, language: str) -> list[str]:
-    """The blocks of code of a language in a section of the README."""
-    _, _, rest = (ROOT / "README.md").read_text().partition(f"\n## {heading}\n")
-    blocks = re.findall(rf"```{language}\n(.*?)```", rest.partition("\n## ")[0], flags=re.DOTALL)
-    assert blocks, f"README.md has no {language} below {heading!r}"
-    return blocks
+def shown(page: str, language: str) -> list[str]:
+    """The blocks of code of a language on a page of the documentation."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
 
 
 def write_params(root: Path, name: str, block: dict) -> Path:
@@ -33,12 +30,12 @@ def write_params(root: Path, name: str, block: dict) -> Path:
 
 
 def test_the_method_is_fedprox(two_rounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = shown("A method of your own", "python")
+    (code,) = shown("method.md", "python")
     expected = two_rounds("fedprox", "homogeneous", mu=0.5)
     monkeypatch.setitem(METHODS, "fedprox", FedProx)
-    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(code, "method.md", "exec"), {"__name__": "page"})
     assert METHODS["fedprox"] is not FedProx and METHODS["fedprox"].title == FedProx.title
-    # Settings that two_rounds has not seen yet, so that it plays the README's method.
+    # Settings that two_rounds has not seen yet, so that it plays the page's method.
     found = two_rounds("fedprox", "homogeneous", mu=0.5, momentum=0.9)
     assert type(found.engine.method) is METHODS["fedprox"]
     assert found.second.server.keys() == expected.second.server.keys()
@@ -46,7 +43,7 @@ def test_the_method_is_fedprox(two_rounds, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_methods_row_stands_beside_the_digits_rows(tmp_path: Path) -> None:
-    (text,) = shown("A method of your own", "yaml")
+    (text,) = shown("method.md", "yaml")
     ((name, block),) = yaml.safe_load(text)["experiments"].items()
     committed = read_yaml(ROOT / "params.yaml")["experiments"][name]
     file = write_params(tmp_path, name, committed | {"rows": committed["rows"] | block["rows"]})

@@ -1,0 +1,128 @@
+"""What all commands share: the app, how they begin and end, and the arguments that several have.
+
+A command imports what it needs when it runs, since torch alone takes seconds, and says before that what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import hetfl
+import hetfl.cli.names as names
+from hetfl.errors import HetflError
+
+if TYPE_CHECKING:
+    from hetfl.experiments.plan import Params, Workspace
+
+app = typer.Typer(
+    help="Reproducible tables of heterogeneous federated learning. `dvc repro TABLE` makes a table; these commands "
+    "show what there is, train single cells, compare results, and add your own methods, data sets and experiments.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LOOK, TRAIN, RESULTS = "See what there is", "Train and evaluate", "Results"
+OWN, CHECKOUT = "Your own work", "Checkout and exchange"
+"""The groups of commands in the help."""
+
+Targets = Annotated[
+    list[str],
+    typer.Argument(help="Tables, experiments, or cells as paths below runs/.", autocompletion=names.targets),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def run(command: Callable[..., Any]) -> None:
+    """Run a typer command or app. A :class:`HetflError` is printed in one line, with exit status 2."""
+    began = Path.cwd()
+    try:
+        typer.run(command) if not isinstance(command, typer.Typer) else command()
+    except HetflError as error:
+        for line in str(error).replace(f"{Path.cwd()}/", "").splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        if "unknown" in str(error) and (remark := names.elsewhere(sys.argv[1:])):
+            print(remark, file=sys.stderr)
+        if Path.cwd() != began:
+            print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        # Whoever reads the output, such as head, has enough of it.
+        sys.stderr.close()
+        raise SystemExit(0) from None
+    except SystemExit as end:
+        # typer turns Ctrl-C into this status.
+        if end.code == 130:
+            print("interrupted; the same command continues from the last completed round", file=sys.stderr)
+        raise
+
+
+def main() -> None:
+    """Entry point of ``hetfl``."""
+    run(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hetfl {hetfl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    cd: Annotated[
+        Path | None, typer.Option("--cd", metavar="FOLDER", help="Run there, e.g. in papers, as with dvc --cd.")
+    ] = None,
+) -> None:
+    if cd is not None:
+        if not (cd / "params.yaml").exists():
+            raise HetflError(f"--cd {cd}: is no project, since it has no params.yaml; papers is one")
+        os.chdir(cd)
+
+
+@contextmanager
+def doing(what: str, work: bool = False) -> Iterator[None]:
+    """Say on stderr what takes its time: with a spinner on a terminal, else in a line if work begins.
+
+    Args:
+        what: what is done, e.g. ``reading params.yaml``.
+        work: whether this is the start of work that takes longer, so that a log should have it.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(f"{what} ..."):
+            yield
+        return
+    if work:
+        print(f"hetfl: {what} ...", file=sys.stderr, flush=True)
+    yield
+
+
+def opened(what: str = "reading params.yaml", work: bool = False) -> tuple[Workspace, Params]:
+    """The checkout in this folder and its settings; ``what`` and ``work`` as for :func:`doing`.
+
+    Raises:
+        HetflError: the settings have a mistake.
+    """
+    with doing(what, work):
+        from hetfl.experiments.plan import Workspace, load_params
+
+        workspace = Workspace(Path.cwd())
+        return workspace, load_params(workspace.params)
+
+
+def print_json(content: Any) -> None:
+    """Print what a script reads."""
+    print(json.dumps(content, indent=1))

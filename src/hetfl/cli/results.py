@@ -1,0 +1,162 @@
+"""Commands that show and compare results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hetfl.cli.names as names
+from hetfl.cli.base import RESULTS, AsJson, app, doing, opened, print_json
+from hetfl.errors import HetflError, unknown
+
+
+@app.command("show", rich_help_panel=RESULTS)
+def show(
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables that are made, in tables/.", autocompletion=names.made_tables)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Print finished tables.
+
+    Example: hetfl show digits-homogeneous
+    """
+    from hetfl.files import read_json
+    from hetfl.report.formats import render_text
+
+    made = {table: Path("tables") / table / f"{table}.json" for table in tables}
+    for table, path in made.items():
+        if not path.exists():
+            known = names.made_tables("")
+            if table in names.tables():
+                raise HetflError(f"{path}: is not made; hetfl table {table} or dvc repro {table} makes it")
+            raise unknown("table", table, known, "tables/")
+    found = [read_json(path) for path in made.values()]
+    if as_json:
+        print_json(found)
+        return
+    for table in found:
+        print(render_text(table))
+
+
+@app.command("table", rich_help_panel=RESULTS)
+def table(
+    tables: Annotated[
+        list[str], typer.Argument(help="Tables, see `hetfl tables`.", autocompletion=names.known_tables)
+    ],
+) -> None:
+    """Write and print tables from what is there of their cells, if only in results/; nothing is trained.
+
+    Example: hetfl table fedhpl-table-3
+    """
+    with doing(f"collecting the cells of {', '.join(tables)}"):
+        from hetfl.experiments.plan import Workspace
+        from hetfl.report.formats import render_text
+        from hetfl.report.make import make_table
+
+    for name in tables:
+        print(render_text(make_table(name, Workspace(Path.cwd()))))
+
+
+@app.command("curve", rich_help_panel=RESULTS)
+def curve(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs, or folders of several, as paths with or without runs/.", autocompletion=names.results
+        ),
+    ],
+    by: Annotated[str, typer.Option(help="The horizontal axis: round, megabytes or seconds.")] = "round",
+    metric: Annotated[
+        str, typer.Option(help="The vertical axis: accuracy (mean over clients), pooled, lowest or loss.")
+    ] = "accuracy",
+    as_json: AsJson = False,
+) -> None:
+    """Draw the curves of runs in the terminal, also while they train.
+
+    Example: hetfl curve digits-homogeneous/fedavg digits-homogeneous/fedprox --by megabytes
+    """
+    from hetfl.report.terminal import curves, draw
+
+    found = curves(runs, Path("runs"), by, metric)
+    if as_json:
+        print_json([line.as_json() for line in found])
+        return
+    from shutil import get_terminal_size
+
+    print(draw(found, by, metric, get_terminal_size((100, 24)).columns))
+
+
+@app.command("diff", rich_help_panel=RESULTS)
+def diff(
+    first: Annotated[
+        str, typer.Argument(help="A run, a table, or a folder of runs or tables.", autocompletion=names.results)
+    ],
+    second: Annotated[str, typer.Argument(help="Another one of the kind.", autocompletion=names.results)],
+    as_json: AsJson = False,
+) -> None:
+    """Say how two runs, two tables or two folders of them differ: settings, inputs, accuracy, bytes and time.
+
+    Example: hetfl diff digits-homogeneous/fedavg/fedavg/iid-s0 digits-homogeneous/fedprox/fedprox/iid-s0
+
+    Example: hetfl diff ../other/tables tables
+    """
+    from hetfl.report.difference import difference, render
+
+    found = difference(first, second, Path.cwd())
+    print_json(found) if as_json else print(render(found))
+
+
+@app.command("report", rich_help_panel=RESULTS)
+def report(
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Write the report over all tables that are made, and say where it is; `dvc repro report` makes the tables too.
+
+    Example: hetfl report --open
+    """
+    workspace, params = opened("laying out the tables", work=True)
+    with doing("writing its pages"):
+        from hetfl.site.build import build_site
+
+        page = build_site(workspace, params)
+    print(f"report: {page}")
+    if show:
+        typer.launch(Path(page).resolve().as_uri())
+
+
+@app.command("compare", rich_help_panel=RESULTS)
+def compare(
+    reference: Annotated[Path, typer.Argument(help="A folder of tables, such as tables/.")],
+    fresh: Annotated[Path, typer.Argument(help="A folder with new versions of these tables.")],
+    accuracy: Annotated[float, typer.Option(help="Allowed difference in percentage points.")] = 1.0,
+    size: Annotated[
+        float, typer.Option(help="Allowed relative difference of message sizes that depend on training.")
+    ] = 0.0,
+    elsewhere: Annotated[
+        float | None,
+        typer.Option(
+            help="Allowed difference of a mean, in percentage points, between processors or versions of torch."
+        ),
+    ] = None,
+) -> None:
+    """Compare tables cell by cell; fail if a cell differs by more than is allowed. `hetfl diff` only shows.
+
+    Example: hetfl compare tables ../fresh/tables --accuracy 0.5
+    """
+    from hetfl.files import read_json
+    from hetfl.report.comparison import compare_tables, render_comparison
+
+    paths = sorted(reference.glob("*/*.json"))
+    if not paths:
+        raise HetflError(f"{reference}: has no tables (<name>/<name>.json); name a folder of tables")
+    good = True
+    for path in paths:
+        told, made = read_json(path), read_json(fresh / path.relative_to(reference))
+        rows = compare_tables(told, made, accuracy, size, elsewhere)
+        good = good and all(row["ok"] for row in rows)
+        print(f"{path.stem}\n{render_comparison(rows)}\n")
+    if not good:
+        raise HetflError(f"{fresh}: differs from {reference} by more than is allowed, see above")

@@ -1,0 +1,254 @@
+"""How two runs, two tables, or two folders of runs or tables differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hetfl.errors import HetflError
+from hetfl.files import read_json, sha256_file
+from hetfl.report.terminal import METRICS, runs_below
+from hetfl.schema import MODEL, RUN, Run, needed_run, read_rounds
+
+TOLD = (
+    "method",
+    "dataset",
+    "split",
+    "seed",
+    "models",
+    "clients",
+    "partition",
+    "input",
+    "public",
+    "inputs",
+    "numerics",
+)
+BESIDE = ("device", "engine", "precision", "threads", "commit", "versions")
+"""Fields of a run that decide its numbers, and those that should not."""
+
+
+def difference(first: str, second: str, root: Path) -> dict[str, Any]:
+    """The difference of two results of one kind, as JSON.
+
+    Args:
+        first, second: paths, names of tables, or paths below ``runs/``.
+        root: the checkout.
+
+    Raises:
+        HetflError: one is nothing that can be compared, or they are of different kinds.
+    """
+    (kind, one), (other, two) = (_found(name, root) for name in (first, second))
+    if kind != other:
+        raise HetflError(f"{first} is a {kind}, {second} is a {other}; name two of a kind")
+    head = {"kind": kind, "first": first, "second": second}
+    if kind == "run":
+        return head | _runs(one, two)
+    if kind == "table":
+        return head | {"cells": _tables(one, two)}
+    if kind == "folder of tables":
+        return head | _folders(_by_name(one, "*/*.json"), _by_name(two, "*/*.json"), _tables_in_short)
+    return head | _folders(_by_name(one, f"**/{RUN}"), _by_name(two, f"**/{RUN}"), _runs_in_short)
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """A difference for a terminal."""
+    from tabulate import tabulate
+
+    rows: list[Any]
+    parts = [f"A: {found['first']}\nB: {found['second']}"]
+    if found["kind"] == "run":
+        for heading in ("settings", "beside"):
+            rows = [(line["name"], _short(line["first"]), _short(line["second"])) for line in found[heading]]
+            title = "settings and inputs" if heading == "settings" else "where they ran"
+            same = f"{title}: the same"
+            parts.append(tabulate(rows, headers=[title, "A", "B"], disable_numparse=True) if rows else same)
+        rows = [(line["name"], *_three(line)) for line in found["results"]]
+        parts.append(tabulate(rows, headers=["result", "A", "B", "B - A"], disable_numparse=True, colalign=_RIGHT))
+        parts.append("\n".join(found["rounds"]))
+    elif found["kind"] == "table":
+        changed = [cell for cell in found["cells"] if cell["difference"] or not cell["sizes_equal"]]
+        changed += [cell for cell in found["cells"] if (cell["first"] is None) != (cell["second"] is None)]
+        rows = [
+            (cell["row"], cell["column"], *(_number(cell[key]) for key in ("first", "second", "difference")))
+            + ("" if cell["sizes_equal"] else "differ",)
+            for cell in changed
+        ]
+        heads = ["row", "column", "A", "B", "B - A", "bytes"]
+        parts.append(tabulate(rows, headers=heads, disable_numparse=True) if rows else "")
+        parts.append(f"{len(changed)} of {len(found['cells'])} cells differ")
+    else:
+        rows = [(line["name"], line["difference"]) for line in found["different"]]
+        parts.append(tabulate(rows, headers=["name", "difference"], disable_numparse=True) if rows else "")
+        for key, title in (("only_first", "only in A"), ("only_second", "only in B")):
+            if found[key]:
+                parts.append(f"{title}: {', '.join(found[key])}")
+        parts.append(f"{len(found['different'])} of {found['both']} that are in both differ")
+    return "\n\n".join(part for part in parts if part)
+
+
+_RIGHT = ("left", "right", "right", "right")
+
+
+def _found(name: str, root: Path) -> tuple[str, Path]:
+    """What a name stands for, and where it is."""
+    path = Path(name)
+    for table in (path, path / f"{path.name}.json", root / "tables" / name / f"{path.name}.json"):
+        if table.suffix == ".json" and table.is_file() and table.name != RUN:
+            if not isinstance(read_json(table).get("cells"), list):
+                raise HetflError(f"{table}: is no table; name a run's folder or a table's JSON file")
+            return "table", table
+    if path.is_dir() and any(_is_table(file) for file in path.glob("*/*.json")):
+        return "folder of tables", path
+    folders = runs_below(name, root / "runs")
+    if (folders[0] / RUN).is_file() and len(folders) == 1 and folders[0].name == path.name:
+        return "run", folders[0]
+    below = root / "runs" / name.removeprefix("runs/")
+    return "folder of runs", path if path.is_dir() else below
+
+
+def _is_table(file: Path) -> bool:
+    return file.stem == file.parent.name
+
+
+def _by_name(folder: Path, pattern: str) -> dict[str, Path]:
+    """Runs or tables of a folder, by their path in it."""
+    found = (path for path in sorted(folder.glob(pattern)) if path.name == RUN or _is_table(path))
+    names = ((path, path.parent.relative_to(folder)) for path in found)
+    return {name.as_posix(): path for path, name in names if not any(part.startswith(".") for part in name.parts)}
+
+
+def _runs(one: Path, two: Path) -> dict[str, Any]:
+    first, second = needed_run(one), needed_run(two)
+    results = [
+        {"name": name, "first": a, "second": b, "difference": None if a is None or b is None else b - a}
+        for (name, a), b in zip(_results(one, first).items(), _results(two, second).values(), strict=True)
+    ]
+    return {
+        "settings": _changes(_told(first), _told(second)),
+        "beside": _changes(
+            _flat({key: getattr(first, key) for key in BESIDE}), _flat({key: getattr(second, key) for key in BESIDE})
+        ),
+        "results": results,
+        "rounds": _rounds(one, two),
+    }
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """What decides a run's numbers, flat."""
+    content = run.as_json()
+    return _flat({**{key: content.get(key) for key in TOLD}, **run.settings})
+
+
+def _flat(nested: Mapping[str, Any], start: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        name = f"{start}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "first": first.get(name), "second": second.get(name)}
+        for name in dict.fromkeys([*first, *second])
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _results(folder: Path, run: Run) -> dict[str, float | None]:
+    """Accuracies in percent, megabytes and seconds of a run."""
+    lines = read_rounds(folder)
+    tested = [line for line in lines if line.accuracy is not None and line.round]
+    last = tested[-1] if tested else None
+    best = max((line.pooled for line in tested if line.pooled is not None), default=None)
+    return {
+        "rounds": float(max((line.round for line in lines if not line.fine_tuning), default=0)),
+        "accuracy, mean over clients (%)": None if last is None else METRICS["accuracy"](last),
+        "accuracy, lowest client (%)": None if last is None else METRICS["lowest"](last),
+        "accuracy, all samples together (%)": None if last is None else METRICS["pooled"](last),
+        "the same in the best round (%)": None if best is None else 100 * best,
+        "sent to the server (MB)": sum(line.up.bytes for line in lines) / 1e6,
+        "sent to clients (MB)": sum(line.down.bytes for line in lines) / 1e6,
+        "time of all rounds (s)": sum(sum(line.seconds.values()) for line in lines),
+    }
+
+
+def _rounds(one: Path, two: Path) -> list[str]:
+    """Where the curves part, and whether the final models are the same."""
+    first, second = ({line.round: line for line in read_rounds(folder)} for folder in (one, two))
+    both = [round for round in first if round in second and first[round].accuracy and second[round].accuracy]
+    apart = next((round for round in both if first[round].accuracy != second[round].accuracy), None)
+    lines = []
+    if both and apart is None:
+        lines.append(f"all {len(both)} rounds that both tested have the same accuracies")
+    elif apart is not None:
+        lines.append(f"accuracies differ from round {apart} on")
+    models = [folder / MODEL for folder in (one, two)]
+    if all(path.is_file() for path in models):
+        same = sha256_file(models[0]) == sha256_file(models[1])
+        lines.append(f"the final models are {'the same' if same else 'different'}")
+    return lines
+
+
+def _tables(one: Path, two: Path) -> list[dict[str, Any]]:
+    """Every cell of either table: its values, their difference, and whether the message sizes are the same."""
+    old, new = ({(cell["row"], cell["column"]): cell for cell in read_json(path)["cells"]} for path in (one, two))
+    rows = []
+    for row, column in dict.fromkeys([*old, *new]):
+        first, second = old.get((row, column), {}), new.get((row, column), {})
+        before, after = first.get("value"), second.get("value")
+        difference = None if before is None or after is None else round(after - before, 6)
+        values = {"first": before, "second": after, "difference": difference}
+        same = all(first.get(way) == second.get(way) for way in ("up", "down"))
+        rows.append({"row": row, "column": column, **values, "sizes_equal": same})
+    return rows
+
+
+def _folders(first: Mapping[str, Path], second: Mapping[str, Path], compare: Any) -> dict[str, Any]:
+    both = [name for name in first if name in second]
+    found = {name: compare(first[name], second[name]) for name in both}
+    return {
+        "both": len(both),
+        "different": [{"name": name, "difference": what} for name, what in found.items() if what],
+        "only_first": [name for name in first if name not in second],
+        "only_second": [name for name in second if name not in first],
+    }
+
+
+def _tables_in_short(one: Path, two: Path) -> str:
+    cells = _tables(one, two)
+    moved = [cell for cell in cells if cell["difference"]]
+    news = sum((cell["first"] is None) != (cell["second"] is None) for cell in cells)
+    sizes = sum(not cell["sizes_equal"] for cell in cells)
+    most = max((abs(cell["difference"]) for cell in moved), default=0.0)
+    parts = [f"{len(moved)} of {len(cells)} values, by at most {most:.2f} points"] if moved else []
+    parts += [f"{news} cells are only in one"] if news else []
+    parts += [f"bytes of {sizes} cells"] if sizes else []
+    return ", ".join(parts)
+
+
+def _runs_in_short(one: Path, two: Path) -> str:
+    found = _runs(one.parent, two.parent)
+    parts = [f"settings: {', '.join(line['name'] for line in found['settings'])}"] if found["settings"] else []
+    accuracy = found["results"][1]
+    if accuracy["difference"]:
+        parts.append(f"accuracy {accuracy['first']:.2f} -> {accuracy['second']:.2f}")
+    elif accuracy["difference"] is None and accuracy["first"] != accuracy["second"]:
+        parts.append("one has no result yet")
+    return "; ".join(parts)
+
+
+def _three(line: Mapping[str, Any]) -> tuple[str, str, str]:
+    change = line["difference"]
+    return _number(line["first"]), _number(line["second"]), "" if change is None else f"{change:+,.2f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"
+
+
+def _short(value: Any, most: int = 50) -> str:
+    text = value if isinstance(value, str) else "-" if value is None else json.dumps(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,164 @@
+"""Saved views of MLflow's pages, and links to them: the one place that knows MLflow's addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from hetfl.errors import HetflError
+from hetfl.tracking.mlflow_database import sqlite_file
+from hetfl.tracking.mlflow_metrics import AVERAGE, LAST, LOSS
+
+SERVER = "http://127.0.0.1:5000"
+"""Where ``make ui`` shows the checkout's own database."""
+MOST = 50
+"""Runs of a comparison; MLflow's charts of more are slow."""
+VIEW = "mlflow.sharedViewState."
+"""An experiment's tag with this and a key is what the Share button of MLflow's page saves."""
+
+TRAINING = {"workflowType": "machine_learning"}
+"""Without this in an address, MLflow shows its pages for language-model applications around any experiment."""
+SECTION = "Accuracy and bytes"
+CHARTS = ((AVERAGE, ""), (AVERAGE, LAST), ("accuracy/lowest", ""), ("accuracy/lowest", LAST), (LOSS, ""), (LAST, ""))
+"""Of a comparison: metric, and the metric of the horizontal axis; rounds where that is empty."""
+
+
+def tracking_uri(root: Path) -> str:
+    """Where runs go: ``MLFLOW_TRACKING_URI``, or ``mlruns/mlflow.db`` below the repository's root."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve()}/mlruns/mlflow.db"
+
+
+def view_key(split: str) -> str:
+    """The key of the comparison of one split's runs."""
+    return f"split-{split}"
+
+
+def comparison_view(split: str, seed: str | None) -> str:
+    """A page of charts of all runs of a split, in which the seeds of a method are one curve.
+
+    Args:
+        split: the split.
+        seed: show only the runs of this one; None: all.
+    """
+    only = "" if seed is None else f" AND tags.seed = '{seed}'"
+    view = {
+        "searchFilter": f"tags.split = '{split}'{only}",
+        "orderByKey": f"metrics.`{AVERAGE}`",
+        "orderByAsc": False,
+        "runsHiddenMode": "SHOW_ALL",
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "row"}]},
+        "useGroupedValuesInCharts": True,
+        "compareRunSections": [{"uuid": SECTION, "name": SECTION, "display": True, "isReordered": False}],
+        "compareRunCharts": [_chart(*chart) for chart in CHARTS],
+        "isAccordionReordered": True,
+    }
+    return json.dumps(view)
+
+
+def comparison_address(experiment_id: str, split: str) -> str:
+    """The comparison of one split's runs, as an address within MLflow's pages."""
+    asked = {"viewStateShareKey": view_key(split), "compareRunsMode": "CHART", **TRAINING}
+    return f"#/experiments/{experiment_id}/runs?{urlencode(asked)}"
+
+
+class Links:
+    """Addresses of runs and comparisons in MLflow, for pages that are not MLflow's.
+
+    What MLflow does not have has no address. A local database is read without MLflow, in milliseconds.
+
+    Args:
+        root: the repository's root.
+    """
+
+    def __init__(self, root: Path = Path()) -> None:
+        uri = tracking_uri(root)
+        self._server = uri.rstrip("/") if uri.startswith("http") else SERVER
+        self._runs: dict[str, tuple[str, str]] = {}
+        self._views: dict[tuple[str, str], str] = {}
+        database = sqlite_file(uri)
+        if database is not None and database.exists():
+            self._read(database)
+        elif database is None:
+            self._ask(uri)
+
+    def run(self, fingerprint: str) -> str | None:
+        """The page of the run with this fingerprint."""
+        if fingerprint not in self._runs:
+            return None
+        experiment, run = self._runs[fingerprint]
+        return f"{self._server}/#/experiments/{experiment}/runs/{run}?{urlencode(TRAINING)}"
+
+    def comparison(self, experiment: str, split: str) -> str | None:
+        """The charts of an experiment's runs of one split, at most :data:`MOST` of them."""
+        found = self._views.get((experiment, split))
+        return None if found is None else f"{self._server}/{comparison_address(found, split)}"
+
+    def _read(self, database: Path) -> None:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            try:
+                runs = connection.execute(
+                    "SELECT value, experiment_id, run_uuid FROM tags JOIN runs USING (run_uuid) "
+                    "WHERE key = 'fingerprint' AND lifecycle_stage = 'active'"
+                ).fetchall()
+                views = connection.execute(
+                    "SELECT name, key, experiment_id FROM experiment_tags JOIN experiments USING (experiment_id) "
+                    "WHERE key LIKE ? AND lifecycle_stage = 'active'",
+                    (f"{VIEW}%",),
+                ).fetchall()
+            except sqlite3.Error:
+                return  # `hetfl sync` says what is wrong with the database
+        self._runs = {fingerprint: (str(experiment), run) for fingerprint, experiment, run in runs}
+        self._views = {(name, _split(key)): str(experiment) for name, key, experiment in views}
+
+    def _ask(self, uri: str) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+
+            client = MlflowClient(uri)
+            experiments = client.search_experiments()
+            for experiment in experiments:
+                token: Any = ""
+                while token is not None:
+                    runs = client.search_runs([experiment.experiment_id], page_token=token or None)
+                    for run in runs:
+                        if fingerprint := run.data.tags.get("fingerprint"):
+                            self._runs[fingerprint] = experiment.experiment_id, run.info.run_id
+                    token = runs.token or None
+                for key in experiment.tags:
+                    if key.startswith(VIEW):
+                        self._views[experiment.name, _split(key)] = experiment.experiment_id
+        except Exception as error:
+            raise HetflError(f"{uri}: MLflow could not be asked ({error})") from error
+
+
+def _split(key: str) -> str:
+    return key.removeprefix(f"{VIEW}{view_key('')}")
+
+
+def _chart(metric: str, against: str) -> dict[str, Any]:
+    return {
+        "uuid": f"{metric} by {against}",
+        "type": "LINE",
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "metricSectionId": SECTION,
+        "runsCountToCompare": MOST,
+        "deleted": False,
+        "isGenerated": False,
+        "xAxisKey": "metric" if against else "step",
+        "selectedXAxisMetricKey": against,
+        "useGlobalXaxisKey": False,
+        "lineSmoothness": 0,
+        "useGlobalLineSmoothing": True,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "range": {},
+        "ignoreOutliers": False,
+    }

@@ -1,0 +1,43 @@
+"""Names of the papers' project, on the command line of the repository's root."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetfl.cli import app, names, run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("folder", "word", "other"),
+    [
+        (".", "fedtgp-table-10", "papers"),
+        (".", "fedtgp-epochs", "papers"),
+        (".", "runs/fedtgp-htcnn8-fashion-mnist/fedproto", "papers"),
+        ("papers", "digits-fgpt", ".."),
+        (".", "digits-fgpt-2", ""),
+        (".", "fedtgp-tble-10", ""),
+    ],
+)
+def test_a_name_of_the_other_project_is_said_to_be_there(folder, word, other, monkeypatch):
+    monkeypatch.chdir(ROOT / folder)
+    said = names.elsewhere(["plan", word, "--json"])
+    assert (
+        said.endswith(f"belongs to the project {other}; add --cd {other} after hetfl or dvc") if other else not said
+    )
+
+
+def test_a_command_runs_in_the_project_that_it_is_told(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["hetfl", "--cd", "papers", "stages"])
+    with pytest.raises(SystemExit, match="^0$"):
+        run(app)
+    assert Path.cwd() == ROOT / "papers" and "written" not in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["hetfl", "--cd", "papes", "stages"])
+    with pytest.raises(SystemExit, match="^2$"):
+        run(app)
+    assert capsys.readouterr().err == "error: --cd papes: is no project, since it has no params.yaml; papers is one\n"
