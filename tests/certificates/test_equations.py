@@ -2,7 +2,7 @@
 
 Each writing plays whole rounds with two of three clients, batches that do not divide the data, momentum and decay. It
 is compared in float64 with the sequential engine, in the last round with the batched one, too. It shares with hetfl
-what is no part of a method: networks' forward passes, first values, and keyed draws (participants, orders of samples).
+what is no part of a method: networks' forward passes, first values, keyed draws (participants, orders of samples).
 """
 
 from __future__ import annotations
