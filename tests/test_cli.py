@@ -64,14 +64,6 @@ def found(hetfl_: Run, line: str) -> object:
     return json.loads(hetfl_(f"{line} --json").stdout)
 
 
-class Nobody:
-    """Follows a training without a word, instead of MLflow, whose database takes seconds to make."""
-
-    def told(self, event: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def test_status_says_what_is_done_and_not_evaluated(hetfl_: Run) -> None:
     text = hetfl_("status").stdout
     assert text.splitlines()[2].split()[:3] == ["small", "2", "2"]
@@ -100,7 +92,7 @@ def test_status_tells_what_runs_and_what_is_stale(
 def test_a_single_run_stands_in_no_table_and_is_like_any_other(
     hetfl_: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hetfl.train, "MlflowMirror", lambda *_: Nobody())
+    monkeypatch.setattr(hetfl.train, "MlflowMirror", lambda *_: sweep_project.Nobody())
     monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
     text = hetfl_("run --method fedprox --set mu=0.5 --rounds 1").stdout
     path = "adhoc-digits/fedprox/fedprox-mu-0.5-rounds-1/iid-s0"
@@ -150,6 +142,7 @@ def test_evaluate_tests_what_is_trained(trained: Path, tmp_path: Path, monkeypat
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     monkeypatch.chdir(copy)
+    monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
     first = CliRunner().invoke(app, ["evaluate", "small"]).stdout
     assert "1 of 1 cells evaluated" in first and "2 of 2 cells are evaluated" in first
     again = CliRunner().invoke(app, ["evaluate", "small"]).stdout

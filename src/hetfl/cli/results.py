@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import hetfl.cli.names as names
-from hetfl.cli.base import RESULTS, AsJson, app, doing, print_json
+from hetfl.cli.base import RESULTS, AsJson, app, doing, opened, print_json
 from hetfl.errors import HetflError, unknown
 
 
@@ -117,12 +117,11 @@ def report(
 
     Example: hetfl report --open
     """
-    with doing("laying out the tables", work=True):
-        from hetfl.experiments.plan import Workspace, load_params
+    workspace, params = opened("laying out the tables", work=True)
+    with doing("writing its pages"):
         from hetfl.site.build import build_site
 
-        workspace = Workspace(Path.cwd())
-        page = build_site(workspace, load_params(workspace.params))
+        page = build_site(workspace, params)
     print(f"report: {page}")
     if show:
         typer.launch(Path(page).resolve().as_uri())

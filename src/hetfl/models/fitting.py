@@ -223,7 +223,7 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves out normal draws, for which torch imports its compiler on the meta device: two seconds a process."""
+    """Leaves out normal draws: for them torch imports its compiler on the meta device, which takes two seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
