@@ -12,6 +12,7 @@ from hetfl.experiments.plan import Workspace
 from hetfl.report.shown import show_bytes, show_count
 from hetfl.schema import read_metrics, read_rounds, read_run
 from hetfl.tables.records import Record, accuracy_of
+from hetfl.tracking.mlflow_views import Links
 
 Source = Mapping[str, Any]
 """A run in a table's provenance."""
@@ -22,11 +23,11 @@ class Runs:
 
     Args:
         workspace: the checkout.
-        links: the address of each run in MLflow, by its fingerprint.
+        links: addresses in MLflow; None without it.
         base: from the site's root to the checkout, such as ``../``.
     """
 
-    def __init__(self, workspace: Workspace, links: Mapping[str, str], base: str) -> None:
+    def __init__(self, workspace: Workspace, links: Links | None, base: str) -> None:
         self._workspace, self._links, self._base = workspace, links, base
         self.found: dict[str, Record | None] = {}
 
@@ -40,6 +41,13 @@ class Runs:
         if path not in self.found:
             self.found[path] = self._read(path, source["fingerprint"])
         return self.found[path]
+
+    def comparisons(self, table: Mapping[str, Any]) -> dict[str, str]:
+        """Charts in MLflow that compare the runs of a table, by split."""
+        sources = (source["run"].split("/") for cell in table["cells"] for source in cell["provenance"])
+        splits = dict.fromkeys((experiment, name.rpartition("-s")[0]) for _, experiment, *_, name in sources)
+        found = {split: self._links.comparison(experiment, split) for experiment, split in splits if self._links}
+        return {table["columns"].get(split, split): address for split, address in found.items() if address}
 
     def _read(self, path: str, fingerprint: str) -> Record | None:
         below, here = path.partition("/")[2], self._workspace
@@ -63,7 +71,7 @@ class Runs:
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
             "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
-            "mlflow": self._links.get(source["fingerprint"], ""),
+            "mlflow": self._links and self._links.run(source["fingerprint"]),
         }
 
     def pages(self) -> dict[str, dict[str, Any]]:
