@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from PIL import Image
 from pyarrow import ipc, parquet
 
@@ -188,3 +189,10 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     parquet.write_table(table([0, -1], picture="Image", kind="ClassLabel"), broken / "train.parquet")
     with pytest.raises(HetflError, match="train.parquet:1: kind is -1, which is no class"):
         look("mine", OwnSettings(path="tables", layout="parquet"), tmp_path)
+
+
+def test_the_documentations_lines_are_settings() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    block = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    settings = OwnSettings.model_validate(block["data"]["flowers"])
+    assert settings.test == 0.2 and settings.mean == (0.41, 0.38, 0.29)
