@@ -36,12 +36,14 @@ docs: $(VENV)/.ready
 slow: $(VENV)/.ready
 	pytest -m slow -s
 
-# Elsewhere: make ui HOST=0.0.0.0 PORT=8080; behind a proxy: make ui UI="--allowed-hosts runs.example.org".
+# Of the papers' runs: make ui PROJECT=papers. Elsewhere: make ui HOST=0.0.0.0 PORT=8080. Behind a proxy:
+# make ui UI="--allowed-hosts runs.example.org". Files of runs are named relative to the project's folder.
+PROJECT := .
 HOST := 127.0.0.1
 PORT := 5000
 ui: $(VENV)/.ready
 	@echo "http://$(HOST):$(PORT)/#/experiments?workflowType=machine_learning"
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host $(HOST) --port $(PORT) \
+	cd $(PROJECT) && MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host $(HOST) --port $(PORT) \
 	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} $(UI)
 
 lint: $(VENV)/.ready

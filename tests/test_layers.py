@@ -28,7 +28,7 @@ LEVELS = [
     {"targets", "planning", "partition_doctor", "adhoc"},
     {"train", "ledger", "new", "overview", "doctor"},
     {"site"},
-    {"sweep"},
+    {"sweep", "api"},
     {"cli"},
     {"__main__"},
 ]

@@ -75,7 +75,9 @@ def adhoc(
     if models is not None and models not in params.models:
         raise unknown("model group", models, params.models, "--models")
     template = _template(params, method, dataset, split, models, like)
-    row = next((row for row in template.rows.values() if row.method == method), Row.plain(method))
+    # A row with the method's name comes first: another one may be a variant, such as one without communication.
+    rows = sorted(template.rows.items(), key=lambda item: item[0] != method)
+    row = next((row for _, row in rows if row.method == method), Row.plain(method))
     for name in given:
         if name not in METHODS[method].Settings.model_fields:
             raise unknown("setting", name, METHODS[method].Settings.model_fields, f"--set: {method}")

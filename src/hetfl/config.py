@@ -35,7 +35,7 @@ Different = Annotated[list[T], Field(min_length=1), AfterValidator(_different)]
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_BASE):
+class _Loader(_BASE):  # type: ignore[misc]
     """A YAML loader that reports a key given twice as an error; PyYAML's own loaders silently keep the last value.
 
     A key may still override one that ``<<`` merges. The base class is PyYAML's C loader where there is one, since it

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -169,10 +169,11 @@ def _places(root: Path) -> Iterator[Finding]:
 
 def _settings(params: Params, root: Path) -> Iterator[Finding]:
     yield Finding("params.yaml", "good", f"{len(params.experiments)} experiments, {len(params.data.sets)} data sets")
-    for what, look in (
-        ("stages", lambda: check(params, root)),
-        ("versions", lambda: check_versions(root, declared())),
-    ):
+    looks: dict[str, Callable[[], object]] = {
+        "stages": lambda: check(params, root),
+        "versions": lambda: check_versions(root, declared()),
+    }
+    for what, look in looks.items():
         try:
             look()
         except HetflError as error:

@@ -315,7 +315,7 @@ class _Memory:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[np.ndarray, ReferenceType]] = []
+        self._kept: list[tuple[np.ndarray, ReferenceType[np.ndarray]]] = []
 
     def take(self, size: int) -> np.ndarray:
         """An uninitialised array, uint8 [size]; its memory is not reused while it or a tensor made from it exists."""

@@ -12,6 +12,8 @@ from hetfl.data.store import write_dataset
 from hetfl.errors import HetflError, unknown
 from hetfl.files import disk_errors
 
+__all__ = ["CATALOGUE", "entry", "prepare_dataset"]
+
 
 def entry(name: str, where: str = "") -> Entry:
     """The catalogue's entry for a data set.

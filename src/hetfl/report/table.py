@@ -112,7 +112,7 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     usual = {"unit": "%", "footnote": "", "statistic": "average", "reading": "", "comparable": True}
     usual |= {"printed_variance": None}
     optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
-    told = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
+    told: dict[str, Any] = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
     told |= _numbers(entry, seeds[seeds.status == "done"]) | optional
     if told["status"] == "not run":
         told["status"] = min(seeds.status, key=MISSING.index)

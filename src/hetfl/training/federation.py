@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ def build_federation(
     encoder = None
     if query is not None and query.model is not None:
         encoder = build(query.model, dataset.num_classes, ModelOptions(), weights).to(device, dtype)
-    resident: dict[tuple, DeviceImages] = {}
+    resident: dict[tuple[Any, ...], DeviceImages] = {}
 
     def images(names: tuple[str, ...], model_name: str) -> DeviceImages:
         spec = built[model_name].spec

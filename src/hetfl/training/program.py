@@ -249,9 +249,10 @@ def _kinds(runs: Sequence[ClientRun], own: Sequence[str]) -> dict[tuple[bool, st
         own: parameters that change in training, of which each client has values of its own.
     """
     kinds: dict[tuple[bool, str], tuple[Any, ...]] = {}
-    for received, of in ((False, lambda run: run.params), (True, lambda run: run.received)):
-        for name, tensor in of(runs[0]).items():
-            shared = len({of(run)[name].data_ptr() for run in runs}) == 1
+    for received in (False, True):
+        tensors = [run.received if received else run.params for run in runs]
+        for name, tensor in tensors[0].items():
+            shared = len({one[name].data_ptr() for one in tensors}) == 1
             kinds[received, name] = tensor.shape, tensor.dtype, shared and (received or name not in own)
     return kinds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -91,7 +91,7 @@ class Cifar100CSettings(Settings):
 
     @field_validator("domains", "severities")
     @classmethod
-    def _differ(cls, values: tuple) -> tuple:
+    def _differ(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(set(values)) < len(values):
             raise ValueError("names one twice")
         return values
