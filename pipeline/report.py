@@ -1,16 +1,15 @@
-"""Stage: the static report over all tables that exist."""
+"""Stage: the report over all tables that exist."""
 
 from pathlib import Path
 
 from hetfl.cli import run
-from hetfl.experiments.plan import Workspace
-from hetfl.report.site import build_site
+from hetfl.experiments.plan import Workspace, load_params
+from hetfl.site.build import build_site
 
 
 def main() -> None:
     workspace = Workspace(Path.cwd())
-    page = build_site(workspace.tables, workspace.figures, workspace.partitions, workspace.report)
-    print(f"report: {page}")
+    print(f"report: {build_site(workspace, load_params(workspace.params))}")
 
 
 if __name__ == "__main__":

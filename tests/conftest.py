@@ -13,11 +13,13 @@ import torch
 from playing import Trained, play_round, start, with_states
 from toy import CLASSES, GROUPS, TOY
 
+from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.message import Message
 from hetfl.methods import create
+from hetfl.models import Model, ModelOptions, registry
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
 from hetfl.schema import Round
 from hetfl.tensors import write_tensors
@@ -122,7 +124,17 @@ def exact_engine(toy_data: Dataset, toy_public: Subset, toy_partition: Partition
 
 
 def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partition: Partition) -> Engine:
-    """A function that builds engines."""
+    """A function that builds engines. Those whose methods want the same models share them."""
+    shared: dict[str, Model] = {}
+
+    def share(dtype: torch.dtype) -> Callable[..., Model]:
+        def model(name: str, classes: int, options: ModelOptions, folder: Path, *inputs: InputSettings) -> Model:
+            key = f"{name} {options.model_dump_json()} {inputs} {dtype}"
+            if key not in shared:
+                shared[key] = registry.build(name, classes, options, folder, *inputs)
+            return shared[key]
+
+        return model
 
     def build(
         method: str,
@@ -132,16 +144,18 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partit
         **settings: Any,
     ) -> LocalEngine:
         made = create(method, {"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings}, CLASSES, 2)
-        federation = build_federation(
-            made,
-            GROUPS[group],
-            toy_data,
-            partition or toy_partition,
-            weights,
-            torch.device("cpu"),
-            dtype,
-            public=toy_public if made.public else None,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hetfl.training.federation.build", share(dtype))
+            federation = build_federation(
+                made,
+                GROUPS[group],
+                toy_data,
+                partition or toy_partition,
+                weights,
+                torch.device("cpu"),
+                dtype,
+                public=toy_public if made.public else None,
+            )
         return make_engine(made, federation, "sequential")
 
     return build

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hetfl.draws import Draws
@@ -53,6 +54,15 @@ def with_states(engine: LocalEngine, updates: Iterable[Update]) -> list[Trained]
     done = list(updates)
     after = engine.client_states()
     return [Trained(**vars(update), state=after.get(update.client, ClientState())) for update in done]
+
+
+def assert_close(found: Tensors, expected: Tensors) -> None:
+    """Equal names; values equal but for 1e-7 of a tensor's largest one, and what Adam makes of gradients that are all
+    rounding."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-7 * largest + 2e-8)
 
 
 def downlinks(engine: LocalEngine, state: State) -> dict[int, Message]:

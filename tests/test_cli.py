@@ -1,11 +1,315 @@
+"""The commands as a person types them, in a small project with two trained cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+import sweep_project
+import torch
+import yaml
+from filelock import FileLock
+from record_factory import make_round, write_metrics, write_record
+from typer.main import get_command
+from typer.testing import CliRunner, Result
 
-from hetfl.cli import app
+import hetfl
+import hetfl.train
+from hetfl.cli import app, names
 from hetfl.data.catalogue import CATALOGUE, Sources, entry, prepare_dataset
 from hetfl.errors import HetflError
+from hetfl.experiments.cell import run_cell
+from hetfl.experiments.evaluation import evaluate_cell
+from hetfl.report.terminal import MOST, curves, draw
+from hetfl.stages import write
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose two cells of seed 0 are trained, and one of them evaluated."""
+    root = sweep_project.make(tmp_path_factory.mktemp("trained"))
+    sweep_project.write(root, rounds=2, seeds=1)
+    workspace, params, cells = sweep_project.plan(root)
+    write(params, root)
+    for cell in cells:
+        run_cell(cell, workspace, torch.device("cpu"))
+    evaluate_cell(cells[0], workspace, torch.device("cpu"))
+    return root
+
+
+@pytest.fixture
+def hetfl_(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command there; its output must be good unless ``fails`` is given."""
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def run(line: str, fails: bool = False) -> Result:
+        done = CliRunner().invoke(app, line.split())
+        assert (done.exit_code != 0) == fails, (done.output, done.exception)
+        return done
+
+    return run
+
+
+def found(hetfl_: Run, line: str) -> object:
+    return json.loads(hetfl_(f"{line} --json").stdout)
+
+
+def test_status_says_what_is_done_and_not_evaluated(hetfl_: Run) -> None:
+    text = hetfl_("status").stdout
+    assert text.splitlines()[2].split()[:3] == ["small", "2", "2"]
+    assert "trained and not evaluated; hetfl evaluate does it:\n  small/fedprox/fedprox/iid-s0" in text
+    first, second = found(hetfl_, "status small")["experiments"]["small"]
+    assert first["status"] == second["status"] == "done" and first["evaluated"] and not second["evaluated"]
+    assert first["accuracy"] > 10 and first["round"] == 2
+
+
+def test_status_tells_what_runs_and_what_is_stale(
+    hetfl_: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    sweep_project.write(copy, rounds=3, seeds=1)
+    monkeypatch.chdir(copy)
+    text = hetfl_("status").stdout
+    assert "stale, to be trained anew:" in text and "rounds" in text
+    workspace, _, (cell, _) = sweep_project.plan(copy)
+    workspace.lock(cell.path).parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(workspace.lock(cell.path)):
+        shutil.rmtree(copy / "runs")
+        assert found(hetfl_, "status small")["experiments"]["small"][0]["status"] == "running"
+
+
+def test_a_single_run_stands_in_no_table_and_is_like_any_other(
+    hetfl_: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hetfl.train, "MlflowMirror", lambda *_: sweep_project.Nobody())
+    monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
+    text = hetfl_("run --method fedprox --set mu=0.5 --rounds 1").stdout
+    path = "adhoc-digits/fedprox/fedprox-mu-0.5-rounds-1/iid-s0"
+    assert f"record: runs/{path}" in text and "1 of 1 cells evaluated" in text and "accuracy (%)" in text
+    record = json.loads((trained / "runs" / path / "run.json").read_text())
+    assert record["settings"]["mu"] == 0.5 and record["settings"]["rounds"] == 1 and record["status"] == "complete"
+    assert "adhoc" not in (trained / "dvc.yaml").read_text() + (trained / "params.yaml").read_text()
+    assert f"  {path}: done, 1 rounds, accuracy" in hetfl_("status").stdout
+    assert hetfl.load(trained / "runs" / path).class_names[3] == "3"
+    again = hetfl_("run --method fedprox --set mu=0.5 --rounds 1").stdout
+    assert "plan: 1 done; nothing to train" in again and "1 of 1 cells were complete before" in again
+    assert "accuracy (%)" not in again
+    shutil.rmtree(trained / "runs" / "adhoc-digits")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run --method fedprx", "--method: unknown method 'fedprx'; did you mean 'fedprox'?"),
+        ("run --method fedavg --data digit", "--data: unknown data set 'digit'; did you mean 'digits'?"),
+        ("run --method fedavg --split idd", "--split: unknown split 'idd'; did you mean 'iid'?"),
+        ("run --method fedavg --models smal", "--models: unknown model group 'smal'; did you mean 'small'?"),
+        ("run --method fedavg --like smal", "--like: unknown experiment 'smal'; did you mean 'small'?"),
+        ("run --method fedavg --set round=1", "--set: fedavg: unknown setting 'round'; did you mean 'rounds'?"),
+        ("run --method fedavg --set rounds", "--set: 'rounds' is no setting; write e.g. lr=0.01"),
+        ("run --method fedavg --seed 7", "--seed: 7 is not among partitions.digits.seeds [0, 1]; add it there"),
+        ("train smal", "unknown experiment 'smal'; did you mean 'small'?"),
+        ("train small --row fedpro", "--row: unknown row 'fedpro'; did you mean 'fedprox'?"),
+        ("cells smal", "unknown table, experiment or cell 'smal'; did you mean 'small'?"),
+        ("table smal", "unknown table 'smal'; did you mean 'small'?"),
+        ("show smll", "unknown table 'smll'"),
+        ("show small", "tables/small/small.json: is not made; hetfl table small or dvc repro small makes it"),
+        ("curve smal", "unknown run 'smal'; did you mean 'small'?"),
+        ("curve small --by rounds", "--by: unknown axis 'rounds'; did you mean 'round'?"),
+        ("diff small/fedavg/fedavg/iid-s0 small", "is a run, small is a folder of runs; name two of a kind"),
+        ("data digit", "unknown data set 'digit'; did you mean 'digits'?"),
+        ("doctor smal", "unknown table, experiment or cell 'smal'; did you mean 'small'?"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(hetfl_: Run, line: str, message: str) -> None:
+    done = hetfl_(line, fails=True)
+    assert isinstance(done.exception, HetflError) and message in str(done.exception)
+    assert len(str(done.exception).splitlines()) == 1
+
+
+def test_evaluate_tests_what_is_trained(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
+    first = CliRunner().invoke(app, ["evaluate", "small"]).stdout
+    assert "1 of 1 cells evaluated" in first and "2 of 2 cells are evaluated" in first
+    again = CliRunner().invoke(app, ["evaluate", "small"]).stdout
+    assert again == "2 of 2 cells are evaluated\n"
+    shutil.rmtree(copy / "runs")
+    with pytest.raises(HetflError, match="none of the 2 cells is trained; hetfl train does it"):
+        CliRunner().invoke(app, ["evaluate", "small"], catch_exceptions=False)
+
+
+def test_diff_of_two_runs_names_settings_results_and_where_curves_part(hetfl_: Run) -> None:
+    told = hetfl_("diff small/fedavg/fedavg/iid-s0 runs/small/fedprox/fedprox/iid-s0").stdout
+    assert "the final models are different" in told and "where they ran: the same" in told
+    found_ = found(hetfl_, "diff small/fedavg/fedavg/iid-s0 small/fedprox/fedprox/iid-s0")
+    assert {line["name"] for line in found_["settings"]} >= {"method", "mu"}
+    assert next(line for line in found_["settings"] if line["name"] == "mu")["second"] == 0.1
+    accuracy = found_["results"][1]
+    assert accuracy["difference"] == pytest.approx(accuracy["second"] - accuracy["first"])
+    same = hetfl_("diff small/fedavg/fedavg/iid-s0 small/fedavg/fedavg/iid-s0").stdout
+    assert "settings and inputs: the same" in same and "the final models are the same" in same
+
+
+def test_diff_of_folders_and_tables(hetfl_: Run, trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "runs"
+    shutil.copytree(trained / "runs" / "small", copy)
+    record = copy / "fedprox" / "fedprox" / "iid-s0" / "run.json"
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps(content | {"settings": content["settings"] | {"mu": 9.0}}))
+    told = hetfl_(f"diff runs/small {copy}").stdout
+    assert "fedprox/fedprox/iid-s0  settings: mu" in told and "1 of 2 that are in both differ" in told
+    table = {"cells": [{"row": "a", "column": "iid", "value": 50.0}, {"row": "b", "column": "iid", "value": 1.0}]}
+    for side, value in (("one", 50.0), ("two", 52.5)):
+        table["cells"][0]["value"] = value
+        folder = tmp_path / side / "tables" / "t"
+        folder.mkdir(parents=True)
+        (folder / "t.json").write_text(json.dumps(table))
+    names_ = " ".join(str(tmp_path / side / "tables") for side in ("one", "two"))
+    assert "1 of 2 values, by at most 2.50 points" in hetfl_(f"diff {names_}").stdout
+    (changed,) = [
+        cell for cell in found(hetfl_, "diff " + names_.replace("tables", "tables/t"))["cells"] if cell["difference"]
+    ]
+    assert changed["difference"] == 2.5
+
+
+def test_curves_are_drawn_by_round_bytes_and_seconds(hetfl_: Run) -> None:
+    text = hetfl_("curve small").stdout
+    assert "round; accuracy in %" in text and "small/fedavg/fedavg/iid-s0  (2 rounds)" in text
+    assert any("⠀" < character <= "⣿" for character in text)
+    first, _ = found(hetfl_, "curve small --by megabytes --metric loss")
+    assert [len(point) for point in first["points"]] == [2, 2] and first["points"][0][0] > 0
+
+
+def test_many_curves_are_drawn_as_means_of_their_rows(tmp_path: Path) -> None:
+    for row in ("a", "b"):
+        for seed in range(MOST):
+            lines = [make_round(number, accuracy=[number / 10, 0.5]) for number in range(4)]
+            write_record(tmp_path, Path("e") / "fedavg" / row / f"iid-s{seed}", lines, row=row, experiment="e")
+    lines = curves(["e"], tmp_path, "round", "lowest")
+    assert [line.label for line in lines] == ["e/a", "e/b"] and lines[0].note == f"mean of {MOST} runs"
+    assert [y for _, y in lines[0].points] == pytest.approx([10, 20, 30])
+    assert max(map(len, draw(lines, "round", "lowest", 60).plain.splitlines())) <= 80
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    state = {line["what"]: line for line in told["findings"]}
+    assert told["ready"] == ["small"] and told["missing"] == []
+    assert state["stages"]["state"] == state["device"]["state"] == "good"
+    assert state["DVC"]["state"] == "bad" and not told["good"]  # the test's project has no .dvc
+    assert state["MLflow"]["state"] == "note" and "cannot be reached" in state["MLflow"]["found"]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    content = sweep_project.settings()
+    content["data"]["cifar10"] = {}
+    content["partitions"]["cifar10"] = content["partitions"]["digits"]
+    content["models"]["large"] = ["vit_base_patch16_224.augreg_in21k_ft_in1k"]
+    content["experiments"]["small"] |= {"dataset": "cifar10", "models": "large", "rows": {"fedhpl": {}}}
+    (copy / "params.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(copy)
+    done = CliRunner().invoke(app, ["doctor", "small"])
+    assert done.exit_code == 1
+    assert "data set cifar10" in done.stdout and "-> make it with dvc repro download-cifar10" in done.stdout
+    assert "run `hetfl weights vit_base_patch16_224.augreg_in21k_ft_in1k`" in done.stdout
+    assert "hetfl stages" in done.stdout  # DVC's stages are not written there
+
+
+def test_lists_as_json(hetfl_: Run) -> None:
+    assert found(hetfl_, "tables") == [{"table": "small", "trains": 2, "prints": 2, "done": 2}]
+    assert [cell["status"] for cell in found(hetfl_, "cells small")] == ["done", "done"]
+    assert found(hetfl_, "cells small --settings")[1]["settings"]["mu"]["value"] == 0.1
+    assert found(hetfl_, "superseded") == []
+    assert {"method", "title"} <= found(hetfl_, "methods")[0].keys()
+    (digits,) = found(hetfl_, "data digits")
+    assert digits["prepared"] == "public 600, train 297, test 900"
+
+
+def test_every_command_shows_an_example() -> None:
+    group = get_command(app)
+    commands = {name: command for name, command in group.commands.items() if name != "new"}
+    commands |= {f"new {name}": command for name, command in group.commands["new"].commands.items()}
+    assert len(commands) > 25
+    for name, command in commands.items():
+        assert f"Example: hetfl {name}" in (command.help or ""), name
+
+
+def test_completion_knows_names_from_files_alone(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    write_metrics(trained / "tables", Path("made"), fingerprint="f")
+    assert names.targets("sm") == ["small"] and names.known_experiments("") == ["small"]
+    assert names.cells("small/fedavg/fedavg/") == [
+        "small/fedavg/fedavg/iid-s0",
+        "small/fedprox/fedprox/iid-s0",
+    ]
+    assert names.targets("runs/small/fedp") == ["runs/small/fedprox/"]
+    assert names.datasets("d") == ["digits"] and names.splits("") == ["iid"] and names.model_groups("") == ["small"]
+    assert "made" in names.made_tables("")
+    program = "import hetfl.cli.names, sys; assert not {'torch', 'numpy', 'yaml'} & {*sys.modules}"
+    assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": ""}).returncode == 0
+    shutil.rmtree(trained / "tables")
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"hetfl {hetfl.__version__}\n"
+
+
+UNTIL_TORCH = """
+import os, sys
+class Torch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.write(1, b"TORCH")
+            os._exit(0)
+sys.meta_path.insert(0, Torch())
+from hetfl.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("cells small", b"reading params.yaml"), ("check", b"checking settings"), ("train small", b"checking small")],
+)
+def test_a_person_is_told_what_is_done_before_torch_is_imported(trained: Path, line: str, words: bytes) -> None:
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(trained)
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-c", UNTIL_TORCH, *line.split()])
+    text = b""
+    while b"TORCH" not in text:
+        try:
+            text += os.read(terminal, 4096)
+        except OSError:
+            break
+    os.waitpid(process, 0)
+    assert words in text.partition(b"TORCH")[0]
+
+
+def test_what_needs_no_torch_does_not_import_it(trained: Path) -> None:
+    for line in ("--version", "curve small", "diff small/fedavg/fedavg/iid-s0 small/fedprox/fedprox/iid-s0"):
+        done = subprocess.run(
+            [sys.executable, "-c", UNTIL_TORCH, *line.split()], cwd=trained, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "TORCH" not in done.stdout and done.stdout, done.stderr
 
 
 def test_data_lists_every_set_and_what_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

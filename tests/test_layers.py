@@ -27,6 +27,7 @@ LEVELS = [
     {"stages"},
     {"targets", "planning", "partition_doctor", "adhoc"},
     {"train", "ledger", "new", "overview", "doctor"},
+    {"site"},
     {"sweep", "api"},
     {"cli"},
     {"__main__"},

@@ -10,17 +10,24 @@ import sys
 from difflib import unified_diff
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sweep_project
 import torch
 import yaml
+from PIL import Image
 from settings_files import ROOT, copy_params
+from stage_runner import run_stage
+from typer.testing import CliRunner
 
+import hetfl.train
+from hetfl.cli import app
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
+from hetfl.experiments.loading import load
 from hetfl.experiments.plan import load_params
-from hetfl.new import insert, new_experiment, new_method
+from hetfl.new import insert, new_dataset, new_experiment, new_method
 from hetfl.stages import stale, write
 
 DVC_FORM = """
@@ -56,7 +63,7 @@ def commands(root: Path, *several: str) -> list[str]:
         "for command in sys.argv[1:]:\n"
         "    done = CliRunner().invoke(app, command.split())\n"
         "    assert done.exit_code == 0, (command, done.output, done.exception)\n"
-        "    found.append(done.output)\nprint(json.dumps(found))"
+        "    found.append(done.stdout)\nprint(json.dumps(found))"
     )
     shown: list[str] = json.loads(python(root, "-c", program, *several).splitlines()[-1])
     return shown
@@ -104,6 +111,94 @@ def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_
         assert "fed-mine" in shown and "not run" not in shown and "not evaluated" not in shown
     # In a new process; the skeleton's test passes as it is.
     python(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "tests/methods/test_fedmine.py")
+
+
+def stages_in_order(root: Path, wanted: str) -> list[str]:
+    """The command lines of a stage and of those that it depends on, in the order in which DVC runs them."""
+    every, params = {}, yaml.safe_load((root / "params.yaml").read_text())
+    for name, stage in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
+        for key in params["partitions"] if "foreach" in stage else ():
+            every[f"{name}@{key}"] = yaml.safe_load(yaml.safe_dump(stage["do"]).replace("${key}", key))
+        if "cmd" in stage:
+            every[name] = stage
+    made = {path: name for name, stage in every.items() for out in stage["outs"] for path in out}
+    made |= {out: name for name, stage in every.items() for out in stage["outs"] if isinstance(out, str)}
+    order: dict[str, str] = {}
+
+    def visit(name: str) -> None:
+        for dep in every[name]["deps"]:
+            if dep in made and made[dep] not in order:
+                visit(made[dep])
+        order[name] = every[name]["cmd"]
+
+    visit(wanted)
+    return [*order.values()]
+
+
+def test_an_own_folder_of_images_has_its_table_by_the_lines_of_params_yaml_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The path of the documentation: hetfl new dataset, hetfl new experiment, dvc repro mine, hetfl show mine."""
+    pictures = tmp_path / "pictures"
+    for label, name in enumerate(("cat", "dog")):
+        (pictures / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.full((12, 9, 3), (40 * label, 200 - 100 * label, 5 * number), np.uint8)
+            Image.fromarray(pixels).save(pictures / name / f"{number}.png")
+    sweep_project.write(tmp_path)
+    shutil.copy(ROOT / "versions.yaml", tmp_path)
+    content = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    content["models"]["cnn"] = ["digits_resnet_small"]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    before = (tmp_path / "params.yaml").read_text()
+    told = new_dataset("pets", tmp_path, pictures, clients=2)
+    assert "2 classes, not divided 24; colour, median side 9 pixels" in told[0]
+    told = new_experiment("mine", tmp_path, "pets", splits=["iid", "dir"])
+    removed, added = changes(before, (tmp_path / "params.yaml").read_text())
+    assert removed == [] and len(added) < 25
+    assert stale(load_params(tmp_path / "params.yaml"), tmp_path) == {}
+    # DVC watches the folder itself, and params.yaml for what the images become.
+    download = yaml.safe_load((tmp_path / "dvc.yaml").read_text())["stages"]["download-pets"]
+    assert download["deps"][0] == "pictures" and download["params"] == ["data.pets"]
+    block = yaml.safe_load((tmp_path / "params.yaml").read_text())["experiments"]["mine"]
+    text = (tmp_path / "params.yaml").read_text().replace("rounds: 3", "rounds: 1")
+    (tmp_path / "params.yaml").write_text(text)
+    assert len(block["rows"]) == 3 and len(block["splits"]) == 2
+    monkeypatch.setattr(hetfl.train, "MlflowMirror", lambda *_: sweep_project.Nobody())
+    monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
+    lines = stages_in_order(tmp_path, "mine")
+    assert lines[0] == "python pipeline/prepare.py pets" and lines[-1] == "python pipeline/table.py mine"
+    for line in lines:
+        ended = run_stage(tmp_path, Path(line.split()[1]).stem, *line.split()[2:])
+        assert ended.status == 0, ended.stderr
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, ["show", "mine"]).output
+    for words in ("FedAvg", "FedProx", "FedBABU", "iid", "dir"):
+        assert words in shown
+    assert "not run" not in shown
+    # What was trained knows its classes, wherever it is loaded.
+    shutil.rmtree(tmp_path / "data")
+    found = load(tmp_path / "runs/mine/fedavg/fedavg/iid-s0").predict(Image.open(pictures / "cat" / "0.png"))
+    assert found.names[0] in ("cat", "dog")
+    run = json.loads((tmp_path / "runs/mine/fedavg/fedavg/iid-s0/run.json").read_text())
+    assert run["class_names"] == {"pets": ["cat", "dog"]} and run["input"]["mean"][0] == pytest.approx(
+        20 / 255, abs=1e-3
+    )
+
+
+def test_the_lines_of_an_own_data_set_have_dvcs_form(tmp_path: Path) -> None:
+    copy_params(tmp_path)
+    before = (tmp_path / "params.yaml").read_text()
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 50), "red").save(tmp_path / "pictures" / name / "0.jpg")
+    new_dataset("pets", tmp_path, tmp_path / "pictures", size=64, title="Our pets, at home")
+    assert changes(before, (tmp_path / "params.yaml").read_text())[0] == []
+    python(tmp_path, "-c", DVC_FORM.format(names=["params.yaml"]))
+    with pytest.raises(HetflError, match="pets: is a data set already; use another name"):
+        new_dataset("pets", tmp_path, tmp_path / "pictures")
+    with pytest.raises(HetflError, match="Pets: is not a name of a data set"):
+        new_dataset("Pets", tmp_path, tmp_path / "pictures")
 
 
 def test_the_committed_settings_get_only_lines_of_their_own_in_dvcs_form(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def seeded_library_code(seed: int) -> Iterator[None]:
 
     The global state is restored afterwards. Meant for weight initialisation inside timm and torch only.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    before = torch.get_rng_state()
+    # torch.manual_seed would also keep a traceback for every device that is not in use yet.
+    torch.default_generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        torch.set_rng_state(before)

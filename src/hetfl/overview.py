@@ -104,7 +104,7 @@ def render(found: Overview) -> str:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
     if found.adhoc:
         parts.append(_named("in no table (hetfl run)", [f"{one.path}: {_far(one)}" for one in found.adhoc]))
-    return "\n\n".join(parts) or "nothing to show: params.yaml has no experiments"
+    return "\n\n".join(parts) or "nothing has begun; name tables or experiments to see their cells"
 
 
 def _of_cell(cell: Cell, workspace: Workspace) -> One:

@@ -132,7 +132,8 @@ def picture(counts: np.ndarray, class_names: Sequence[str], tested: np.ndarray |
         blocks = wide.join(SHADES[level] for level in levels)
         own = "" if tested is None else f", {tested[client]} to test on"
         held = int((counts[client] > 0).sum())
-        lines.append(f"  client {client:3d} |{blocks}| {counts[client].sum():6d} samples of {held} classes{own}")
+        kinds = f"{held} class{'' if held == 1 else 'es'}"
+        lines.append(f"  client {client:3d} |{blocks}| {counts[client].sum():6d} samples of {kinds}{own}")
     if clients > ROWS:
         sizes = counts[ROWS:].sum(axis=1)
         lines.append(f"  and {clients - ROWS} more clients with {sizes.min()} to {sizes.max()} samples")

@@ -389,16 +389,18 @@ def _report(params: Params) -> Stage:
     drawn = [name for name, figure in figures(params).items() if _belongs(figure, mine)]
     sets = sorted({params.experiments[name].dataset for name in mine})
     return {
-        "desc": "static report over all tables that exist",
+        "desc": "report over all tables",
         "cmd": "python pipeline/report.py",
         "deps": [
             *(f"tables/{name}" for name in tables),
             *(f"figures/{name}" for name in drawn),
             *(f"partitions/{name}" for name in sets),
+            *_results(mine),
             "pipeline/report.py",
             "src/hetfl/figures",
             "src/hetfl/tables",
             "src/hetfl/report",
+            "src/hetfl/site",
         ],
         "outs": [_kept("report")],
     }

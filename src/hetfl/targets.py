@@ -30,6 +30,8 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
             if not within:
                 continue  # a table that is counted has no cells
         if not within:
-            raise unknown("table, experiment or cell", target, [*table_names(params), *params.experiments, *every])
+            # Cells are many; they are the answer only to what looks like one.
+            known = every if "/" in path else dict.fromkeys([*table_names(params), *params.experiments])
+            raise unknown("table, experiment or cell", target, known)
         found |= within
     return list(found.values())

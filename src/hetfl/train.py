@@ -90,7 +90,7 @@ def train_cells(
     print(summary(short_plan(chosen, params, workspace, device)), flush=True)
     rest = rest_of_tables(chosen, params, workspace, device)
     for table, plan in rest.items():
-        print(f"{table}: {len(plan.left)} more cells in other stages, {duration(plan)}", flush=True)
+        print(f"{table}: {len(plan.left)} more cells of this table are left, {duration(plan)}", flush=True)
     beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with terminable(), following([progress, MlflowMirror(root, list(expected))]) as callback:

@@ -12,6 +12,7 @@ from hetfl.draws import Draws
 from hetfl.experiments.rehearsal import Holdings, Rehearsal, own_cost
 from hetfl.methods import METHODS
 from hetfl.metrics.flops import step_flops
+from hetfl.models import build
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
 
@@ -79,6 +80,21 @@ def test_networks_are_made_and_counted_once():
     other = outline("digits_resnet_small", 100, options, InputSettings())
     assert other._module.body is first._module.body
     assert own_cost(other).forward - own_cost(first).forward == 2 * 90 * first.width
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"body": "trained", "auxiliary": "digits_resnet_small", "transform": True, "embedding": 16, "reduce": "pool"},
+        {"prompts": "frame", "prompt_length": 2},
+    ],
+)
+def test_an_outline_has_as_many_elements_as_the_model(options):
+    made = ModelOptions(weights="scratch", **options)
+    shapes = outline("digits_resnet_large", 10, made, InputSettings())
+    model = build("digits_resnet_large", 10, made)
+    assert shapes.total_elements == model.total_elements and shapes.groups.keys() == model.groups.keys()
+    assert [shapes.elements([role]) for role in shapes.groups] == [model.elements([role]) for role in model.groups]
 
 
 def test_memory_grows_with_the_clients_that_train_at_once(held):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from record_factory import CLIENTS, make_round, write_metrics, write_record
 from settings_files import PAPER_PARAMS as PARAMS
@@ -116,8 +117,10 @@ def grid(*panels: Panel, columns: int = 1, caption: str = "") -> RunFigure | Par
 
 
 def draw(figure: Figure, source: Path | Sources, path: Path) -> list[str]:
-    """The words of the figure."""
-    (written,) = figure.write(sources(source) if isinstance(source, Path) else source, path)
+    """The words of the figure, which is drawn without the search for a good layout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetfl.figures.base.settle", lambda canvas: canvas.set_layout_engine("none"))
+        (written,) = figure.write(sources(source) if isinstance(source, Path) else source, path)
     assert written.name == f"{path.name}.svg"
     return re.findall(r"<text[^>]*>([^<]*)</text>", written.read_text())
 

@@ -46,7 +46,8 @@ def test_figures_without_runs_say_so(tmp_path: Path, name: str) -> None:
     assert (there, wanted > 0) == (0, True)
 
 
-@pytest.mark.parametrize("name", RUN_FIGURES)
+# The theorem's is drawn from a part of its cells below.
+@pytest.mark.parametrize("name", [name for name in RUN_FIGURES if name != "fedhpl-theorem"])
 def test_figures_are_drawn_from_the_cells_that_are_there(tmp_path: Path, name: str) -> None:
     shown = figure(name, PARAMS)
     cells = {entry.path(seed): (entry, seed) for entry in shown.entries for seed in entry.seeds}

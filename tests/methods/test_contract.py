@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from playing import Trained, play_round, start, train
+from playing import Trained, assert_close, play_round, start, train
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
+from hetfl.training.engines import make_engine
 from hetfl.training.state import ResumePoints
 
 VARIANTS = {
@@ -30,7 +33,11 @@ VARIANTS = {
 
 def groups(variant: str) -> list[str]:
     """The model groups a variant runs on; ResNets for whatever trains any architecture from scratch."""
-    method, settings = VARIANTS[variant]
+    return groups_of(*VARIANTS[variant])
+
+
+def groups_of(method: str, settings: dict[str, Any]) -> list[str]:
+    """The same of a method with some settings."""
     if settings.get("prompts") == "frame":
         return ["resnets"]
     if not METHODS[method].heterogeneous:
@@ -39,23 +46,29 @@ def groups(variant: str) -> list[str]:
     return ["homogeneous", "heterogeneous", *(["resnets"] if trained else [])]
 
 
-def distinct(variant: str) -> list[str]:
-    """Of these groups one with equal and one with different networks; variants of a method: the last one."""
-    found = groups(variant)
-    return [found[0], *found[1:][-1:]] if variant in METHODS else found[-1:]
+PLAYED = {
+    **VARIANTS,
+    "fedavg with adam": ("fedavg", {"optimiser": "adam"}),
+    "fedproto with adam that is kept": ("fedproto", {"optimiser": "adam", "keep_optimiser": True}),
+    "fedproto in the stored order, whole batches": ("fedproto", {"shuffle": False, "drop_last": True}),
+    "fedprox without momentum": ("fedprox", {"momentum": 0.0}),
+    "fedhe by sweep": ("fedhe", {"collect": "sweep"}),
+    "fedhpl with dropout": ("fedhpl", {"prompt_dropout": 0.3}),
+    "fedhpl-shallow with dropout": ("fedhpl", {"prompts": "shallow", "prompt_dropout": 0.3}),
+    "sgpt by vote": ("sgpt", {"vote": True}),
+}
+"""What is played: every method, and settings that take another way through it or through an engine."""
 
 
-CASES = [(variant, group) for variant in VARIANTS for group in distinct(variant)]
+@pytest.fixture(params=PLAYED)
+def played(two_rounds, request):
+    """A variant's first two rounds, where it can with two equal clients and a different one; residual networks for
+    whatever trains any architecture from scratch."""
+    method, settings = PLAYED[request.param]
+    mixed = {"homogeneous": "homogeneous", "heterogeneous": "two vits", "resnets": "two resnets"}
+    return two_rounds(method, mixed[groups_of(method, settings)[-1]], dtype=torch.float64, **settings)
 
 
-@pytest.fixture
-def played(two_rounds, variant, group):
-    """The variant's first two rounds."""
-    method, settings = VARIANTS[variant]
-    return two_rounds(method, group, **settings)
-
-
-@pytest.mark.parametrize(("variant", "group"), CASES)
 def test_clients_in_another_order_that_get_bytes_send_the_same(played):
     """A client that was sent the bytes does what one that was handed the tensors does, whoever went before it."""
     sent = {k: Message.from_bytes(message.to_bytes()) for k, message in reversed(played.downlinks.items())}
@@ -68,7 +81,6 @@ def test_clients_in_another_order_that_get_bytes_send_the_same(played):
             assert message.size.bytes == len(content) - 8 - int.from_bytes(content[:8], "little")
 
 
-@pytest.mark.parametrize(("variant", "group"), CASES)
 def test_state_survives_a_resume_point(played, tmp_path):
     """Its file keeps names and values, but not their order."""
     with ResumePoints(tmp_path) as points:
@@ -80,6 +92,24 @@ def test_state_survives_a_resume_point(played, tmp_path):
     found, expected = second.tensors(), played.second.tensors()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert line.accuracy == played.line.accuracy
+
+
+def test_clients_trained_together_become_what_they_become_one_by_one(played):
+    """They have 15, 19 and 26 samples in batches of 8, so that last batches differ, and clients end one after
+    another."""
+    together = make_engine(played.engine.method, played.engine.federation, "batched")
+    for found in train(together, played.downlinks, Draws(0).at(2), played.first.clients):
+        expected = played.updates[found.client]
+        assert_close(found.uplink, expected.uplink)
+        for part in ("params", "optimiser", "memory"):
+            assert_close(getattr(found.state, part), getattr(expected.state, part))
+        torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6, check_dtype=False)
+        assert found.observed.keys() == expected.observed.keys()
+        for name, values in expected.observed.items():
+            for got, value in zip(
+                *(v if isinstance(v, list) else [v] for v in (found.observed[name], values)), strict=True
+            ):
+                assert got == (value if value is None else pytest.approx(value, rel=1e-5))
 
 
 def same_update(first: Trained, second: Trained) -> bool:

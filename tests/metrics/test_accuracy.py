@@ -15,6 +15,7 @@ def test_pooled_counts_samples_and_average_counts_clients():
     assert found["average"] == pytest.approx((9 / 10 + 60 / 90) / 2)
     assert found["pooled"] == pytest.approx(69 / 100)
     assert (found["lowest"], found["highest"]) == pytest.approx((60 / 90, 9 / 10))
+    assert found["macro_f1"] == pytest.approx((18 / 19 + (20 / 50 + 100 / 130) / 2) / 2)
 
 
 def test_the_best_round_is_the_first_with_the_best_pooled_accuracy():

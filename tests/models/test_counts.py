@@ -9,6 +9,7 @@ import torch
 
 from hetfl.data.inputs import InputSettings
 from hetfl.models import Model, ModelOptions, build
+from hetfl.models.outline import outline
 
 K, M = 1024, 1024**2
 """FedHPL's units: elements, not bytes."""
@@ -61,8 +62,7 @@ def resnet(size: str, classes: int, method: str) -> Model:
     else:
         options = ModelOptions(prompts="frame", prompt_length=3, weights="scratch")
         inputs = InputSettings(size=int(method.removeprefix("FedHPL_")))
-    with torch.device("meta"):
-        return build(f"{size}.tv_in1k", classes, options, inputs=inputs)
+    return outline(f"{size}.tv_in1k", classes, options, inputs)
 
 
 @pytest.mark.parametrize("method", TABLE_7_M)

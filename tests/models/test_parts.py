@@ -46,11 +46,14 @@ assert torchvision.models.GoogLeNet
 """
 
 STEP = """
+import tempfile
 from pathlib import Path
 from hetfl.draws import Draws
 from hetfl.training.sequential import make_optimiser
 from hetfl.methods import create
 from hetfl.models import build
+from hetfl.models.registry import creator, weights_path
+from hetfl.tensors import write_tensors
 method = create("fedhpl", {"rounds": 1}, 10)
 model = build("digits_vit_base.random", 10, method.model_options(), Path("nowhere"))
 params = model.init(Draws(0), 0)
@@ -60,6 +63,10 @@ optimiser = make_optimiser(phase, leaves, {})
 optimiser.zero_grad()
 model(params | leaves, torch.rand(2, 3, 32, 32)).logits.square().mean().backward()
 optimiser.step()
+with tempfile.TemporaryDirectory() as folder:  # a residual network with weights, whose own start is not drawn
+    body = creator("digits_resnet_small")()
+    write_tensors(weights_path("digits_resnet_small", Path(folder)), body.state_dict())
+    build("digits_resnet_small", 10, create("fedavg", {}, 10).model_options(), Path(folder))
 compiler = "torch._dynamo" in sys.modules
 """
 
@@ -94,5 +101,5 @@ def test_parts_are_what_a_plain_import_gives(found):
     assert (of_parts, of_libraries) == ([], HEAVY)
 
 
-def test_the_first_step_of_a_prompted_transformer_imports_no_compiler(found):
+def test_the_first_step_and_weights_from_a_file_import_no_compiler(found):
     assert found[0][2] is False

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.files import read_json
 from hetfl.models import Model, ModelOptions, build
+from hetfl.models.outline import outline
 from hetfl.models.registry import weights_path
 from hetfl.tensors import write_tensors
 
@@ -48,10 +50,9 @@ TABLE_6_CAPTION_K = {
 
 
 def paper_model(size: str, classes: int, prompts: str = "none", n: int = 3, body: str = "frozen") -> Model:
-    # On the meta device: counts need no memory and no weights.
-    with torch.device("meta"):
-        options = ModelOptions(prompts=prompts, prompt_length=n, body=body, weights="scratch")
-        return build(PAPER[size] + TAG, classes, options)
+    # Counts need no memory and no weights.
+    options = ModelOptions(prompts=prompts, prompt_length=n, body=body, weights="scratch")
+    return outline(PAPER[size] + TAG, classes, options, InputSettings())
 
 
 def trained_elements(model: Model) -> int:

@@ -125,16 +125,10 @@ def test_heads_compute_what_their_names_say():
         ("cnn", 64, 8),
         ("cnn", 256, 2),
         ("cnn", 512, 1),
-        ("googlenet", 64, 16),
-        ("googlenet", 256, 4),
         ("googlenet", 512, 2),
         ("googlenet", 1024, 1),
-        ("mobilenet_v2", 64, 20),
         ("mobilenet_v2", 256, 5),
-        ("resnet50", 64, 32),
-        ("resnet50", 256, 8),
         ("resnet50", 512, 4),
-        ("resnet50", 1024, 2),
     ],
 )
 def test_features_are_means_of_adjacent_channels(name: str, pooled: int, windows: int):

@@ -117,8 +117,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def project(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the finished project."""
+def project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished project, in which tables are made without new pictures."""
+    monkeypatch.setattr("hetfl.report.make.accuracy_curves", lambda *given: [])
+    monkeypatch.setattr("hetfl.report.make.communication_figure", lambda *given: [])
     return shutil.copytree(finished, tmp_path / "project")
 
 

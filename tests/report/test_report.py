@@ -1,4 +1,4 @@
-"""Tables, figures and the site, made from a small experiment with accuracies of our choice."""
+"""Tables and figures, made from a small experiment with accuracies of our choice."""
 
 from __future__ import annotations
 
@@ -8,135 +8,43 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import make_round, rewrite_rounds, rewrite_run, write_metrics, write_record
+from record_factory import make_round, rewrite_rounds, rewrite_run
+from table_factory import (
+    CLIENTS,
+    COLUMNS,
+    ROUNDS,
+    ROWS,
+    SEEDS,
+    SPEC,
+    cell_of,
+    cell_spec,
+    grid,
+    make,
+    pages,
+    write_cell,
+    write_experiment,
+)
 
 from hetfl.errors import HetflError
 from hetfl.figures.curves import accuracy_curves, communication_figure
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_markdown, render_text
-from hetfl.report.site import build_site
-from hetfl.report.table import build_table, write_table
+from hetfl.report.table import write_table
 from hetfl.schema import needed_run, read_rounds
-from hetfl.tables.spec import Block, Entry, TableSpec
-
-CLIENTS = 5
-ROUNDS = 5
-ROWS = {"fedhpl": "FedHPL", "fedavg": "FedAvg & co_", "local": "Local"}
-COLUMNS = {"iid": "IID", "dirichlet": "Dirichlet (α=0.1)", "pathological": "2 classes < 100%"}
-SEEDS = [0, 1, 2]
-# Elements one client sends and receives in one round; FedHPL's upload shrinks while it learns.
-SIZES = {"fedhpl": (1600, 800), "fedavg": (20000, 20000), "local": (0, 0)}
-
-
-def grid(rows: Iterable[str], columns: Iterable[str], make: Callable[[str, str], Entry]) -> dict[str, Any]:
-    """A cell for every row and column."""
-    return {row: {column: make(row, column) for column in columns} for row in rows}
-
-
-def cell_spec(row: str, column: str, **more: Any) -> Entry:
-    return Entry(experiment="digits-homogeneous", method=row, row=row, split=column, **{"seeds": SEEDS} | more)
-
-
-SPEC = TableSpec(
-    name="digits-homogeneous",
-    title="Homogeneous models on digits",
-    rows=ROWS,
-    columns=COLUMNS,
-    entries=grid(ROWS, COLUMNS, cell_spec),
-    note="Embedded default: digits and tiny models. It proves the machinery; papers use other settings.",
-)
-
-
-def average(row: str, column: str, seed: int) -> float:
-    """The final client average, as a fraction."""
-    return 0.9 - 0.05 * list(ROWS).index(row) - 0.1 * list(COLUMNS).index(column) + 0.01 * (seed % 3)
-
-
-def write_cell(root: Path, row: str, column: str, seed: int, status: str = "complete") -> None:
-    """One cell's run record and evaluation; clients lie at -2, -1, 0, +1, +2 points around the average."""
-    name = Path("digits-homogeneous", row, row, f"{column}-s{seed}")
-    fingerprint = f"{list(ROWS).index(row)}{list(COLUMNS).index(column)}{seed}".ljust(64, "f")
-    final = average(row, column, seed)
-    described = {
-        "fingerprint": fingerprint,
-        "title": ROWS[row],
-        "dataset": "digits",
-        "rounds": ROUNDS,
-        "inputs": {
-            "dataset": "d" * 64,
-            "partition": f"{column}{seed}".ljust(64, "0"),
-            "weights": {"digits_vit_base": "b" * 64},
-        },
-        "parameters": {"trainable": [1634] * 4 + [1700], "total": [90000] * CLIENTS},
-        "versions": {"hetfl": "0.1.0", "python": "3.11.7", "torch": "2.15.0"},
-        "device": "cpu: 2 cores",
-        "threads": 1,
-        "commit": "abc123",
-        "started": "2026-01-01T00:00:00+00:00",
-    }
-    up, down = SIZES[row]
-    lines = []
-    for number in range(ROUNDS + 1):
-        registration = 10 if number == 0 and row == "fedhpl" else 0
-        shrink = 100 * (number - 1) if row == "fedhpl" else 0
-        up_elements = registration if number == 0 else CLIENTS * (up - shrink)
-        # The server has nothing to say in the first round.
-        down_elements = 0 if number < 2 else CLIENTS * down
-        # The fourth round is the best, one point above the last.
-        centre = final - 0.3 * math.exp(-number) + 0.3 * math.exp(-ROUNDS) + (0.02 if number == ROUNDS - 1 else 0)
-        # The best clients have the most test samples.
-        tested = {"accuracy": [centre + 0.01 * k for k in range(-2, 3)], "pooled": centre + 0.05}
-        line = make_round(
-            number,
-            up={"elements": up_elements, "bytes": 4 * up_elements},
-            down={"elements": down_elements, "bytes": 4 * down_elements},
-            **(tested if number else {"accuracy": None, "pooled": None}),
-        )
-        lines.append(line)
-    write_record(root / "runs", name, lines, status, **described)
-    write_metrics(
-        root / "evaluations",
-        name,
-        accuracy=[final + 0.01 * k for k in range(-2, 3)],
-        average=final,
-        lowest=final - 0.02,
-        highest=final + 0.02,
-        fingerprint=fingerprint,
-    )
-
-
-def make(root: Path, spec: TableSpec = SPEC, printed: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The table of what lies below ``root``."""
-    entries = {
-        row: {
-            column: entry.model_copy(update={"printed": (printed or {}).get(row, {}).get(column, entry.printed)})
-            for column, entry in cells.items()
-        }
-        for row, cells in spec.entries.items()
-    }
-    spec = spec.model_copy(update={"entries": entries})
-    return build_table(spec, root / "runs", root / "evaluations")
-
-
-def cell_of(table: dict[str, Any], row: str, column: str) -> dict[str, Any]:
-    return next(cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column))
+from hetfl.tables.spec import Block, TableSpec
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cells of the experiment; never changed by a test."""
     root = tmp_path_factory.mktemp("finished")
-    for row in ROWS:
-        for column in COLUMNS:
-            for seed in SEEDS:
-                write_cell(root, row, column, seed)
+    write_experiment(root)
     return root
 
 
@@ -347,8 +255,8 @@ def test_the_best_round_of_all_test_samples_together(finished: Path, tmp_path: P
         assert "over all their test samples" in " ".join(text.split()) and "highest client" not in text
     curves = [draw(table, finished / "runs", tmp_path)[0] for draw in (accuracy_curves, communication_figure)]
     assert all("Pooled accuracy (%)" in path.read_text() for path in curves)
-    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
-    assert "printed 90.00±0.30 (+1.65), better" in page and "Accuracy: correct predictions of all clients" in page
+    page = pages(tmp_path)[f"tables/{table['table']}.html"]
+    assert "printed 90.00±0.30 (+1.65), better" in page and "Correct predictions of all clients" in page
 
 
 def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_path: Path) -> None:
@@ -356,11 +264,12 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
     (cell,) = table["cells"]
     assert (cell["value"], cell["printed"], cell["difference"], cell["status"]) == (85, 85, None, "other setting")
     write_table(table, tmp_path)
-    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    site = pages(tmp_path)
+    page = site[f"tables/{table['table']}.html"]
     for text in (page, *(path.read_text() for path in tmp_path.glob("*.[mt]*")), render_text(table)):
         assert re.search(r"printed 85\.0,\s+other setting|printed 85\.0\s+other setting", text)
     assert "the two are not compared" in render_text(table)
-    assert "1 of 1 cells run</span>" in page
+    assert "1 of 1 cells run</span>" in site["index.html"]
 
 
 def test_a_run_that_stopped_early_says_after_which_round(experiment: Path) -> None:
@@ -388,7 +297,7 @@ def test_random_backbone_weights_are_marked_everywhere(experiment: Path, tmp_pat
     assert [cell["random"] for cell in table["cells"]].count(True) == 1
     files = write_table(table, tmp_path / "tables")
     texts = [path.read_text() for path in files] + [render_text(table)]
-    texts.append(build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text())
+    texts.append(pages(tmp_path / "tables")[f"tables/{table['table']}.html"])
     for text in texts[1:2] + texts[4:]:
         assert "‡ Random backbone weights" in text
         assert text.count("‡") == 2
@@ -406,7 +315,7 @@ def test_a_diverged_run_is_marked_everywhere(experiment: Path, tmp_path: Path) -
     assert [run.get("diverged") for run in cell_of(table, "local", "iid")["provenance"]] == [4, None, 2]
     files = write_table(table, tmp_path / "tables")
     texts = [path.read_text() for path in files] + [render_text(table)]
-    texts.append(build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text())
+    texts.append(pages(tmp_path / "tables")[f"tables/{table['table']}.html"])
     for text in texts[1:2] + texts[4:]:
         assert text.count("§") == 2
         assert "Local, IID: seed 0 in round 4, seed 2 in round 2." in re.sub(r"\s+", " ", text)
@@ -434,9 +343,13 @@ def test_blocks_and_footnotes(finished: Path, tmp_path: Path) -> None:
     assert tex.count(r"\begin{tabular}{l") == 2 and r"Left \& first" in tex
     text = render_text(table)
     assert text.index("Left & first") < text.index("row ") < text.index("Right")
-    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    page = pages(tmp_path)[f"tables/{table['table']}.html"]
     assert page.count('<table class="results"') == 2
-    assert "<h3>Left &amp; first</h3>" in page and "[1] Printed upside down." in page and "About all." in page
+    assert (
+        '<h2 class="part">Left &amp; first</h2>' in page
+        and "[1] Printed upside down." in page
+        and "About all." in page
+    )
 
 
 def test_a_place_without_a_cell_stays_empty(finished: Path, tmp_path: Path) -> None:
@@ -447,7 +360,7 @@ def test_a_place_without_a_cell_stays_empty(finished: Path, tmp_path: Path) -> N
     _, md, *_ = (path.read_text() for path in write_table(table, tmp_path))
     assert re.search(r"\| Local \|  \| \*\*71.0|\| Local \|  \| \*\*81.0", md)
     assert "Local" in render_text(table)
-    build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report")
+    pages(tmp_path)
 
 
 def test_unfinished_cells(experiment: Path) -> None:
@@ -478,7 +391,7 @@ def test_nothing_run(tmp_path: Path) -> None:
     assert "nothing run yet" in render_text(table)
     accuracy_curves(table, tmp_path / "runs", tmp_path / "figures")
     communication_figure(table, tmp_path / "runs", tmp_path / "figures")
-    build_site(tmp_path / "tables", tmp_path / "figures", tmp_path / "partitions", tmp_path / "report")
+    pages(tmp_path / "tables")
 
 
 def other_evaluation(root: Path, cell: str) -> None:
@@ -527,9 +440,9 @@ def test_a_broken_record_is_told_in_its_cell_and_takes_no_other_along(experiment
     cell = next(cell for cell in table["cells"] if (cell["row"], cell["column"]) == ("local", "iid"))
     assert (cell["status"], cell["value"]) == (status, None)
     write_table(table, experiment / "tables")
-    build_site(*(experiment / name for name in ("tables", "figures", "partitions", "report")))
-    pages = [experiment / "tables" / f"digits-homogeneous.{kind}" for kind in ("md", "tex", "csv")]
-    for text in (render_text(table), *(page.read_text() for page in (*pages, experiment / "report/index.html"))):
+    page = pages(experiment / "tables", experiment)["tables/digits-homogeneous.html"]
+    files = [experiment / "tables" / f"digits-homogeneous.{kind}" for kind in ("md", "tex", "csv")]
+    for text in (render_text(table), page, *(path.read_text() for path in files)):
         assert status in text
 
 
@@ -560,10 +473,10 @@ def test_same_bytes_again(finished: Path, tmp_path: Path) -> None:
         write_table(table, folder)
         accuracy_curves(table, root / "runs", folder)
         communication_figure(table, root / "runs", folder)
-        build_site(folder, folder, folder, folder)
-        contents.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        pages(folder)
+        contents.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
-    assert len(contents[0]) == 9
+    assert len(contents[0]) == 15
 
 
 def test_markdown(finished: Path, tmp_path: Path) -> None:
@@ -691,45 +604,6 @@ def test_figures_hold_every_row(finished: Path, tmp_path: Path) -> None:
         assert "accuracy (%)" in text
 
 
-def test_site(finished: Path, tmp_path: Path) -> None:
-    tables, figures, partitions = (tmp_path / name for name in ("tables", "figures", "partitions"))
-    table = make(finished)
-    write_table(table, tables)
-    other = SPEC.model_copy(update={"name": "fedhpl-table-1", "title": "Table 1 <b>", "note": ""})
-    write_table(make(finished, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), tables)
-    accuracy_curves(table, finished / "runs", tables)
-    communication_figure(table, finished / "runs", tables)
-    drawing = partitions / "digits" / "iid-s0" / "samples.svg"
-    drawing.parent.mkdir(parents=True)
-    shutil.copy(tables / "digits-homogeneous-curves.svg", drawing)
-    path = build_site(tables, figures, partitions, tmp_path / "report")
-    assert path == tmp_path / "report" / "index.html"
-    page = path.read_text()
-    assert page.count('<table class="results"') == 2
-    assert "Table 1 &lt;b&gt;" in page
-    assert page.index(SPEC.note) < page.index('<table class="results"')
-    assert "printed 91.5 (-0.5), match" in page
-    assert "printed 90.0 (-9.0), worse" in page
-    assert page.count("<svg") == 3
-    assert "runs/digits-homogeneous/fedhpl/fedhpl/pathological-s2" in page
-    assert "d" * 64 in page
-    links = re.findall(r"https?://[^\s\"'<>]+", page)
-    assert [link for link in links if not link.startswith("http://www.w3.org/")] == []
-    assert not re.search(r"<script|<link|<img|@import|url\((?!#)", page)
-    identifiers = re.findall(r'\bid="([^"]+)"', page)
-    assert len(identifiers) == len(set(identifiers))
-    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(identifiers)
-
-
-def test_site_takes_plain_tables(tmp_path: Path) -> None:
-    """Only the fields that the interface fixes; rows and columns may be lists."""
-    cell = {"row": "a", "column": "b", "printed": 12.0, "printed_std": None, "value": 12.0, "std": None}
-    cell |= {"seeds": [], "best": None, "last": None, "status": "arithmetic", "provenance": []}
-    table = {"table": "plain", "title": "Plain", "columns": ["b"], "rows": ["a"], "cells": [cell]}
-    write_json(tmp_path / "tables" / "plain.json", table)
-    assert "printed 12.0, arithmetic" in build_site(tmp_path / "tables", tmp_path, tmp_path, tmp_path).read_text()
-
-
 def test_tables_that_are_computed(tmp_path: Path) -> None:
     """Formulas as text, printed formulas beside them, and no word on accuracy."""
     cell = {"row": "a", "column": "b", "printed": None, "printed_text": "3 + n", "value": None, "value_text": "3 + n"}
@@ -742,18 +616,8 @@ def test_tables_that_are_computed(tmp_path: Path) -> None:
     assert "3 + n<br>printed 3 + n, agrees | 20.67 [1]<br>printed 20.57, differs |" in md
     assert md.count("A digit is wrong.") == 1 and "Other." in md and "ccuracy" not in md + tex
     assert "Provenance: computed." in render_text(table)
-    page = build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()
+    page = pages(tmp_path)[f"tables/{table['table']}.html"]
     assert "printed 20.57, differs" in page and "20.67</span> [1]" in page
     changed = copy.deepcopy(table)
     changed["cells"][0]["value_text"] = "4 + n"
     assert [row["ok"] for row in compare_tables(table, changed, 1.0)] == [False, True]
-
-
-def test_site_refuses_what_is_no_table(tmp_path: Path) -> None:
-    write_json(tmp_path / "other.json", {"accuracy": 1})
-    with pytest.raises(HetflError, match="is not a table"):
-        build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report")
-
-
-def test_site_without_tables(tmp_path: Path) -> None:
-    assert "No tables yet" in build_site(tmp_path, tmp_path, tmp_path, tmp_path / "report").read_text()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
+from table_factory import pages
 
 from hetfl.experiments.evaluation import of_window
 from hetfl.figures.curves import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
-from hetfl.report.site import build_site
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.records import Record, accuracy_of
 from hetfl.tables.spec import Entry, TableSpec
@@ -113,8 +113,7 @@ def test_every_face_of_a_table_tells_the_variance_from_a_deviation(table: dict[s
 def test_the_site_shows_the_variance_and_calls_it_no_range_of_clients(table: dict[str, Any], tmp_path: Path):
     write_table(table, tmp_path / "tables")
     accuracy_curves(table, tmp_path / "runs", tmp_path / "figures")
-    page = build_site(tmp_path / "tables", tmp_path / "figures", tmp_path / "partitions", tmp_path / "report")
-    text = page.read_text()
+    text = pages(tmp_path / "tables")["tables/windowed.html"]
     assert '<span class="range">var 100.00</span>' in text and "clients from" not in text
     assert "printed 60.60 var 25.00 (-0.10), match" in text
     assert "mean over the last 2 rounds of each run" in text

@@ -45,7 +45,7 @@ def test_plain_line_per_finished_cell():
     first, last = out.getvalue().splitlines()
     result = "5 rounds, accuracy 90.5 (88.0-93.0), up 210.0 kB, down 11.1 kB, 2.8 s"
     assert first == f"[ 1/99] fedhpl iid s0: {result}"
-    assert last.startswith("1 of 99 cells complete after 0:00:0")
+    assert last.startswith("1 of 99 cells trained in 0:00:0")
 
 
 def test_a_diverged_cell_says_when():
@@ -79,8 +79,19 @@ def test_cells_that_were_complete_before_count_and_are_not_listed():
     for name in "ab":
         finish(progress, FOLDER.with_name(name))
     progress.close()
-    (told,) = out.getvalue().splitlines()
-    assert told.startswith("2 of 2 cells complete")
+    assert out.getvalue() == "2 of 2 cells were complete before\n"
+
+
+def test_the_last_line_tells_what_was_trained_from_what_was_there():
+    out, progress = plain(3, 15)
+    finish(progress, FOLDER.with_name("a"))
+    play(progress, FOLDER.with_name("b"))
+    finish(progress, FOLDER.with_name("b"))
+    play(progress, FOLDER.with_name("c"), rounds=2)
+    progress.close()
+    *_, last = out.getvalue().splitlines()
+    assert last.startswith("1 of 3 cells trained in 0:00:0")
+    assert last.endswith(", 1 were complete before, 1 not finished")
 
 
 def test_a_missed_event_is_no_error():
@@ -103,7 +114,10 @@ def test_terminal_display():
     shown = out.getvalue()
     for part in ("fedhpl iid s0", "3/5", "90.5 (88.0-93.0)", "up 140.0 kB, down 7.4 kB", "1/3 cells", "53%"):
         assert part in shown
-    assert shown.rstrip().endswith("\x1b[?25h"), "the cursor is visible again"
+    # Each finished cell stays on the screen with its result; the bars go, and the cursor is visible again.
+    assert "[1/3] fedhpl iid s0: 5 rounds, accuracy 90.5" in shown
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
+    assert shown.rstrip().endswith("1 of 3 cells trained in 0:00:00, 1 not finished")
 
 
 def test_closing_what_never_began():

@@ -1,6 +1,11 @@
 """The command line, for everything besides `dvc repro`: one module for each group of commands."""
 
-from hetfl.cli import checkout, overview, own, results, training
+from importlib import import_module
+
 from hetfl.cli.base import app, main, run
 
-__all__ = ["app", "checkout", "main", "overview", "own", "results", "run", "training"]
+__all__ = ["app", "main", "run"]
+
+# In the order of the help.
+for _group in ("overview", "training", "results", "own", "checkout"):
+    import_module(f"hetfl.cli.{_group}")

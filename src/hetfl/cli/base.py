@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hetfl
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.errors import HetflError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 
 def run(command: Callable[..., Any]) -> None:
     """Run a typer command or app. A :class:`HetflError` is printed in one line, with exit status 2."""
+    began = Path.cwd()
     try:
         typer.run(command) if not isinstance(command, typer.Typer) else command()
     except HetflError as error:
@@ -50,6 +51,8 @@ def run(command: Callable[..., Any]) -> None:
             print(f"error: {line}", file=sys.stderr)
         if "unknown" in str(error) and (remark := names.elsewhere(sys.argv[1:])):
             print(remark, file=sys.stderr)
+        if Path.cwd() != began:
+            print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:
         # Whoever reads the output, such as head, has enough of it.

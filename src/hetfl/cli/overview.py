@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.cli.base import LOOK, AsJson, Targets, app, doing, opened, print_json
 
 
@@ -188,17 +188,17 @@ def list_cells(
 
     chosen = cells_of(targets, params)
     if settings:
-        found_in = {cell: origins(params, cell) for cell in _one_by_row(chosen)}
+        found_in = [(cell, origins(params, cell)) for cell in _one_by_row(chosen)]
         if as_json:
             print_json(
                 [
                     {"row": cell.row, "method": cell.method, "models": [*dict.fromkeys(cell.models)]}
                     | {"settings": {name: {"value": value, "from": place} for name, (value, place) in found.items()}}
-                    for cell, found in found_in.items()
+                    for cell, found in found_in
                 ]
             )
             return
-        for cell, found in found_in.items():
+        for cell, found in found_in:
             lines = [(name, str(value), origin) for name, (value, origin) in found.items()]
             print(f"{cell.row}: {cell.method} on {', '.join(dict.fromkeys(cell.models))}")
             print(tabulate(lines, headers=["setting", "value", "from"], disable_numparse=True), end="\n\n")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.cli.base import OWN, app, doing
 
 new = typer.Typer(no_args_is_help=True, help="Add a working method, data set or experiment of your own.")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hetfl.cli import names
-from hetfl.cli.base import RESULTS, AsJson, app, doing, print_json
+import hetfl.cli.names as names
+from hetfl.cli.base import RESULTS, AsJson, app, doing, opened, print_json
 from hetfl.errors import HetflError, unknown
 
 
@@ -117,12 +117,11 @@ def report(
 
     Example: hetfl report --open
     """
-    with doing("laying out the tables", work=True):
-        from hetfl.experiments.plan import Workspace
-        from hetfl.report.site import build_site
+    workspace, params = opened("laying out the tables", work=True)
+    with doing("writing its pages"):
+        from hetfl.site.build import build_site
 
-        workspace = Workspace(Path.cwd())
-        page = build_site(workspace.tables, workspace.figures, workspace.partitions, workspace.report)
+        page = build_site(workspace, params)
     print(f"report: {page}")
     if show:
         typer.launch(Path(page).resolve().as_uri())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetfl.cli import names
+import hetfl.cli.names as names
 from hetfl.cli.base import TRAIN, Targets, app, doing, opened
 from hetfl.errors import HetflError
 
@@ -84,7 +84,7 @@ def run_cell(
     params, cell = adhoc(params, method, data, split, seed, models, given, like)
     train_cells([cell], params, Path.cwd(), engine, precision, evaluate=True)
     folder = workspace.runs.relative_to(workspace.root) / cell.path
-    print(f"record: {folder}   (hetfl curve {folder}; hetfl diff {folder} OTHER)")
+    print(f"record: {folder}\nits curve: hetfl curve {folder}")
 
 
 @app.command("evaluate", rich_help_panel=TRAIN)

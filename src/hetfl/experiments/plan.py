@@ -197,6 +197,11 @@ def parts_of(root: Path, name: str) -> list[Path]:
     return sorted(path for path in root.glob(f"*/{name}") if not (path.parent / ".dvc").exists())
 
 
+def inner_projects(root: Path) -> list[Path]:
+    """The folders of a project with a DVC pipeline of their own, such as ``papers/``."""
+    return sorted(path.parent for path in root.glob("*/params.yaml") if (path.parent / ".dvc").exists())
+
+
 def load_params(path: Path) -> Params:
     """Read and check params.yaml as a whole, and the experiments in ``<folder>/params.yaml`` beside it.
 
@@ -387,7 +392,7 @@ def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
         known = list(dict.fromkeys(getattr(cell, key) for cell in chosen))
         chosen = [cell for cell in chosen if getattr(cell, key) == value]
         if not chosen:
-            raise HetflError(f"--{key}: unknown {key} {value!r}; known: {', '.join(map(str, known))}")
+            raise unknown(key, str(value), map(str, known), f"--{key}")
     return chosen
 
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from hetfl.data.batches import Batch, DeviceImages, InputSpec, Transform
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
-from hetfl.message import ServerState, Tensors
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Client, Method, Phase, Uplinks, create
 from hetfl.metrics.flops import flops
-from hetfl.models.base import ModelOptions
+from hetfl.models.base import Model, ModelOptions
 from hetfl.models.outline import Outline, outline
 from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
-from hetfl.training.engine import Update, same_for_all
+from hetfl.training.engine import same_for_all
 from hetfl.training.exchange import Exchange
 from hetfl.training.federation import ClientData, Federation
 from hetfl.training.local import LocalEngine, predict
@@ -142,7 +142,10 @@ class Blank(DeviceImages):
 
 
 class Skipping:
-    """A trainer that only looks at one batch of a phase, to see how often each image goes through the networks."""
+    """A trainer that leaves parameters as they are.
+
+    With outlines it looks at one batch of a phase, to see how often each image goes through the networks.
+    """
 
     name = "skipping"
 
@@ -159,11 +162,11 @@ class Skipping:
             model: Any = run.client.model
             for number, phase in enumerate(phases):
                 self._look(run, model, phase, number, draws)
-            before = Counter(model.seen)
+            before = _seen(model)
             images = self._gather(run, model, draws)
             yield run
             # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
-            self.statistics[run.client.index] = images or model.seen - before
+            self.statistics[run.client.index] = images or _seen(model) - before
 
     def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> None:
         """Count a phase's steps, and once for each architecture the passes of an image through the networks."""
@@ -174,7 +177,7 @@ class Skipping:
         run.steps += phase.epochs * -(-used // phase.batch_size)
         if phase.gathers and self.method.statistics_source(draws.round) == "training":
             self._used = index[:used]
-        if (key := (model.name, phase, draws.round)) in self._looked:
+        if (key := (model.name, phase, draws.round)) in self._looked or not isinstance(model, Outline):
             return
         self._looked.add(key)
         rows = torch.arange(min(used, phase.batch_size))
@@ -199,9 +202,10 @@ class Skipping:
         index = data.train if source != "training" else self._used
         labels = data.train_images.labels[index]
         first = [int((labels == label).nonzero()[0]) for label in labels.unique()]
-        before = Counter(model.seen)
-        found = self.method.statistics(model, run.params, data.train_images.batch(index[first]), run.received)
-        shown = model.seen - before
+        before = _seen(model)
+        with torch.no_grad():
+            found = self.method.statistics(model, run.params, data.train_images.batch(index[first]), run.received)
+        shown = _seen(model) - before
         if found.rows:
             return {}
         run.gathered.append(found)
@@ -209,16 +213,84 @@ class Skipping:
         return {k: n * len(index) // len(first) for k, n in shown.items()} if source != "training" else {"own": 0}
 
 
+def _seen(model: Model) -> Counter[str]:
+    return Counter(model.seen) if isinstance(model, Outline) else Counter()
+
+
 def _real(tensors: Tensors) -> dict[str, Tensor]:
-    """Tensors with zeros, which take no memory, for those of which only the shapes are there."""
-    return {
-        name: _zeros(tensor.shape, tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()
-    }
+    """Tensors with a single zero for those of which only the shapes are there: terms of a loss are then quick."""
+    return {name: _zero(tensor.dim(), tensor.dtype) if tensor.is_meta else tensor for name, tensor in tensors.items()}
 
 
 @cache
-def _zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    return torch.zeros((), dtype=dtype).expand(shape)
+def _zero(dimensions: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((1,) * dimensions, dtype=dtype)
+
+
+def blank_federation(
+    method: Method,
+    models: Sequence[Model],
+    held: Holdings,
+    inputs: InputSettings = InputSettings(),  # noqa: B008
+) -> Federation:
+    """Clients with blank images of the labels that they hold.
+
+    Args:
+        method: that they follow.
+        models: every client's architecture.
+        held: the labels.
+        inputs: what the experiment does to images.
+    """
+    query = method.queries()
+    by = query and query.model and outline(query.model, held.classes, ModelOptions(weights="scratch"), inputs)
+    made: dict[tuple[int, InputSpec], Blank] = {}
+
+    def blank(labels: Tensor, model: Model, side: int) -> Blank:
+        key = id(labels), model.spec
+        if key not in made:
+            made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0)
+        return made[key]
+
+    clients, data = [], []
+    for k, (model, train, test) in enumerate(zip(models, held.train, held.test, strict=True)):
+        clients.append(Client(k, model, torch.bincount(train, minlength=held.classes)))
+        public = None if held.public is None else blank(held.public, model, held.public_side)
+        data.append(
+            ClientData(
+                blank(train, model, held.side),
+                torch.arange(len(train)),
+                blank(test, model, held.side),
+                torch.arange(len(test)),
+                public_images=public,
+            )
+        )
+    return Federation(tuple(clients), tuple(data), held.classes, CPU)
+
+
+class Played:
+    """The messages of a run whose clients skip their training.
+
+    Args:
+        engine: of the clients, with a trainer that is :class:`Skipping`.
+        members: the clients that take part in every round.
+    """
+
+    def __init__(self, engine: LocalEngine, members: Sequence[int]) -> None:
+        self.engine, self.members = engine, members
+
+    def registrations(self, clients: Sequence[int]) -> dict[int, Message]:
+        """What clients send before the first round."""
+        updates = self.engine.introduce(clients, Draws(0))
+        return dict(zip(clients, Exchange(self.engine).uplinks(updates, clients), strict=True))
+
+    def downlinks(self, server: ServerState) -> list[Message]:
+        """What the server sends to the members."""
+        return [self.engine.method.downlink(server, k) for k in self.members]
+
+    def uplinks(self, server: ServerState, round: int) -> list[Message]:
+        """What the members send in a round."""
+        updates = Exchange(self.engine).training(server, self.members, Draws(0, round))
+        return [update.uplink for update in sorted(updates, key=lambda update: update.client)]
 
 
 class Rehearsal:
@@ -243,83 +315,51 @@ class Rehearsal:
         held: Holdings,
     ) -> None:
         self.method = create(name, settings, held.classes, held.public_classes)
-        # Whole participation shows every client. How long the server learns changes no shape.
-        learning = {"server_epochs": 1, "server_steps": 1}
-        shorter = {**settings, **{key: value for key, value in learning.items() if key in settings}}
+        # Whole participation shows every client. How long the server learns, and what is observed, changes no shape.
+        short = {"server_epochs": 1, "server_steps": 1, "theorem": False}
+        shorter = {**settings, **{key: value for key, value in short.items() if key in settings}}
         playing = create(name, {**shorter, "participation": 1.0}, held.classes, held.public_classes)
         self.held, self.inputs = held, inputs
         options = playing.model_options()
         kinds = {name: outline(name, held.classes, options, inputs) for name in dict.fromkeys(models)}
         self.models = [kinds[models[k % len(models)]] for k in range(len(held.train))]
-        self.federation = self._federation(playing, inputs)
+        self.federation = blank_federation(playing, self.models, held, inputs)
         self._engine = LocalEngine(playing, self.federation, Skipping(playing))
         self._play()
 
-    def _federation(self, method: Method, inputs: InputSettings) -> Federation:
-        held, query = self.held, method.queries()
-        by = query and query.model and outline(query.model, held.classes, ModelOptions(weights="scratch"), inputs)
-        made: dict[tuple[int, InputSpec], Blank] = {}
-
-        def blank(labels: Tensor, model: Outline, side: int) -> Blank:
-            key = id(labels), model.spec
-            if key not in made:
-                made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0)
-            return made[key]
-
-        clients, data = [], []
-        for k, (model, train, test) in enumerate(zip(self.models, held.train, held.test, strict=True)):
-            clients.append(Client(k, model, torch.bincount(train, minlength=held.classes)))
-            public = None if held.public is None else blank(held.public, model, held.public_side)
-            data.append(
-                ClientData(
-                    blank(train, model, held.side),
-                    torch.arange(len(train)),
-                    blank(test, model, held.side),
-                    torch.arange(len(test)),
-                    public_images=public,
-                )
-            )
-        return Federation(tuple(clients), tuple(data), held.classes, CPU)
-
     def _play(self) -> None:
         """Registration and two rounds, with all clients."""
-        engine, draws = self._engine, Draws(0)
-        method, members = engine.method, range(len(self.models) - engine.method.settings.held_out)
-        exchange = Exchange(engine)
-        messages = exchange.uplinks(engine.introduce(members, draws), members)
-        registrations = dict(zip(members, messages, strict=True))
-        server = method.initial_server(engine.models, registrations, draws.at(0))
-        self._registered = exchange.up.bytes
-        self._up: dict[int, int] = {}
+        method, members = self._engine.method, range(len(self.models) - self._engine.method.settings.held_out)
+        played = Played(self._engine, members)
+        registrations = played.registrations(members)
+        server = method.initial_server(self._engine.models, registrations, Draws(0))
+        self._registered = sum(message.size.bytes for message in registrations.values())
         self._down: list[dict[int, int]] = []
         for round in (1, 2):
-            server = self._play_round(server, draws.at(round), members)
-        self._after = {k: method.downlink(server, k).size.bytes for k in members}
-        self._test = self._tested(server, draws.at(2))
+            self._down.append(_bytes(members, played.downlinks(server)))
+            up = played.uplinks(server, round)
+            self._up = _bytes(members, up)
+            server = self._aggregated(server, members, up, round)
+        self._after = _bytes(members, played.downlinks(server))
+        self._test = self._tested(server, Draws(0, 2))
         self._known: dict[tuple[Any, ...], Load] = {}
 
-    def _play_round(self, server: ServerState, draws: Draws, members: range) -> ServerState:
-        method, exchange = self._engine.method, Exchange(self._engine)
-        self._down.append({k: method.downlink(server, k).size.bytes for k in members})
-        updates = []
-        for update in exchange.training(server, members, draws):
-            self._up[update.client] = update.uplink.size.bytes
-            updates.append(update)
-        updates.sort(key=lambda update: update.client)
+    def _aggregated(self, server: ServerState, members: range, up: Sequence[Message], round: int) -> ServerState:
+        method = self._engine.method
         # A server that learns from rows of messages learns from those of one client: more only take longer.
-        heard = updates[:1] if hasattr(method.settings, "server_epochs") else updates
-        uplinks = Uplinks([update.client for update in heard], [update.uplink for update in heard])
+        heard = 1 if hasattr(method.settings, "server_epochs") else len(up)
+        uplinks = Uplinks(members[:heard], up[:heard])
         began = time.perf_counter()
-        server = method.aggregate(server, uplinks, draws)
-        self._server = (time.perf_counter() - began) * self._server_steps(updates) / self._server_steps(heard, 1)
+        server = method.aggregate(server, uplinks, Draws(0, round))
+        self._server = (time.perf_counter() - began) * self._server_steps(up) / self._server_steps(up[:heard], 1)
         return server
 
-    def _server_steps(self, updates: Sequence[Update], epochs: int | None = None) -> int:
+    def _server_steps(self, up: Sequence[Message], epochs: int | None = None) -> int:
         """How many steps the server's learning takes in a round; 1 if it does not learn step by step."""
         settings: Any = self.method.settings
         if not hasattr(settings, "server_epochs"):
             return 1 if epochs else max(1, getattr(settings, "server_steps", 1))
-        rows = sum(len(update.uplink["labels"]) for update in updates)
+        rows = sum(len(message["labels"]) for message in up)
         return (epochs or settings.server_epochs) * -(-rows // (settings.server_batch or settings.batch_size))
 
     def _tested(self, server: ServerState, draws: Draws) -> Load:
@@ -406,6 +446,10 @@ class Rehearsal:
             load = load.plus(self._test, many * times)
         return load
 
+    def of_clients(self, round: int) -> list[float]:
+        """The operations of each client's training and statistics in a round, without tests."""
+        return [sum(self._training(k, round).operations.values()) for k in self._up]
+
     def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
         load, up, down = Load(server=self._server), 0, 0
         for k in chosen:
@@ -452,6 +496,10 @@ class Rehearsal:
         if settings.train_accuracy:
             tests += sum(map(len, self.held.train)) / max(1, sum(map(len, self.held.test)))
         return tests
+
+
+def _bytes(members: Iterable[int], messages: Iterable[Message]) -> dict[int, int]:
+    return {k: message.size.bytes for k, message in zip(members, messages, strict=True)}
 
 
 class Cost(NamedTuple):

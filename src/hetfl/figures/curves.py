@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hetfl.figures.style import BAND, DASHES, MUTED, SERIES, Look, canvas, few_ticks, look, save, styled
+from hetfl.figures.style import BAND, MUTED, Look, canvas, few_ticks, look, looks, save, styled
 from hetfl.schema import Round
 from hetfl.tables.records import Compacts, accuracy_of, rounds_of
 from hetfl.tables.spec import lowest, pooled
@@ -139,16 +139,17 @@ def _panels(table: Mapping[str, Any], read: Read, path: Path, draw: Draw, xlabel
     entry = 0.75 + 0.075 * max(map(len, table["rows"].values()))
     legend_columns = max(1, min(len(table["rows"]), int(width / entry)))
     legend_lines = ceil(len(table["rows"]) / legend_columns)
+    styles = _looks(table)
     with styled():
         figure = canvas(width, 2.75 * lines + 0.2 * legend_lines + 0.5)
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
         for axes, (column, title) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
-            for index, (row, name) in enumerate(table["rows"].items()):
+            for row, name in table["rows"].items():
                 if seeds := _read(table, read, row, column):
                     length = min(map(len, seeds))
-                    style = _look(index) | {"label": name, "markevery": max(1, ceil(length / 10))}
+                    style = styles[row] | {"label": name, "markevery": max(1, ceil(length / 10))}
                     draw(axes, np.array([points[:length] for points in seeds]), style)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
@@ -168,10 +169,12 @@ def _panels(table: Mapping[str, Any], read: Read, path: Path, draw: Draw, xlabel
         return save(figure, path)
 
 
-def _look(index: int) -> Look:
-    """A row's look, the same in every figure of its table; where colours repeat, dashes differ."""
-    dashes = DASHES[index // len(SERIES) % len(DASHES)]
-    return look(index) | {"linestyle": dashes, "linewidth": 1.6, "markersize": 4, "markeredgewidth": 0.6}
+def _looks(table: Mapping[str, Any]) -> dict[str, Look]:
+    """The look of each row that has runs: that of its method."""
+    runs = {cell["row"]: cell["provenance"][0]["run"] for cell in table["cells"] if cell["provenance"]}
+    methods = {row: runs[row].split("/")[2] for row in table["rows"] if row in runs}
+    finer = {"linewidth": 1.6, "markersize": 4, "markeredgewidth": 0.6}
+    return {row: look(index) | finer for row, index in looks(methods).items()}
 
 
 def _read(table: Mapping[str, Any], read: Read, row: str, column: str) -> Curves:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetfl.figures.base import Figure, FirstSeed
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import DASHES, HEAT, INK, MUTED, canvas, few_ticks, heat_map, look, not_there
+from hetfl.figures.style import DASHES, HEAT, INK, MUTED, canvas, few_ticks, heat_map, look, looks, not_there
 from hetfl.metrics.groups import entropy
 from hetfl.tables.records import Record
 
@@ -55,7 +55,8 @@ class SelectionFigure(Figure):
         for axes in shown:
             axes.set_ylim(0, max(other.get_ylim()[1] for other in shown))
         if self.rounds:
-            _evenness(figure.add_subplot(grid[2, :]), records, list(self.rows))
+            index = looks({title: entry.method for title, entry in self.rows.items()})
+            _evenness(figure.add_subplot(grid[2, :]), records, index)
         return figure
 
 
@@ -96,14 +97,14 @@ def _draw(bars: Axes, heat: Axes, sizes: np.ndarray) -> None:
     heat.set(xlabel=f"Groups by size (full colour: {top:.0f} %)", ylabel="Clients, sorted")
 
 
-def _evenness(axes: Axes, records: Mapping[str, Record], titles: list[str]) -> None:
+def _evenness(axes: Axes, records: Mapping[str, Record], index: Mapping[str, int]) -> None:
     if not records:
         not_there(axes, "not run")
         return
     for title, record in records.items():
         rounds = [line.round for line in record.training]
         sizes = [np.array(line.clients["groups"]).sum(axis=0) for line in record.training]
-        style = look(titles.index(title)) | {"markevery": max(1, len(rounds) // 10)}
+        style = look(index[title]) | {"markevery": max(1, len(rounds) // 10)}
         axes.plot(rounds, [entropy(groups) for groups in sizes], label=title, **style)
     axes.set_title("Participants, over the rounds")
     few_ticks(axes.xaxis, 6, integer=True)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 from hetfl.errors import HetflError
 from hetfl.figures.base import Cell, Cells, Legend, Panel, Part
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import DASHES, INK, MUTED, Look, few_ticks, handle, look, mean_line
+from hetfl.figures.style import DASHES, INK, MUTED, Look, few_ticks, handle, look, looks, mean_line
 from hetfl.tables.records import Record
 from hetfl.tables.spec import Entry
 
@@ -56,11 +56,13 @@ class SweepPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        for index, line in enumerate(self.lines):
+        titles = {line.title: next(iter(line.points.values())).method for line in self.lines}
+        index = looks(titles | {title: entry.method for title, entry in self.level.items()})
+        for line in self.lines:
             found = {value: records for value, entry in line.points.items() if (records := sources.records(entry))}
             if not found:
                 continue
-            style = look(index)
+            style = look(index[line.title])
             legend[line.title] = handle(**style)
             for (name, over_clients), dashes in zip(STATISTICS.items(), DASHES, strict=True):
                 thin = {} if name == "average" else {"linewidth": LEVEL, "markersize": 2.5}
@@ -68,7 +70,7 @@ class SweepPanel(Panel):
                 mean_line(axes, [*found], seeds, style | {"linestyle": dashes} | thin)
         for title, entry in self.level.items():
             if records := sources.records(entry):
-                style = look(len(self.lines)) | {"marker": None}
+                style = look(index[title]) | {"marker": None}
                 legend[title] = handle(**style)
                 for over_clients, dashes in zip(STATISTICS.values(), DASHES, strict=True):
                     level = np.mean([100 * over_clients(record.metrics.accuracy) for record in records])
@@ -106,12 +108,13 @@ class MetricPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        for index, line in enumerate(self.lines):
+        index = looks({line.title: next(iter(line.points.values())).method for line in self.lines})
+        for line in self.lines:
 
             def read(entry: Entry, metric: str = line.metric) -> list[float]:
                 return [100 * record.measured(metric) for record in sources.records(entry)]
 
-            style = look(index)
+            style = look(index[line.title])
             if rivals := [float(np.mean(seeds)) for entry in line.rivals.values() if (seeds := read(entry))]:
                 axes.axhline(max(rivals), color=style["color"], linestyle=DASHES[1], linewidth=LEVEL)
             if found := {value: seeds for value, entry in line.points.items() if (seeds := read(entry))}:
@@ -139,13 +142,14 @@ class RoundsPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        for index, (title, entry) in enumerate(self.rows.items()):
+        index = looks({title: entry.method for title, entry in self.rows.items()})
+        for title, entry in self.rows.items():
             if not (records := sources.records(entry)):
                 continue
             curves = [self.percent(record) for record in records]
             length = min(map(len, curves))
             seeds = [*zip(*([*curve.values()][:length] for curve in curves), strict=True)]
-            style = look(index) | {"markevery": max(1, ceil(length / 10))}
+            style = look(index[title]) | {"markevery": max(1, ceil(length / 10))}
             legend[title] = mean_line(axes, [*curves[0]][:length], seeds, style)
         few_ticks(axes.xaxis, 6, integer=True)
         axes.set(xlabel="Round", ylabel=f"{self.shows.capitalize()} (%)")

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetfl.figures.base import Cells, Legend, Panel
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import few_ticks, look
+from hetfl.figures.style import few_ticks, look, looks
 from hetfl.tables.records import Record
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class GroupPanel(Panel):
             for group, rows in self.groups.items()
         }
         axes.set(ylabel="Client average accuracy (%)")
-        return _points(axes, averages)
+        cells = {title: entry.method for rows in self.groups.values() for title, entry in rows.items()}
+        return _points(axes, averages, looks(cells))
 
 
 class HeldOutPanel(Panel):
@@ -66,7 +67,7 @@ class HeldOutPanel(Panel):
             for side, name in enumerate(("took part", "held out"))
         }
         axes.set(ylabel="Global accuracy (%)" if self.shows == "pooled" else "Lowest client's accuracy (%)")
-        return _points(axes, values)
+        return _points(axes, values, looks({title: entry.method for title, entry in self.rows.items()}))
 
 
 class TradeoffPanel(Panel):
@@ -82,7 +83,8 @@ class TradeoffPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        for index, (title, entry) in enumerate(self.rows.items()):
+        index = looks({title: entry.method for title, entry in self.rows.items()})
+        for title, entry in self.rows.items():
             found = sources.records(entry)
             if not found or any(record.metrics.figure("window_pooled", entry.reading) is None for record in found):
                 continue
@@ -90,7 +92,7 @@ class TradeoffPanel(Panel):
                 np.array([100 * record.measured(figure, entry.reading) for record in found])
                 for figure in ("window_pooled", "window_lowest")
             )
-            style = look(index) | {"linestyle": "none", "markersize": 8}
+            style = look(index[title]) | {"linestyle": "none", "markersize": 8}
             if len(found) > 1:
                 bars = {"color": style["color"], "linewidth": 1.2, "alpha": 0.7}
                 axes.hlines(y.mean(), x.min(), x.max(), **bars)
@@ -127,18 +129,19 @@ def sides(record: Record) -> tuple[dict[str, float], dict[str, float]] | None:
     return here, there
 
 
-def _points(axes: Axes, values: Mapping[str, Mapping[str, list[float]]]) -> Legend:
+def _points(axes: Axes, values: Mapping[str, Mapping[str, list[float]]], index: Mapping[str, int]) -> Legend:
     """Points of each group side by side.
 
     Args:
         axes: where to draw.
         values: title of a group -> title of a row -> a number for each seed.
+        index: title of a row -> its look.
     """
     titles = list(dict.fromkeys(title for rows in values.values() for title in rows))
     legend: Legend = {}
-    for index, title in enumerate(titles):
-        style = look(index) | {"linestyle": "none", "markersize": 7}
-        shift = (index - (len(titles) - 1) / 2) * 0.7 / len(titles)
+    for number, title in enumerate(titles):
+        style = look(index[title]) | {"linestyle": "none", "markersize": 7}
+        shift = (number - (len(titles) - 1) / 2) * 0.7 / len(titles)
         for place, rows in enumerate(values.values()):
             if seeds := rows[title]:
                 if len(seeds) > 1:

@@ -7,12 +7,14 @@ and dark pages. Matplotlib is imported where it draws: commands that need the na
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -35,8 +37,10 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f
 # Ten colours at once: without violet, which some readers see as blue, and with three that are darker.
 DARK = ("#8a3214", "#3b1fa0", "#5b636b")
 CLASSES = (*SERIES[:6], *DARK, INK)
+PALETTE = (*SERIES, *DARK)
+"""The colours of methods."""
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
-MARKERS = "osD^vPX"
+MARKERS = "osD^vP>"
 BAND: Look = {"alpha": 0.14, "linewidth": 0}
 """The area from the lowest to the highest seed or client."""
 _CAPTION = 7.5
@@ -95,10 +99,44 @@ def heat_map() -> Colormap:
     return LinearSegmentedColormap.from_list("heat", [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
 
 
+# Methods that are compared in one table differ in the last digit, which is the colour; the marker tells the others.
+# fmt: off
+_METHODS = {
+    "fedhpl": 0, "fedtgp": 1, "fedproto": 2, "fedgen": 3, "fedgh": 4, "fedmd": 5, "fedhe": 6, "fml": 7, "fedkd": 8,
+    "feddistill": 9, "fgpt": 10, "sgpt": 11, "pt-fedavg": 12, "fed-dualprompt": 13, "pfedhn": 14, "lg-fedavg": 15,
+    "fedmix": 16, "fedavg": 17, "fedprox": 18, "scaffold": 19, "fedbabu": 20, "fedrep": 21, "pfedpt": 22,
+    "pfedpg": 23, "fedmoon": 25, "fedpr": 27, "fgpt-fedmix": 28,
+}
+# fmt: on
+_OTHERS = 30
+"""Where the looks of other methods and of further rows begin; there are 70 in all."""
+
+
+def looks(methods: Mapping[str, str]) -> dict[str, int]:
+    """The look of each row of a table or figure, as :func:`look` takes it.
+
+    A method has the same look everywhere: the row with its name has it, or else its first row. Further rows of the
+    same method have colours that the others leave free.
+
+    Args:
+        methods: row -> method.
+    """
+    every = len(PALETTE) * len(MARKERS)
+    first = {method: row for row, method in reversed([*methods.items()])}
+    first |= {method: row for row, method in methods.items() if row.lower() == method}
+    found = {row: _METHODS.get(method, _OTHERS + crc32(method.encode()) % 40) for method, row in first.items()}
+    for row in methods:
+        if row not in found:
+            used = Counter(index % len(PALETTE) for index in found.values())
+            free = [index for index in range(_OTHERS, every) if index not in found.values()]
+            found[row] = min(free or range(_OTHERS, every), key=lambda index: used[index % len(PALETTE)])
+    return {row: found[row] for row in methods}
+
+
 def look(index: int) -> Look:
-    """The line and marker of a figure's row, by its position."""
+    """A line and its marker; each of 70 is different."""
     return {
-        "color": SERIES[index % len(SERIES)],
+        "color": PALETTE[index % len(PALETTE)],
         "linewidth": 1.7,
         "marker": MARKERS[index % len(MARKERS)],
         "markersize": 4.5,

@@ -53,6 +53,7 @@ class Line:
         rounds, hours: that the finished runs went through and took, or those in progress so far, all seeds together.
         device, commit: of the finished runs; the commit is that of the newest one.
         doubts: what is known against the printed number.
+        method: that is trained for it; empty where it is counted.
     """
 
     paper: str
@@ -76,6 +77,7 @@ class Line:
     device: str = ""
     commit: str = ""
     doubts: tuple[str, ...] = ()
+    method: str = ""
 
     @property
     def place(self) -> Place:
@@ -175,6 +177,7 @@ def _line(
         number=entry.printed,
         number_std=entry.printed_std,
         wanted=len(entry.seeds),
+        method=entry.method,
     )
     records = _records(entry, compacts)
     if records:

@@ -115,7 +115,7 @@ def page(book: Ledger) -> str:
     parts = [HEAD.format(noise=_noises(known)), "## Totals\n", _totals_of_papers(book.lines, ""), ""]
     parts += [_totals_of_tables(book.lines), ""]
     for paper, of_paper in groupby(book.lines, key=lambda line: line.paper):
-        parts += [f"## {_title(paper)}\n"]
+        parts += [f"## {title_of(paper)}\n"]
         for name, some in groupby(of_paper, key=lambda line: line.table):
             parts += [_section([*some], book.titles[name])]
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -128,29 +128,36 @@ def _noises(known: dict[str, float]) -> str:
     return f"{told}; {NOISE} for others."
 
 
-def _title(paper: str) -> str:
+def title_of(paper: str) -> str:
+    """A paper's short name with its venue."""
     told = content(paper)["paper"]
     return f"{told['short']} ({told['venue']})"
 
 
-_COUNTED = [*VERDICTS[:-1], *(f"not run: {reason}" for reason in REASONS)]
+COUNTED = [*VERDICTS[:-1], *(f"not run: {reason}" for reason in REASONS)]
+"""What the totals count: every verdict, and the reasons for numbers that are not run."""
+
+
+def counts(lines: Iterable[Line]) -> dict[str, int]:
+    """How many lines there are of each verdict in :data:`COUNTED`, and how many have a remark."""
+    several = [*lines]
+    found = Counter(f"not run: {line.reason}" if line.verdict == "not run" else line.verdict for line in several)
+    return {name: found[name] for name in COUNTED} | {"remarks": sum(bool(line.doubts) for line in several)}
 
 
 def _counts(lines: Iterable[Line]) -> list[str]:
-    """How many lines there are of each verdict, and how many have a remark; empty for none."""
-    several = [*lines]
-    found = Counter(f"not run: {line.reason}" if line.verdict == "not run" else line.verdict for line in several)
-    return [str(found[name] or "") for name in _COUNTED] + [str(sum(bool(line.doubts) for line in several) or "")]
+    return [str(count or "") for count in counts(lines).values()]
 
 
 def _totals_of_papers(lines: Sequence[Line], page: str) -> str:
     rows = []
     for paper in PAPERS:
         of_paper = [line for line in lines if line.paper == paper]
-        rows.append([f"[{_title(paper)}]({page}#{_anchor(_title(paper))})", str(len(of_paper)), *_counts(of_paper)])
+        title = title_of(paper)
+        rows.append([f"[{title}]({page}#{_anchor(title)})", str(len(of_paper)), *_counts(of_paper)])
     rows.append(["SGPT (CVPR 2024): figures only", "", *_counts([])])
     rows.append(["**all**", str(len(lines)), *_counts(lines)])
-    return _grid(["paper", "printed", *_COUNTED, "remarks"], rows)
+    return _grid(["paper", "printed", *COUNTED, "remarks"], rows)
 
 
 def _totals_of_tables(lines: Sequence[Line]) -> str:
@@ -158,7 +165,7 @@ def _totals_of_tables(lines: Sequence[Line]) -> str:
     for name, some in groupby(lines, key=lambda line: line.table):
         of_table = [*some]
         rows.append([f"[{name}](#{name})", str(len(of_table)), *_counts(of_table)])
-    return _grid(["table", "printed", *_COUNTED, "remarks"], rows)
+    return _grid(["table", "printed", *COUNTED, "remarks"], rows)
 
 
 def _section(lines: Sequence[Line], titles: dict[str, Any]) -> str:

@@ -29,12 +29,12 @@ class MethodSettings(Settings):
     participation: float = Field(
         default=1.0, gt=0, le=1, description="share of the clients that take part in a round"
     )
-    local_epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=16, ge=1)
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(default=0.01, gt=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    local_epochs: int = Field(default=1, ge=1, description="passes over a client's samples in a round")
+    batch_size: int = Field(default=16, ge=1, description="samples of a step")
+    optimiser: Literal["sgd", "adam"] = Field(default="sgd", description="of the clients")
+    lr: float = Field(default=0.01, gt=0, description="learning rate of the clients")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="of SGD")
+    weight_decay: float = Field(default=1e-4, ge=0, description="of the optimiser")
     keep_optimiser: bool = Field(
         default=False, description="clients keep their optimisers' state from round to round; else it starts anew"
     )

@@ -1,4 +1,8 @@
-"""FedAvg: clients train the server's model on their data; the server averages their models by samples."""
+"""FedAvg: clients train the server's model on their data; the server averages their models by samples.
+
+In each round the participants take some epochs on their own data, starting from the server's model. They send their
+models, never their data. The mean, weighted by numbers of samples, is the server's next model.
+"""
 
 from __future__ import annotations
 

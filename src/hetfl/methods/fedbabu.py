@@ -1,4 +1,8 @@
-"""FedBABU: FedAvg of the bodies under a fixed random head; at the end each client fine-tunes body and head."""
+"""FedBABU: FedAvg of the bodies under a fixed random head; at the end each client fine-tunes body and head.
+
+While the head is fixed, all clients' bodies learn features for the same classifier, so their mean is meaningful.
+After the last round every client fine-tunes body and head on its own data. The fine-tuned models are tested.
+"""
 
 from __future__ import annotations
 

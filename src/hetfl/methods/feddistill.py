@@ -1,4 +1,9 @@
-"""FedDistill: clients of any architecture share the mean logits of each class, and regress their own towards them."""
+"""FedDistill: clients of any architecture share the mean logits of each class, and regress their own towards them.
+
+A client sends the mean logits of each of its classes, so messages depend on the number of classes alone. The server
+averages them. In the next round a client's loss also has the distance of its logits to the global ones of the
+sample's class.
+"""
 
 from __future__ import annotations
 

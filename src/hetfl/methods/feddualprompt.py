@@ -1,4 +1,8 @@
-"""Fed-DualPrompt: FGPT with learned keys, where the server averages everything by samples."""
+"""Fed-DualPrompt: FGPT with learned keys, where the server averages everything by samples.
+
+A sample picks the prompts whose key is nearest to its feature from a frozen encoder. The keys learn to come nearer to
+the features that pick them. Prompts, keys and heads are averaged by samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""FedGen: the server trains a generator of features against the clients' heads, which train on its features."""
+"""FedGen: the server trains a generator of features against the clients' heads, which train on its features.
+
+Clients send their heads and say which classes they have. The server trains a generator whose features the mean head
+assigns to the wanted classes. In the next round every client also trains its head on generated features, and so
+learns of classes that others have.
+"""
 
 from __future__ import annotations
 

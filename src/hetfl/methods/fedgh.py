@@ -1,4 +1,9 @@
-"""FedGH: the server trains one head on the clients' class means; each client starts its round with that head."""
+"""FedGH: the server trains one head on the clients' class means; each client starts its round with that head.
+
+A client sends the mean feature of each of its classes. The server takes a step of SGD for each pair of mean feature
+and class, and so trains a head that has seen the classes of all. Bodies never travel, so their architectures may
+differ.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""FedHE: clients of any architecture share the mean logits of each class and pull their own logits towards them."""
+"""FedHE: clients of any architecture share the mean logits of each class and pull their own logits towards them.
+
+A client sends the mean logits of each of its classes, so messages depend on the number of classes alone. The server
+averages them class by class. From then on a client's loss also has the distance of its logits to the global ones of
+the sample's class.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """FedHPL: prompt tuning of frozen backbones, and distillation from a weighted mean of the clients' logits.
 
+Clients with different backbones train a few prompt tokens and a head. They send the logits of the samples that they
+classify rightly, and the server combines these class by class. In the next round a client's logits of a class are
+pulled towards the combined ones.
+
 Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit Distillation",
 arXiv 2405.17267. Its ablations (Local, average aggregation, upload of all logits, average upload, +P, +H) are
 settings.

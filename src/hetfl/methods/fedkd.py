@@ -1,4 +1,9 @@
-"""FedKD: FML that also distils features and sends the common network as truncated singular values."""
+"""FedKD: FML that also distils features and sends the common network as truncated singular values.
+
+As in FML, a large network of the client's own and a small common one learn from the data and from each other's
+predictions; here also from each other's features. What travels is the common network, each matrix as the largest of
+its singular values with their vectors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""FedMD: clients of any architecture fit their mean logits of public samples, then train on their own data."""
+"""FedMD: clients of any architecture fit their mean logits of public samples, then train on their own data.
+
+Clients and server have the same public samples. A client sends its logits of some of them, and the server averages
+them. In the next round each client first fits the mean, then trains on its own data.
+"""
 
 from __future__ import annotations
 

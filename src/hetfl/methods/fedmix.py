@@ -1,4 +1,9 @@
-"""FedMix: PT-FedAvg on images mixed, to first order, with the averaged images of other clients."""
+"""FedMix: PT-FedAvg on images mixed, to first order, with the averaged images of other clients.
+
+Before the first round clients send averages of their images and labels. A client mixes its samples with such an
+average, as Mixup does, by a Taylor expansion of the loss around its own samples. So it sees something of other
+clients' data, but no image of theirs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""FedMOON: PT-FedAvg whose features are pulled towards the global model's and away from the last local model's."""
+"""FedMOON: PT-FedAvg whose features are pulled towards the global model's and away from the last local model's.
+
+A client's features of a sample are compared with those of the model that it received and of its own last one. A
+contrastive loss pulls them towards the first and away from the second. So local training drifts less from the global
+model.
+"""
 
 from __future__ import annotations
 

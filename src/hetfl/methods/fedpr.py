@@ -1,4 +1,8 @@
-"""FedPR: prompts move only within an approximate null space of the prompts that the server sent."""
+"""FedPR: prompts move only within an approximate null space of the prompts that the server sent.
+
+Directions in which the received prompts have much weight are kept for what other clients have learned. The client's
+change of the prompts is projected onto the remaining directions. The server averages prompts and heads by samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""FedProto: clients of any architecture share class prototypes instead of weights."""
+"""FedProto: clients of any architecture share class prototypes instead of weights.
+
+A client sends the mean feature of each of its classes, its prototypes. The server averages them class by class.
+Clients pull their features towards the global prototypes, and predict the class of the nearest one.
+"""
 
 from __future__ import annotations
 

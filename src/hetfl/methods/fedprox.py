@@ -1,4 +1,8 @@
-"""FedProx: FedAvg with a proximal term that keeps a client's weights near the server's."""
+"""FedProx: FedAvg with a proximal term that keeps a client's weights near the server's.
+
+With unlike data or many local steps, clients drift apart, and the mean of their models fits none of them. The squared
+distance to the received weights, times mu / 2, is added to each client's loss. With mu = 0 it is FedAvg.
+"""
 
 from __future__ import annotations
 

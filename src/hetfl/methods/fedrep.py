@@ -1,4 +1,9 @@
-"""FedRep: a shared body under each client's own head; a round trains the head first, then the body."""
+"""FedRep: a shared body under each client's own head; a round trains the head first, then the body.
+
+Clients differ in their labels more than in useful features, so only the body is averaged. In a round a client first
+trains its head on the received body, then the body under that head. After the last round the heads are trained once
+more.
+"""
 
 from __future__ import annotations
 

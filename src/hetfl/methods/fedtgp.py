@@ -1,4 +1,9 @@
-"""FedTGP: FedProto whose server trains the global prototypes, with a margin that adapts to the clients' ones."""
+"""FedTGP: FedProto whose server trains the global prototypes, with a margin that adapts to the clients' ones.
+
+The mean of unlike clients' prototypes can blur classes. Here a network on the server emits one prototype for each
+class, and is trained so that a client's prototypes are nearest to that of their own class by a margin. The margin is
+the largest distance between neighbouring classes' means, up to a cap.
+"""
 
 from __future__ import annotations
 

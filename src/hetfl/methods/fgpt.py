@@ -1,4 +1,9 @@
-"""FGPT: shared prompts, and prompts of groups that each sample finds by a fixed key."""
+"""FGPT: shared prompts, and prompts of groups that each sample finds by a fixed key.
+
+A frozen transformer is steered by inserted tokens, of which some are shared by all samples and others belong to a
+group. A sample's group is that of the key nearest to its feature, whoever holds it. The server averages the prompts
+of a group by the samples that clients have of it.
+"""
 
 from __future__ import annotations
 

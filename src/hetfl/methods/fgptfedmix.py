@@ -1,4 +1,8 @@
-"""FGPT with FedMix's loss: a sample's group is that of its unmixed image."""
+"""FGPT with FedMix's loss: a sample's group is that of its unmixed image.
+
+Prompts of groups come from FGPT, the loss on mixed images from FedMix. The server averages the prompts of a group by
+the samples that clients have of it.
+"""
 
 from __future__ import annotations
 

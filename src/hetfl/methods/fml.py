@@ -1,4 +1,8 @@
-"""FML: each client's own network and its copy of a common network teach each other; the common one is averaged."""
+"""FML: each client's own network and its copy of a common network teach each other; the common one is averaged.
+
+A client keeps a network of its own, of any architecture, beside a copy of a small common one. On each batch both
+learn from the labels and from the other's predictions. Only the common network travels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""LG-FedAvg: clients of any architecture share and average their heads and keep their own bodies."""
+"""LG-FedAvg: clients of any architecture share and average their heads and keep their own bodies.
+
+A body learns features of the client's own data; a head of the same size everywhere can be averaged. In each round a
+client trains both and sends the head.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""pFedHN: a network on the server generates each client's prompts and learns from what the client made of them."""
+"""pFedHN: a network on the server generates each client's prompts and learns from what the client made of them.
+
+Every client has an embedding, from which the network makes its prompts. The client trains them and sends them back.
+The difference between the prompts before and after serves as the gradient by which network and embeddings learn.
+"""
 
 from __future__ import annotations
 

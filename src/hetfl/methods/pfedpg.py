@@ -1,4 +1,9 @@
-"""pFedPG: the server generates each client's prompts and learns from how the clients change them."""
+"""pFedPG: the server generates each client's prompts and learns from how the clients change them.
+
+Every client has a descriptor on the server, from which attention over a common basis makes its prompts. The client
+trains them and a head that it keeps, and sends how they changed. That change is the gradient by which the server's
+generator learns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""pFedPT: FedAvg of whole networks, where each client learns a border of its own that is added to its images."""
+"""pFedPT: FedAvg of whole networks, where each client learns a border of its own that is added to its images.
+
+Borders are pixels around an image that a client learns and keeps; they tell the common network whose images it sees.
+In a round the client trains its border and the network. Only the network is averaged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""PT-FedAvg: clients tune inserted prompts and a head on a frozen transformer; the server averages both."""
+"""PT-FedAvg: clients tune inserted prompts and a head on a frozen transformer; the server averages both.
+
+The backbone is pre-trained and never changes, so clients train and send a small part of the parameters. It is FedAvg
+of that part, and the parent of the other methods with prompts.
+"""
 
 from __future__ import annotations
 

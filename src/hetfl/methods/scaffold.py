@@ -1,4 +1,9 @@
-"""SCAFFOLD: FedAvg whose clients correct their gradients by the difference of two control variates."""
+"""SCAFFOLD: FedAvg whose clients correct their gradients by the difference of two control variates.
+
+With unlike data, local gradients point away from the global one. Clients and server keep an estimate of their
+gradients, the control variates. Every local step is corrected by the difference between the server's and the client's
+estimate.
+"""
 
 from __future__ import annotations
 

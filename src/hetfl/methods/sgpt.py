@@ -1,4 +1,9 @@
-"""SGPT: FGPT with learned keys, balanced groups, and shared and group prompts that train one after the other."""
+"""SGPT: FGPT with learned keys, balanced groups, and shared and group prompts that train one after the other.
+
+All samples share some prompts, and each picks a group of others by a key, whoever holds it. Groups that are picked
+often become less likely, so that all of them learn. In each round the shared prompts train first and the group
+prompts after them, so that neither has to follow the other.
+"""
 
 from __future__ import annotations
 

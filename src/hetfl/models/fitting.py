@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws, seeded_library_code
@@ -211,7 +212,7 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
             body = create()
     else:
         # On the meta device nothing is drawn: random values would be overwritten, and take seconds for a large body.
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             body = create()
         body.load_state_dict(weights, assign=True)
     for norm in body.modules():
@@ -219,6 +220,13 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
             # With a constant momentum the count of batches is not used, and it would have to be a client's parameter.
             norm.num_batches_tracked = None
     return body
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out normal draws: for them torch imports its compiler on the meta device, which takes two seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
 
 
 def _statistics(module: nn.Module) -> list[str]:

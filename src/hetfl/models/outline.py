@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 
@@ -27,7 +27,8 @@ class Outline(Model):
 
     It computes nothing: features are zeros, and the class with the largest logit is the value of the image's first
     pixel. Parameters of whole networks are on the meta device, those of prompts, projections and heads are zeros on
-    the CPU, since methods read their values.
+    the CPU, since methods read their values. A body that trains is one vector, ``body``: methods send and combine it
+    as a whole, and hundreds of tensors for each client take a hundred times as long.
 
     Attributes:
         seen: how many images went through the client's own network and through the second one, ``auxiliary``, so far.
@@ -37,6 +38,9 @@ class Outline(Model):
         vars(self).update(vars(model))
         self.options = options
         self.seen: Counter[str] = Counter()
+        self._tensors = model.groups
+        if model.groups.get("body"):
+            self.groups = {**model.groups, "body": ("body",)}
 
     def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
         """Run nothing; an image that is predicted with several groups counts as often."""
@@ -76,27 +80,37 @@ class Outline(Model):
 
     @cached_property
     def _initial(self) -> dict[str, Tensor]:
-        known = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        return {
-            name: torch.empty_like(known[name]) if role in NETWORKS else torch.zeros(known[name].shape)
-            for role, names in self.groups.items()
-            for name in names
-        }
+        known, initial = self._known, dict[str, Tensor]()
+        for role, names in self.groups.items():
+            if role == "body" and names:
+                initial["body"] = torch.empty(self._elements(self._tensors["body"]), device="meta")
+                continue
+            for name in names:
+                shape = known[name]
+                initial[name] = torch.empty_like(shape) if role in NETWORKS else torch.zeros(shape.shape)
+        return initial
+
+    @cached_property
+    def _known(self) -> dict[str, Tensor]:
+        """All tensors of the networks."""
+        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def elements(self, groups: Sequence[str]) -> int:
         """As for any model, from sizes that are looked up once."""
-        return sum(self._sizes.get(name, 0) for name in self.names(groups))
+        return sum(self._elements(self._tensors.get(group, ())) for group in groups)
+
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(self._sizes.get(name, 0) for name in names)
 
     def products(self, groups: Sequence[str]) -> int:
         """Elements of the matrices with these roles: multiplications for one sample, if they are linear layers."""
-        matrices = {name for name, tensor in self._module.named_parameters() if tensor.dim() == 2}
-        return sum(self._sizes[name] for name in self.names(groups) if name in matrices)
+        names = (name for group in groups for name in self._tensors.get(group, ()))
+        return self._elements(name for name in names if self._known[name].dim() == 2)
 
     @cached_property
     def total_elements(self) -> int:
         """As for any model, counted once."""
-        beside = {*self.groups.get("auxiliary", ()), *self.groups.get("transform", ())}
-        return sum(size for name, size in self._sizes.items() if name not in beside)
+        return sum(self._sizes.values()) - self.elements(["auxiliary", "transform"])
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -104,22 +118,18 @@ class Outline(Model):
 
     def run(self, images: Tensor, groups: Tensor | None = None) -> Output:
         """A pass of the shapes through the client's own network, with parameters that want a gradient."""
-        params = {
-            name: torch.empty_like(tensor, device="meta").requires_grad_(role != "buffers")
-            for role, names in self.groups.items()
-            for name in names
-            for tensor in [self._initial[name]]
-        }
-        return Model.__call__(self, params, images, groups)
+        return Model.__call__(self, self._shapes(), images, groups)
 
     def run_auxiliary(self, images: Tensor) -> Output:
         """The same through the second network."""
-        params = {
-            name: torch.empty_like(self._initial[name], device="meta").requires_grad_(role != "buffers")
-            for role, names in self.groups.items()
+        return Model.auxiliary(self, self._shapes(), images)
+
+    def _shapes(self) -> dict[str, Tensor]:
+        return {
+            name: torch.empty_like(self._known[name], device="meta").requires_grad_(role != "buffers")
+            for role, names in self._tensors.items()
             for name in names
         }
-        return Model.auxiliary(self, params, images)
 
 
 @cache

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file
-from hetfl.report.comparison import compare_tables
 from hetfl.report.terminal import METRICS, runs_below
 from hetfl.schema import MODEL, RUN, Run, needed_run, read_rounds
 
@@ -71,9 +69,9 @@ def render(found: Mapping[str, Any]) -> str:
         parts.append("\n".join(found["rounds"]))
     elif found["kind"] == "table":
         changed = [cell for cell in found["cells"] if cell["difference"] or not cell["sizes_equal"]]
-        changed += [cell for cell in found["cells"] if (cell["reference"] is None) != (cell["fresh"] is None)]
+        changed += [cell for cell in found["cells"] if (cell["first"] is None) != (cell["second"] is None)]
         rows = [
-            (cell["row"], cell["column"], *(_number(cell[key]) for key in ("reference", "fresh", "difference")))
+            (cell["row"], cell["column"], *(_number(cell[key]) for key in ("first", "second", "difference")))
             + ("" if cell["sizes_equal"] else "differ",)
             for cell in changed
         ]
@@ -195,8 +193,17 @@ def _rounds(one: Path, two: Path) -> list[str]:
 
 
 def _tables(one: Path, two: Path) -> list[dict[str, Any]]:
-    rows = compare_tables(read_json(one), read_json(two), math.inf, math.inf)
-    return [{key: value for key, value in row.items() if key not in ("ok", "problem")} for row in rows]
+    """Every cell of either table: its values, their difference, and whether the message sizes are the same."""
+    old, new = ({(cell["row"], cell["column"]): cell for cell in read_json(path)["cells"]} for path in (one, two))
+    rows = []
+    for row, column in dict.fromkeys([*old, *new]):
+        first, second = old.get((row, column), {}), new.get((row, column), {})
+        before, after = first.get("value"), second.get("value")
+        difference = None if before is None or after is None else round(after - before, 6)
+        values = {"first": before, "second": after, "difference": difference}
+        same = all(first.get(way) == second.get(way) for way in ("up", "down"))
+        rows.append({"row": row, "column": column, **values, "sizes_equal": same})
+    return rows
 
 
 def _folders(first: Mapping[str, Path], second: Mapping[str, Path], compare: Any) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def _folders(first: Mapping[str, Path], second: Mapping[str, Path], compare: Any
 def _tables_in_short(one: Path, two: Path) -> str:
     cells = _tables(one, two)
     moved = [cell for cell in cells if cell["difference"]]
-    news = sum((cell["reference"] is None) != (cell["fresh"] is None) for cell in cells)
+    news = sum((cell["first"] is None) != (cell["second"] is None) for cell in cells)
     sizes = sum(not cell["sizes_equal"] for cell in cells)
     most = max((abs(cell["difference"]) for cell in moved), default=0.0)
     parts = [f"{len(moved)} of {len(cells)} values, by at most {most:.2f} points"] if moved else []

@@ -116,7 +116,9 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     told |= _numbers(entry, seeds[seeds.status == "done"]) | optional
     if told["status"] == "not run":
         told["status"] = min(seeds.status, key=MISSING.index)
-    problems = [f"Seed {line.seed} is {line.status}: {line.problem}." for line in seeds.itertuples() if line.problem]
+    problems = [
+        f"Seed {line.seed} is {line.status}: {line.problem}." for line in seeds[seeds.problem != ""].itertuples()
+    ]
     return told | ({"footnote": " ".join([entry.footnote, *problems]).strip()} if problems else {})
 
 

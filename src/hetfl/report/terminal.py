@@ -135,20 +135,24 @@ def draw(lines: Sequence[Line], by: str, metric: str, columns: int) -> Text:
     shown, width = lines[:MOST], max(20, min(columns, 110) - 10)
     xs = [x for line in shown for x, _ in line.points]
     ys = [y for line in shown for _, y in line.points]
-    low, high, most = min(ys), max(ys), max(xs) or 1.0
-    span = (high - low) or 1.0
+    low, high, least, most = min(ys), max(ys), min(xs), max(xs)
+    span, length = (high - low) or 1.0, (most - least) or 1.0
     dots: dict[tuple[int, int], tuple[int, int]] = {}
     marks: dict[tuple[int, int], int] = {}
     for number, line in enumerate(shown):
         places = [
-            (round(x / most * (2 * width - 3)), round((high - y) / span * (4 * HEIGHT - 1))) for x, y in line.points
+            (round((x - least) / length * (2 * width - 3)), round((high - y) / span * (4 * HEIGHT - 1)))
+            for x, y in line.points
         ]
         for across, down in _joined(places):
             place = down // 4, across // 2
             bits, _ = dots.get(place, (0, number))
             dots[place] = bits | DOTS[down % 4][across % 2], number
         across, down = places[-1]
-        marks.setdefault((down // 4, min(across // 2 + 1, width - 1)), number)
+        column = min(across // 2 + 1, width - 1)
+        near = [down // 4 + step for step in (0, 1, -1, 2, -2)]
+        row = next((row for row in near if 0 <= row < HEIGHT and (row, column) not in marks), down // 4)
+        marks[row, column] = number
     text = Text()
     for row in range(HEIGHT):
         value = high - span * row / (HEIGHT - 1)
@@ -163,9 +167,9 @@ def draw(lines: Sequence[Line], by: str, metric: str, columns: int) -> Text:
             else:
                 text.append(" ")
         text.append("\n")
-    end = f"{most:g}" if by == "round" else f"{most:,.4g}"
+    start, end = (f"{value:g}" if by == "round" else f"{value:,.4g}" for value in (least, most))
     title = f"{by}; {metric}{'' if metric == 'loss' else ' in %'}"
-    text.append(f"{'':9}0{title.center(width - len(end) - 1)}{end}\n")
+    text.append(f"{'':9}{start}{title.center(width - len(start) - len(end))}{end}\n")
     for number, line in enumerate(shown):
         text.append(f"  {LETTERS[number]}  ", f"bold {COLOURS[number]}")
         text.append(f"{line.points[-1][1]:8.2f}  {line.label}  ({line.note})\n")
@@ -203,7 +207,9 @@ def _line(folder: Path, runs: Path, by: str, metric: str) -> Line:
 
 
 def _mean(row: str, lines: Sequence[Line]) -> Line:
-    """The mean of a row's curves, as far as all of them go."""
+    """The mean of a row's curves, as far as all of them go; of a single one, this one."""
+    if len(lines) == 1:
+        return lines[0]
     length = min(len(line.points) for line in lines)
     points = [
         (mean(line.points[at][0] for line in lines), mean(line.points[at][1] for line in lines))

@@ -114,6 +114,8 @@ class Progress:
             before = f", {there} were complete before" if there else ""
             unfinished = f", {len(self._running)} not finished" if self._running else ""
             self._say(f"{self._trained} of {self._cells} cells trained in {took}{before}{unfinished}")
+        elif self._done:
+            self._say(f"{self._done} of {self._cells} cells were complete before")
 
     def _start(self, folder: Path, run: Run) -> None:
         self._bars.start()  # not before a cell trains: of those that were there, there is nothing to show

@@ -1,0 +1,96 @@
+"""What the page of times computes with: accuracies, bytes and operations by round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from hetfl.errors import HetflError
+from hetfl.experiments.forecast import Forecaster
+from hetfl.experiments.plan import Workspace
+from hetfl.files import read_json, write_json
+from hetfl.site.runs import Runs, line_of
+from hetfl.site.tables import Rows, Table
+from hetfl.tables.records import Compacts, Record
+
+NAME = "operations.json"
+"""Kept between reports, since counting takes some 0.1 s for each row of an experiment."""
+
+
+class Operations:
+    """Operations of the slowest client in a round, by fingerprint of the run; counted once."""
+
+    def __init__(self, workspace: Workspace, compacts: Compacts | None) -> None:
+        self._workspace, self._compacts = workspace, compacts
+        self._file = workspace.scratch / NAME
+        self._known: dict[str, float] = read_json(self._file) if self._file.exists() else {}
+        self._forecaster: Forecaster | None = None
+
+    def of(self, record: Record) -> float | None:
+        """Of a record's run; None where its settings are not those of the checkout any more, or data are missing."""
+        key = record.run.fingerprint
+        if key not in self._known and self._compacts is not None:
+            count = self._count(record, self._compacts)
+            if count is None:
+                return None
+            self._known[key] = count
+            write_json(self._file, self._known)
+        return self._known.get(key)
+
+    def _count(self, record: Record, compacts: Compacts) -> float | None:
+        cell = compacts.cell(Path(record.path.partition("/")[2]))
+        # A record has lists where settings have tuples.
+        if cell is None or json.loads(json.dumps(cell.settings)) != record.run.settings:
+            return None
+        if self._forecaster is None:
+            self._forecaster = Forecaster(compacts.params, self._workspace, torch.device("cpu"), exact=False)
+        try:
+            rehearsal = self._forecaster.rehearsal(cell)
+        except HetflError:
+            return None
+        return None if rehearsal is None else max(rehearsal.of_clients(1))
+
+
+def cost_data(tables: Mapping[str, tuple[Table, Rows]], runs: Runs, operations: Operations) -> list[dict[str, Any]]:
+    """The tables whose runs have accuracies and messages, column by column.
+
+    Returns:
+        By table: ``title`` and ``columns``; by column ``title`` and ``lines``; by line ``row``, its look, ``rounds``
+        of [accuracy in percent, bytes up, bytes down], of one participant and mean over seeds, and ``operations`` of
+        the slowest client in a round. The first entry is the registration, without an accuracy.
+    """
+    found = []
+    for table, rows in tables.values():
+        columns = []
+        for column, title in table["columns"].items():
+            cells = [cell for cell in table["cells"] if cell["column"] == column and not cell["reading"]]
+            lines = [line for cell in cells if (line := _line(table, cell, rows, runs, operations))]
+            columns += [{"title": title, "lines": lines}] if lines else []
+        found += [{"name": table["table"], "title": table["title"], "columns": columns}] if columns else []
+    return found
+
+
+def _line(
+    table: Table, cell: Mapping[str, Any], rows: Rows, runs: Runs, operations: Operations
+) -> dict[str, Any] | None:
+    points = {round: accuracy for round, accuracy, *_ in line_of(cell, runs)}
+    records = [record for record in map(runs.get, cell["provenance"]) if record is not None]
+    if not points or (count := operations.of(records[0])) is None:
+        return None
+    told: list[list[float | None]] = []
+    for lines in zip(*(record.rounds for record in records), strict=False):
+        if lines[0].fine_tuning:
+            break
+        each = [
+            mean(getattr(line, way).bytes / max(1, len(line.participants)) for line in lines)
+            for way in ("up", "down")
+        ]
+        accuracy = points.get(lines[0].round)
+        told.append([None if accuracy is None else round(accuracy, 2), *(round(size) for size in each)])
+    look, title = rows.looks[cell["row"]], table["rows"][cell["row"]]
+    return {"row": title, "kind": rows.kinds.get(cell["row"], ""), **look, "operations": count, "rounds": told}

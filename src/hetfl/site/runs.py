@@ -1,0 +1,191 @@
+"""The runs behind the tables: each record is read once, and has a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from statistics import mean
+from typing import Any
+
+from hetfl.compact import read_compact
+from hetfl.experiments.plan import Workspace
+from hetfl.report.shown import show_bytes, show_count
+from hetfl.schema import read_metrics, read_rounds, read_run
+from hetfl.tables.records import Record, accuracy_of
+
+Source = Mapping[str, Any]
+"""A run in a table's provenance."""
+
+
+class Runs:
+    """The records that tables name, from ``runs/`` and ``evaluations/``, or from ``results/``.
+
+    Args:
+        workspace: the checkout.
+        links: the address of each run in MLflow, by its fingerprint.
+        base: from the site's root to the checkout, such as ``../``.
+    """
+
+    def __init__(self, workspace: Workspace, links: Mapping[str, str], base: str) -> None:
+        self._workspace, self._links, self._base = workspace, links, base
+        self.found: dict[str, Record | None] = {}
+
+    def get(self, source: Source) -> Record | None:
+        """The record that a table was made from; None if it is not here, or has changed since.
+
+        Raises:
+            HetflError: the record is damaged.
+        """
+        path: str = source["run"]
+        if path not in self.found:
+            self.found[path] = self._read(path, source["fingerprint"])
+        return self.found[path]
+
+    def _read(self, path: str, fingerprint: str) -> Record | None:
+        below, here = path.partition("/")[2], self._workspace
+        run, metrics = read_run(here.runs / below), read_metrics(here.evaluations / below)
+        if run is not None and run.complete and metrics is not None and run.fingerprint == fingerprint:
+            return Record(path, run, read_rounds(here.runs / below, finished=True), metrics)
+        kept = read_compact(here.results / f"{below}.json")
+        if kept is None or kept.metrics is None or kept.run.fingerprint != fingerprint:
+            return None
+        return Record(path, kept.run, kept.rounds(), kept.metrics, whole=False)
+
+    def view(self, source: Source, digits: int = 2) -> dict[str, Any]:
+        """What a cell says of one of its runs: value, names, and links relative to the site's root."""
+        record, path = self.get(source), source["run"]
+        below = path.partition("/")[2]
+        return {
+            "name": below,
+            "seed": source["seed"],
+            "value": f"{source['value']:.{digits}f}",
+            "short": source["fingerprint"][:12],
+            "page": record and f"runs/{below}.html",
+            "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
+            "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
+            "mlflow": self._links.get(source["fingerprint"], ""),
+        }
+
+    def pages(self) -> dict[str, dict[str, Any]]:
+        """What the page of each record says, by the page's path."""
+        found = {}
+        for record in filter(None, self.found.values()):
+            run, below = record.run, record.path.partition("/")[2]
+            source = {"run": record.path, "seed": run.seed, "value": 0.0, "fingerprint": run.fingerprint}
+            found[f"runs/{below}.html"] = {
+                "record": record,
+                "run": run,
+                "links": self.view(source),
+                "clients": _clients(record),
+                "facts": _facts(record),
+                "settings": run.settings,
+                "provenance": _provenance(record),
+                "seconds": _seconds(record),
+                "curves": [{"title": run.split, "lines": _readings(record)}],
+                "kind": kind_of(record),
+            }
+        return dict(sorted(found.items()))
+
+
+def kind_of(record: Record) -> str:
+    """Whether a run starts from pre-trained weights."""
+    named = record.run.inputs.weights
+    if any(not name.endswith(".random") for name in named):
+        return PRETRAINED
+    return SCRATCH
+
+
+PRETRAINED, SCRATCH = "pre-trained", "from scratch"
+
+Line = list[tuple[int, float, float, float, float]]
+"""By round: its number, the accuracy's mean, lowest and highest over seeds in percent, and MB sent so far."""
+
+
+def _line(records: Sequence[Record], statistic: str, reading: str) -> Line:
+    """A cell's accuracy after every round, as far as all seeds go."""
+    seeds = []
+    for record in records:
+        sent = accumulate(line.up.bytes + line.down.bytes for line in record.rounds)
+        shares = (
+            (line, total, accuracy_of(statistic, reading, line))
+            for line, total in zip(record.rounds, sent, strict=True)
+        )
+        seeds.append([(line.round, 100 * s, total) for line, total, s in shares if line.round and s is not None])
+    found: Line = []
+    for points in zip(*seeds, strict=False):
+        accuracies = [accuracy for _, accuracy, _ in points]
+        spread = (round(number, 3) for number in (mean(accuracies), min(accuracies), max(accuracies)))
+        found.append((points[0][0], *spread, round(mean(total for *_, total in points) / 1e6, 6)))
+    return found
+
+
+def line_of(cell: Mapping[str, Any], runs: Runs) -> Line:
+    """A table's cell as a curve; empty where it has none, or a run is not here."""
+    if cell["unit"] != "%" or not cell["provenance"]:
+        return []
+    records = [runs.get(source) for source in cell["provenance"]]
+    known = [record for record in records if record is not None]
+    return _line(known, cell["statistic"], cell["reading"]) if len(known) == len(records) else []
+
+
+def _readings(record: Record) -> list[dict[str, Any]]:
+    """The accuracies of one run as curves: clients' average, lowest and highest, and of all test samples together."""
+    statistics = {"highest": "highest client", "window_pooled": "all samples", "average": "average"}
+    statistics["lowest"] = "lowest client"
+    return [
+        {"row": title, "series": number, "marker": number, "hollow": False, "points": _line([record], name, "")}
+        for number, (name, title) in enumerate(statistics.items())
+    ]
+
+
+def _clients(record: Record) -> list[dict[str, Any]]:
+    run, shares = record.run, record.metrics.accuracy
+    return [
+        {
+            "model": run.models[k % len(run.models)],
+            "train": sum(run.class_counts.train[k]),
+            "test": sum(run.class_counts.test[k]),
+            "classes": sum(map(bool, run.class_counts.train[k])),
+            "parameters": run.parameters.trainable[k],
+            "accuracy": shares[k],
+        }
+        for k in range(run.clients)
+    ]
+
+
+def _facts(record: Record) -> list[tuple[str, str]]:
+    run, metrics = record.run, record.metrics
+    totals = {way: sum(getattr(line, way).bytes for line in record.rounds) for way in ("up", "down")}
+    percent = {
+        "Clients' average": metrics.average,
+        "Lowest client": metrics.lowest,
+        "Highest client": metrics.highest,
+        "All test samples together": metrics.pooled,
+        "Best round, all test samples": metrics.best_pooled,
+        "Mean over the last rounds": metrics.window_pooled,
+    }
+    facts = [(name, f"{100 * share:.2f} %") for name, share in percent.items() if share is not None]
+    facts += [("Rounds", f"{record.played} of {run.rounds}"), ("Clients", str(run.clients))]
+    facts += [(f"Sent {way}, all clients", show_bytes(total)) for way, total in totals.items()]
+    facts += [("Trainable parameters of a client", show_count(mean(run.parameters.trainable)))]
+    return facts
+
+
+def _seconds(record: Record) -> list[tuple[str, float]]:
+    found: dict[str, float] = {}
+    for line in record.rounds:
+        for phase, seconds in line.seconds.items():
+            found[phase] = found.get(phase, 0.0) + seconds
+    return [(phase, seconds) for phase, seconds in found.items() if seconds >= 0.001]
+
+
+def _provenance(record: Record) -> list[tuple[str, str]]:
+    run = record.run
+    told = {"Fingerprint": run.fingerprint, "Data set": f"{run.dataset} {run.inputs.dataset}"}
+    told |= {"Partition": f"{run.split}, seed {run.seed} {run.inputs.partition}"}
+    told |= {f"Weights {name}": checksum for name, checksum in run.inputs.weights.items()}
+    told |= {"Device": run.device, "Engine": f"{run.engine}, {run.precision}"}
+    told |= {"Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items())}
+    told |= {"Versions of formulas": ", ".join(f"{name} {version}" for name, version in run.numerics.items())}
+    told |= {"Commit": run.commit, "Source": run.source or "", "Started": run.started, "Finished": run.finished or ""}
+    return [(name, text) for name, text in told.items() if text]

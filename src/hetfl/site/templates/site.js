@@ -1,0 +1,251 @@
+"use strict";
+const $ = (selector, root = document) => root.querySelector(selector);
+const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
+const data = (id) => JSON.parse($(`#${id}`).textContent);
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// Sorting: numbers descending first, words ascending; places without a value stay last.
+function sortable(table) {
+  const heads = $$("thead tr:last-child th", table), body = $("tbody", table);
+  heads.forEach((head, column) => $(".sort", head)?.addEventListener("click", () => {
+    const value = (row) => row.cells[column].dataset.value ?? "";
+    const rows = [...body.rows], numeric = rows.every((row) => value(row) === "" || !isNaN(value(row)));
+    const before = head.getAttribute("aria-sort");
+    const ascending = before ? before === "descending" : !numeric;
+    const order = (a, b) => (numeric ? a - b : a.localeCompare(b)) * (ascending ? 1 : -1);
+    rows.sort((a, b) => (value(a) === "") - (value(b) === "") || order(value(a), value(b)));
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+    body.append(...rows);
+  }));
+}
+
+// Filtering: every word must be in a row's name.
+function filter(form) {
+  const rows = $$("table[data-rows] tbody tr[data-name]");
+  const shown = $$("table[data-rows]")[0] ? $$("table.results tbody tr").length || rows.length : 0;
+  const apply = () => {
+    const words = form.elements.text.value.toLowerCase().split(/\s+/), kind = form.elements.kind?.value ?? "";
+    for (const row of rows)
+      row.hidden = !words.every((word) => row.dataset.name.includes(word)) || Boolean(kind && row.dataset.kind !== kind);
+    const counted = $$("table.results tbody tr").length ? $$("table.results tbody tr") : rows;
+    const left = counted.filter((row) => !row.hidden).length;
+    $("output", form).textContent = left === shown ? `${shown} rows` : `${left} of ${shown} rows`;
+  };
+  form.addEventListener("input", apply);
+  form.addEventListener("submit", (event) => event.preventDefault());
+}
+
+// What a cell says when it is pointed at or has the focus.
+function tips() {
+  const tip = $("#tip");
+  const hide = () => { tip.hidden = true; };
+  const show = (event) => {
+    const anchor = event.target.closest?.("[data-tip]");
+    if (!anchor) return hide();
+    tip.innerHTML = $(`#${CSS.escape(anchor.dataset.tip)}`).innerHTML;
+    tip.hidden = false;
+    const at = anchor.getBoundingClientRect(), { offsetWidth: width, offsetHeight: height } = tip;
+    tip.style.left = `${Math.max(8, Math.min(at.right - width, innerWidth - width - 8))}px`;
+    tip.style.top = `${at.bottom + height + 12 < innerHeight ? at.bottom + 8 : Math.max(8, at.top - height - 8)}px`;
+  };
+  for (const anchor of $$("[data-tip]")) anchor.setAttribute("aria-describedby", anchor.dataset.tip);
+  for (const name of ["pointerover", "focusin"]) document.addEventListener(name, show);
+  document.addEventListener("focusout", hide);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  addEventListener("scroll", hide, { passive: true, capture: true });
+}
+
+const SHAPES = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right"];
+const MARKS = 8;
+const DURATION = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, unit]) => `datum.value >= ${size} ? format(datum.value / ${size}, '~r') + ' ${unit}' : `).join("") + "format(1000 * datum.value, '~r') + ' ms'";
+
+// Lines with marks, a band, and a label at each end; labels that would cover one another move apart.
+function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0 }) {
+  const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 190), size = 11.5;
+  const values = lines.flatMap((line) => line.points.flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
+  const low = Math.max(lower, Math.min(...values)), high = Math.max(...values), pad = (high - low || 1) * 0.04;
+  const domain = [Math.max(lower, low - pad), high + pad], perPixel = (domain[1] - domain[0]) / height;
+  const last = Math.max(...lines.flatMap((line) => line.points.map((p) => p[x])));
+  const first = Math.min(...lines.flatMap((line) => line.points.map((p) => p[x])).filter((v) => !log || v > 0));
+  const rows = [], ends = [];
+  for (const line of lines) {
+    const mine = line.points.filter((p) => !log || p[x] > 0), silent = mine.length === 0;
+    const level = line.points.at(-1);
+    const drawn = silent ? [first, last].map((v) => ({ ...level, [x]: v })) : mine;
+    const every = Math.ceil(drawn.length / MARKS);
+    drawn.forEach((p, i) => rows.push({ ...p, row: line.row, marked: !silent && (i % every === 0 || i === drawn.length - 1) }));
+    ends.push({ row: line.row, text: silent ? `${line.row} (sends nothing)` : line.row, [x]: drawn.at(-1)[x], [y]: drawn.at(-1)[y] });
+  }
+  // From the top down, each label at least its height below the one before; then back up from the bottom.
+  ends.sort((a, b) => b[y] - a[y]);
+  let place_ = Infinity;
+  for (const end of ends) end.label = place_ = Math.min(end[y], place_ - size * perPixel);
+  place_ = domain[0] - size * perPixel / 2;
+  for (const end of [...ends].reverse()) end.label = place_ = Math.max(end.label, place_ + size * perPixel);
+  const names = lines.map((line) => line.row), ink = colour("ink"), muted = colour("muted");
+  const scale = { domain: names, range: lines.map((line) => colour(`series-${line.series}`)) };
+  const near = { condition: { param: "near", value: 1 }, value: 0.16 };
+  const xs = { field: x, type: "quantitative", title: xTitle, scale: log ? { type: "log", nice: false } : { zero: false, nice: false }, axis: { tickCount: 5, labelOverlap: true, format: log ? "~s" : undefined, labelExpr: x === "time" ? DURATION : undefined, tickMinStep: x === "round" ? 1 : undefined } };
+  const ys = { field: y, type: "quantitative", title: "Accuracy, %", scale: { domain, nice: false } };
+  const hue = { field: "row", type: "nominal", scale, legend: null };
+  const hollow = new Set(lines.filter((line) => line.hollow).map((line) => line.row));
+  const tooltip = [{ field: "row", title: "row" }, { field: x, title: xTitle.toLowerCase(), format: x === "round" ? "d" : ".3~s" }, { field: y, title: "accuracy, %", format: ".2f" }];
+  const band = rows.some((p) => p.high > p.low) && !log;
+  if (band) tooltip.push({ field: "low", title: "lowest seed", format: ".2f" }, { field: "high", title: "highest seed", format: ".2f" });
+  const aside = { value: width + 14 };
+  const spec = {
+    width, height, title: title && { text: title, anchor: "start", fontSize: 13 }, autosize: { type: "pad" },
+    layer: [
+      ...(band ? [{ data: { values: rows }, mark: { type: "area", opacity: 0.13 }, encoding: { x: xs, y: { ...ys, field: "low" }, y2: { field: "high" }, color: hue, opacity: { condition: { param: "near", value: 0.13 }, value: 0.02 } } }] : []),
+      { data: { values: rows }, mark: { type: "line", strokeWidth: 1.8 }, encoding: { x: xs, y: ys, color: hue, opacity: near } },
+      {
+        data: { values: rows.filter((p) => p.marked) },
+        mark: { type: "point", size: 44, strokeWidth: 1.5, opacity: 1 },
+        params: [{ name: "near", select: { type: "point", fields: ["row"], on: "pointerover", nearest: true, clear: "pointerout" } }],
+        encoding: {
+          x: xs, y: ys, color: hue, opacity: near, tooltip,
+          shape: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: lines.map((line) => SHAPES[line.marker]) } },
+          fill: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: lines.map((line) => (hollow.has(line.row) ? colour("page") : colour(`series-${line.series}`))) } },
+        },
+      },
+      { data: { values: ends }, mark: { type: "rule", strokeWidth: 0.8 }, encoding: { x: { ...xs }, x2: aside, y: ys, y2: { field: "label" }, color: hue, opacity: { condition: { param: "near", value: 0.7 }, value: 0.1 } } },
+      { data: { values: ends }, mark: { type: "text", align: "left", dx: 3, fontSize: 11, limit: 165 }, encoding: { x: aside, y: { ...ys, field: "label" }, text: { field: "text" }, color: { value: ink }, opacity: near } },
+    ],
+    config: {
+      background: null, font: getComputedStyle(document.body).getPropertyValue("--sans"), view: { stroke: null },
+      axis: { labelColor: muted, titleColor: muted, titleFontWeight: "normal", gridColor: colour("grid"), domainColor: muted, tickColor: muted, labelFontSize: 11, titleFontSize: 11 },
+      title: { color: ink }, aria: true,
+    },
+  };
+  return vegaEmbed(place, spec, { actions: false, renderer: "svg", ast: false, tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
+}
+
+function curves(place) {
+  const panels = data(place.dataset.curves), places = panels.map(() => place.appendChild(document.createElement("div")));
+  const draw = () => panels.forEach((panel, i) => {
+    const x = $('input[name="across"]:checked').value;
+    const lines = panel.lines.map((line) => ({ ...line, points: line.points.map(([round, mean, low, high, megabytes]) => ({ round, mean, low, high, megabytes: megabytes * 1e6 })) }));
+    chart(places[i], lines, { x, y: "mean", title: panel.title, log: x === "megabytes", xTitle: x === "round" ? "Round" : "Bytes sent so far, all together" });
+  });
+  return redrawn(draw, $$('input[name="across"]'));
+}
+
+function redrawn(draw, inputs = []) {
+  draw();
+  for (const input of inputs) input.addEventListener("change", draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
+}
+
+// Time to an accuracy. Up and down in Mbit/s, latency in ms, speed in GFLOP/s.
+const NETWORKS = { "home, 20 / 100 Mbit/s": [20, 100, 15], "4G, 10 / 30 Mbit/s": [10, 30, 50], "LoRa-like, 0.02 / 0.02 Mbit/s": [0.02, 0.02, 500], "data centre, 10 Gbit/s": [10000, 10000, 0.2] };
+const DEVICES = { "microcontroller, 0.05": 0.05, "phone, 20": 20, "laptop CPU, 200": 200, "GPU, 20,000": 20000 };
+
+function timeline(line, { up, down, latency, speed }) {
+  let time = 0, sent = 0, received = 0;
+  const parts = { compute: 0, transfer: 0, latency: 0 };
+  return line.rounds.map(([accuracy, bytesUp, bytesDown], i) => {
+    const registration = i === 0, trips = (bytesUp > 0) + (bytesDown > 0);
+    parts.compute += registration ? 0 : line.operations / (speed * 1e9);
+    parts.transfer += (8 * bytesUp) / (up * 1e6) + (8 * bytesDown) / (down * 1e6);
+    parts.latency += (trips * latency) / 1e3;
+    time = parts.compute + parts.transfer + parts.latency;
+    sent += bytesUp; received += bytesDown;
+    return { accuracy: registration ? null : accuracy, time, sent, received, round: i, ...parts };
+  });
+}
+
+function duration(seconds) {
+  const units = [["ms", 1e-3, 1], ["s", 1, 120], ["min", 60, 7200], ["h", 3600, 172800], ["days", 86400, Infinity]];
+  const [unit, size] = units.find(([, , most]) => seconds < most);
+  return `${Number((seconds / size).toPrecision(3))} ${unit}`;
+}
+
+function bytes(size) {
+  const units = ["B", "kB", "MB", "GB", "TB"], at = size > 0 ? Math.min(4, Math.floor(Math.log10(size) / 3)) : 0;
+  return `${Number((size / 1000 ** at).toPrecision(3))} ${units[at]}`;
+}
+
+function costs(form) {
+  const tables = data("costs-data"), fields = form.elements, body = $("#times tbody");
+  const fill = (select, names) => names.forEach((name, i) => select.add(new Option(name, i)));
+  fill(fields.table, tables.map((table) => table.title));
+  for (const [select, presets] of [[fields.network, NETWORKS], [fields.device, DEVICES]]) Object.keys(presets).forEach((name) => select.add(new Option(name, name)));
+  fields.network.value = Object.keys(NETWORKS)[1];
+  fields.device.value = Object.keys(DEVICES)[1];
+  const presets = () => {
+    if (fields.network.value) [fields.up.value, fields.down.value, fields.latency.value] = NETWORKS[fields.network.value];
+    if (fields.device.value) fields.speed.value = DEVICES[fields.device.value];
+  };
+  const columns = () => { fields.column.length = 0; fill(fields.column, tables[fields.table.value].columns.map((column) => column.title)); };
+  const lines = () => tables[fields.table.value].columns[fields.column.value].lines;
+  const target = () => {
+    const best = lines().map((line) => Math.max(...line.rounds.map(([accuracy]) => accuracy ?? 0))).sort((a, b) => a - b);
+    fields.target.max = Math.ceil(best.at(-1));
+    fields.target.value = Math.floor(best[best.length >> 1]);
+  };
+  const draw = () => {
+    const chosen = Object.fromEntries(["up", "down", "latency", "speed"].map((name) => [name, Number(fields[name].value)]));
+    if (!form.checkValidity()) return;
+    const goal = Number(fields.target.value);
+    fields.shown.textContent = `${goal}`;
+    const runs = lines().map((line) => ({ line, rounds: timeline(line, chosen) }));
+    for (const run of runs) run.reached = run.rounds.find(({ accuracy }) => accuracy !== null && accuracy >= goal);
+    runs.sort((a, b) => (a.reached?.time ?? Infinity) - (b.reached?.time ?? Infinity));
+    const longest = Math.max(...runs.map((run) => run.reached?.time ?? 0));
+    body.replaceChildren(...runs.map(({ line, rounds, reached }) => {
+      const row = document.createElement("tr"), name = document.createElement("th");
+      name.scope = "row";
+      name.textContent = line.row;
+      if (line.kind) name.append(Object.assign(document.createElement("span"), { className: "kind", textContent: line.kind }));
+      row.append(name);
+      const cell = (text, className = "") => row.append(Object.assign(document.createElement("td"), { textContent: text, className }));
+      if (!reached) {
+        const best = Math.max(...rounds.map(({ accuracy }) => accuracy ?? 0));
+        cell("not reached", "empty");
+        cell(`best ${best.toFixed(1)} % in ${rounds.length - 1} rounds`, "text empty");
+        for (let i = 0; i < 3; i++) cell("");
+      } else {
+        cell(duration(reached.time));
+        const bar = document.createElement("td"), track = document.createElement("span");
+        track.className = "time";
+        track.style.width = `${(100 * reached.time) / longest}%`;
+        for (const part of ["compute", "transfer", "latency"]) {
+          const piece = Object.assign(document.createElement("i"), { className: `t-${part}`, title: `${part} ${duration(reached[part])}` });
+          piece.style.flexGrow = reached[part];
+          track.append(piece);
+        }
+        bar.append(track, Object.assign(document.createElement("span"), { className: "range", textContent: ["compute", "transfer", "latency"].map((part) => `${Math.round((100 * reached[part]) / reached.time) || 0} %`).join(" · ") }));
+        bar.className = "text";
+        row.append(bar);
+        cell(reached.round);
+        cell(bytes(reached.sent));
+        cell(bytes(reached.received));
+      }
+      cell(`${Number((line.operations / 1e9).toPrecision(3))} G`);
+      return row;
+    }));
+    const drawn = runs.map(({ line, rounds }) => ({ ...line, points: rounds.filter(({ accuracy }) => accuracy !== null) }));
+    chart($("#over-time-chart"), drawn, { x: "time", y: "accuracy", log: true, xTitle: "Time", height: 380 });
+  };
+  form.addEventListener("input", (event) => {
+    if (event.target === fields.table) columns();
+    if ([fields.table, fields.column].includes(event.target)) target();
+    if ([fields.up, fields.down, fields.latency].includes(event.target)) fields.network.value = "";
+    if (event.target === fields.speed) fields.device.value = "";
+    presets();
+    draw();
+  });
+  columns(); target(); presets();
+  redrawn(draw);
+}
+
+addEventListener("DOMContentLoaded", () => {
+  $$("table[data-rows]").forEach(sortable);
+  $$("form[data-filter]").forEach(filter);
+  $$("[data-curves]").forEach(curves);
+  if ($("#costs")) costs($("#costs"));
+  tips();
+});

@@ -1,0 +1,39 @@
+"""Colours and markers: a method looks the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetfl.experiments.plan import load_params
+from hetfl.figures.style import PALETTE, look, looks
+from hetfl.methods import METHODS
+
+
+def test_a_method_looks_the_same_in_every_table() -> None:
+    params = load_params(Path("params.yaml"))
+    found: dict[str, set[int]] = {}
+    for name, experiment in params.experiments.items():
+        methods = {row: settings.method for row, settings in experiment.rows.items()}
+        index = looks(methods)
+        shown = [(look(i)["color"], look(i)["marker"]) for i in index.values()]
+        assert len(shown) == len(set(shown)), name
+        for row, method in methods.items():
+            if row == method or [*methods.values()].count(method) == 1:
+                found.setdefault(method, set()).add(index[row])
+    assert all(len(some) == 1 for some in found.values()), found
+    assert len({looks({name: name})[name] for name in METHODS}) == len(METHODS)
+
+
+def test_the_methods_that_papers_compare_have_different_colours() -> None:
+    fedtgp = ["lg-fedavg", "fedgen", "fml", "fedkd", "feddistill", "fedproto", "fedtgp"]
+    fedhpl = ["fedgen", "fedgh", "fedproto", "fedtgp", "fedmd", "fedhe", "fedhpl"]
+    fgpt = ["pt-fedavg", "pfedhn", "fedmix", "fedmoon", "fedpr", "fed-dualprompt", "fgpt", "sgpt", "fgpt-fedmix"]
+    for compared in (fedtgp, fedhpl, fgpt):
+        index = looks({name: name for name in compared})
+        assert len({i % len(PALETTE) for i in index.values()}) == len(compared)
+
+
+def test_further_rows_of_a_method_take_colours_that_are_free() -> None:
+    index = looks({"local": "fedhpl", "fedhpl": "fedhpl", "fedhpl-shallow": "fedhpl", "fedtgp": "fedtgp"})
+    assert index["fedhpl"] == looks({"fedhpl": "fedhpl"})["fedhpl"]
+    assert len({i % len(PALETTE) for i in index.values()}) == 4

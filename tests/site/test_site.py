@@ -1,0 +1,249 @@
+"""The report: what its pages say, and what they do in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from table_factory import SPEC, make, pages, write_experiment
+
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Workspace
+from hetfl.figures.curves import accuracy_curves
+from hetfl.files import read_json, write_json
+from hetfl.methods import METHODS
+from hetfl.report.shown import best_cells, filled
+from hetfl.report.table import write_table
+from hetfl.site.build import build_site
+from hetfl.site.costs import NAME
+from hetfl.site.methods import certificates, idea
+from hetfl.site.tables import tied
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TABLE, PRINTED = "tables/digits-homogeneous.html", "tables/fedhpl-table-1.html"
+RUN = "runs/digits-homogeneous/fedhpl/fedhpl/iid-s0.html"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of 27 runs: our table, and a paper's of the same runs."""
+    root = tmp_path_factory.mktemp("checkout")
+    write_experiment(root)
+    workspace = Workspace(root)
+    table = make(root)
+    write_table(table, workspace.tables)
+    other = SPEC.model_copy(update={"name": "fedhpl-table-1", "title": "Table 1 <b>", "note": ""})
+    write_table(make(root, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), workspace.tables)
+    accuracy_curves(table, workspace.runs, root)
+    drawing = workspace.partition("digits", "iid", 0) / "samples.svg"
+    drawing.parent.mkdir(parents=True)
+    shutil.copy(root / "digits-homogeneous-curves.svg", drawing)
+    # FedAvg computes twice as much as FedHPL.
+    operations = {"fedhpl": 1e9, "fedavg": 2e9, "local": 1e9}
+    known = {
+        source["fingerprint"]: operations[cell["row"]] for cell in table["cells"] for source in cell["provenance"]
+    }
+    write_json(workspace.scratch / NAME, known)
+    build_site(workspace, methods=("fedhpl", "fedavg", "fedprox"))
+    return workspace.report
+
+
+def test_pages_of_tables_runs_and_methods(report: Path) -> None:
+    page = (report / PRINTED).read_text()
+    assert "Table 1 &lt;b&gt;" in page
+    assert "printed 91.5 (-0.5), match" in page and "printed 90.0 (-9.0), worse" in page
+    ours = (report / TABLE).read_text()
+    assert ours.index(SPEC.note) < ours.index('<table class="results"') and "d" * 64 in ours
+    assert (report / "tables/digits-homogeneous.csv").read_text().startswith("row,column,status,value")
+    run = (report / RUN).read_text()
+    assert "hetfl train digits-homogeneous --row fedhpl --split iid --seed 0" in run and "b" * 64 in run
+    assert "<svg" in (report / "figures.html").read_text()
+    method = (report / "methods/fedprox.html").read_text()
+    (line,) = re.findall(r'source/(fedprox\.html#L\d+)">fedprox\.py:\d+</a></dt><dd>F_k\(w\)', method)
+    number = line.partition("#L")[2]
+    assert re.search(rf'id="L{number}"[^\n]*objective', (report / "source/fedprox.html").read_text())
+
+
+def test_links_resolve_and_nothing_is_loaded_from_elsewhere(report: Path) -> None:
+    anchors: dict[Path, set[str]] = {}
+    texts = {path: path.read_text() for path in report.rglob("*.html")}
+    assert len(texts) > 27 + 2 + 3
+    for path, text in texts.items():
+        named = re.findall(r'\bid="([^"]+)"', text)
+        assert len(named) == len(set(named)), path
+        anchors[path] = set(named)
+    for path, text in texts.items():
+        assert not re.search(r'(?:src|href)="(?:https?:)?//', text), path
+        for link in re.findall(r'(?:href|src)="([^"]*)"', text):
+            target, _, anchor = unquote(link).partition("#")
+            if target.startswith("data:"):
+                continue
+            to = (path.parent / target).resolve() if target else path
+            assert to.exists(), f"{path}: {link}"
+            assert not anchor or anchor in anchors[to], f"{path}: {link}"
+
+
+def test_ties_are_those_whose_intervals_meet() -> None:
+    def cell(row: str, value: float, std: float | None) -> dict[str, Any]:
+        return {"row": row, "column": "c", "status": "ours", "printed": None, "value": value, "std": std}
+
+    # From the best down: within 2 * (0.5 + 0.375), not within 2 * (0.5 + 0.1), within 2 * (0.5 + 2).
+    cells = [cell("best", 90, 0.5), cell("single", 88.3, None), cell("sure", 88.3, 0.1), cell("unsure", 85.0, 2.0)]
+    rows = [one["row"] for one in cells]
+    table = filled({"table": "t", "title": "T", "rows": rows, "columns": ["c"], "cells": cells})
+    assert tied(table, best_cells(table)) == {("single", "c"), ("unsure", "c")}
+
+
+def test_tables_with_nothing_but_what_the_interface_fixes(tmp_path: Path) -> None:
+    """Rows and columns may be lists."""
+    cell = {"row": "a", "column": "b", "printed": 12.0, "printed_std": None, "value": 12.0, "std": None}
+    cell |= {"seeds": [], "best": None, "last": None, "status": "arithmetic", "provenance": []}
+    table = {"table": "plain", "title": "Plain", "columns": ["b"], "rows": ["a"], "cells": [cell]}
+    write_json(tmp_path / "plain.json", table)
+    assert "printed 12.0, arithmetic" in pages(tmp_path)["tables/plain.html"]
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "other.json", {"accuracy": 1})
+    with pytest.raises(HetflError, match="is not a table"):
+        pages(tmp_path)
+
+
+def test_a_report_without_tables(tmp_path: Path) -> None:
+    assert "No tables yet" in pages(tmp_path)["index.html"]
+
+
+def test_a_run_that_changed_since_its_table_has_no_page(tmp_path: Path) -> None:
+    write_experiment(tmp_path)
+    write_table(make(tmp_path), tmp_path / "tables")
+    path = tmp_path / "runs" / RUN.removeprefix("runs/").removesuffix(".html") / "run.json"
+    write_json(path, read_json(path) | {"fingerprint": "0" * 64})
+    found = pages(tmp_path / "tables", tmp_path)
+    assert RUN not in found and RUN.replace("s0", "s1") in found
+
+
+def test_every_method_has_its_idea_in_three_sentences_and_a_certificate() -> None:
+    told = certificates(Path("docs/certificates.md"))
+    for name, cls in METHODS.items():
+        assert cls.title in told, name
+        assert idea(name).count(".") >= 3, f"{name}: the docstring of its file says too little"
+
+
+class Page:
+    """A page in the browser, and everything that went wrong in it."""
+
+    def __init__(self, page: Any, report: Path) -> None:
+        self.page, self.report, self.problems = page, report, list[str]()
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda told: self.problems.append(told.text))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((f"file://{self.report}/", "data:")):
+            self.problems.append(f"request of {url}")
+
+    def go(self, path: str) -> Any:
+        """Open a page of the report."""
+        self.page.goto(f"file://{self.report / path}")
+        return self.page
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of what is visible."""
+        return [found.text_content() or "" for found in self.page.locator(selector).all() if found.is_visible()]
+
+
+@pytest.fixture(scope="module")
+def browser(report: Path) -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, report: Path) -> Iterator[Page]:
+    opened = Page(browser.new_page(viewport={"width": 1200, "height": 800}), report)
+    yield opened
+    assert opened.problems == []
+    opened.page.close()
+
+
+def test_sorting_filtering_and_pointing(page: Page) -> None:
+    at = page.go(TABLE)
+
+    def order() -> list[str]:
+        return [text.removesuffix("pre-trained").strip() for text in page.texts(".results tbody th")]
+
+    assert order() == ["FedHPL", "FedAvg & co_", "Local"]
+    parameters = at.get_by_role("button", name="Up, a round")
+    parameters.click()
+    assert order() == ["FedAvg & co_", "FedHPL", "Local"]
+    parameters.click()
+    assert order() == ["Local", "FedHPL", "FedAvg & co_"]
+    assert at.locator("[aria-sort=ascending]").count() == 1
+    at.get_by_role("searchbox").fill("fed")
+    assert order() == ["FedHPL", "FedAvg & co_"] and page.texts("form output") == ["2 of 3 rows"]
+    at.get_by_role("searchbox").fill("")
+    at.locator("#fedhpl--iid a").focus()
+    (tip,) = page.texts("#tip")
+    assert "seed 0: 90.00" in tip and "seed 2: 92.00" in tip and "commit abc123" in tip
+    at.keyboard.press("Escape")
+    assert page.texts("#tip") == []
+    at.locator("#local--iid a").hover()
+    assert "Local, IID" in page.texts("#tip")[0]
+
+
+def test_curves_have_a_line_and_a_label_for_each_row(page: Page) -> None:
+    at = page.go(TABLE)
+    assert at.locator(".panels svg").count() == 3
+    assert {"FedHPL", "FedAvg & co_", "Local"} <= set(page.texts(".panels svg text"))
+    at.get_by_label("by bytes sent so far").check()
+    at.wait_for_selector("text=Local (sends nothing)")
+
+
+def test_times_follow_what_the_user_picks(page: Page) -> None:
+    at = page.go("costs.html")
+
+    def pick(**values: float) -> dict[str, list[str]]:
+        for name, value in values.items():
+            at.locator(f"[name={name}]").fill(str(value))
+        rows = (row.locator("th, td").all_inner_texts() for row in at.locator("#times tbody tr").all())
+        return {name.split("\n")[0]: rest for name, *rest in rows}
+
+    data = json.loads(at.locator("#costs-data").inner_text())
+    told = data[0]["columns"][0]["lines"][0]
+    assert told["row"] == "FedHPL" and told["operations"] == 1e9
+    # Round 1 of FedHPL in 80 % or more? Its accuracies are 91 - 30 exp(-t) + 30 exp(-5).
+    found = pick(target=85, up=0.016, down=0.016, latency=100, speed=1)
+    # Reached in round 2. Operations: 2 x 1 s. Registration: 8 bytes up; round 1: 6400 up, round 2: 6000 up and 3200
+    # down, at 2000 bytes a second. Messages: 4 x 0.1 s.
+    seconds = 2 + (8 + 6400 + 6000 + 3200) / 2000 + 0.4
+    assert found["FedHPL"][0] == f"{seconds:.3g} s" and found["FedHPL"][2] == "2"
+    assert [*found][0] == "FedHPL" and found["Local"][0] == "not reached"
+    assert pick(speed=1000)["FedHPL"][0] == f"{seconds - 1.998:.3g} s"
+
+
+@pytest.mark.parametrize("path", ["index.html", TABLE, "methods/fedhpl.html", RUN, "costs.html", "runs/index.html"])
+def test_pages_are_accessible_and_as_wide_as_a_phone(page: Page, path: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    at = page.go(path)
+    at.wait_for_function(
+        "document.querySelectorAll('[data-curves], #over-time-chart').length == 0 || "
+        "document.querySelector('.vega-embed svg')"
+    )
+    found = Axe().run(at, options={"preload": False}).response["violations"]
+    assert [(problem["id"], problem["nodes"][0]["html"]) for problem in found] == []
+    at.set_viewport_size({"width": 390, "height": 800})
+    assert at.evaluate("document.documentElement.scrollWidth") <= 390
+    assert at.evaluate("[...document.querySelectorAll('table')].every(table => table.caption)")
