@@ -42,8 +42,8 @@ PROJECT := .
 HOST := 127.0.0.1
 PORT := 5000
 ui: $(VENV)/.ready
-	@echo "http://$(HOST):$(PORT)/#/experiments?workflowType=machine_learning"
-	cd $(PROJECT) && MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host $(HOST) --port $(PORT) \
+	@echo "http://$(HOST):$(PORT)"
+	cd $(PROJECT) && MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --app-name hetfl --workers 1 --host $(HOST) --port $(PORT) \
 	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} $(UI)
 
 lint: $(VENV)/.ready

@@ -15,8 +15,8 @@ FORMAT = "2"
 """Of what stands in MLflow; a run of another one is replaced. It increases when a metric changes its name or unit."""
 MAX_VALUE = 6000
 """MLflow's limit for the characters of a parameter's value."""
-MAX_DIGEST = 36
-"""MLflow's limit for the characters of a data set's digest."""
+DIGEST = 12
+"""Characters of a checksum that are a data set's digest; MLflow shows it in every line, and takes 36 at most."""
 
 # MLflow has views for models and for language-model applications; without this tag it shows the latter.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -70,7 +70,7 @@ def datasets(run: Run) -> list[Any]:
         DatasetInput(
             Dataset(
                 name,
-                checksum[:MAX_DIGEST],
+                checksum[:DIGEST],
                 source_type="hetfl",
                 source=json.dumps(source),
                 profile=json.dumps(shown),
@@ -86,12 +86,13 @@ def experiment_tags(run: Run) -> dict[str, str]:
     return {**KIND, "paper": run.paper, "dataset": run.dataset, "table": run.table}
 
 
-def description(runs: Iterable[Mapping[str, str]], comparisons: Mapping[str, str]) -> str:
+def description(runs: Iterable[Mapping[str, str]], comparisons: Mapping[str, str], table: str) -> str:
     """What an experiment is, in Markdown.
 
     Args:
         runs: the tags of each of its runs.
         comparisons: addresses by split.
+        table: the address of all runs with their figures.
     """
     runs = list(runs)
     rows = dict.fromkeys(sorted(run["row"] for run in runs))
@@ -99,7 +100,8 @@ def description(runs: Iterable[Mapping[str, str]], comparisons: Mapping[str, str
     links = ", ".join(f"[{split}]({address})" for split, address in comparisons.items())
     return (
         f"{_plural(len(rows), 'row')} of the table on {runs[0]['dataset']}, {_plural(len(seeds), 'seed')}. "
-        f"Accuracy by round and by bytes, means over seeds, on split {links}.\n\nRows: {', '.join(rows)}. "
+        f"Accuracy by round and by bytes, means over seeds, on split {links}. "
+        f"[All runs]({table}) with their figures.\n\nRows: {', '.join(rows)}. "
         "A run is one row, split and seed; its tags say which.\n"
     )
 

@@ -34,7 +34,16 @@ from hetfl.tracking.mlflow_metrics import (
     wants_all,
 )
 from hetfl.tracking.mlflow_model import NAME, write_model
-from hetfl.tracking.mlflow_views import MOST, VIEW, comparison_address, comparison_view, tracking_uri, view_key
+from hetfl.tracking.mlflow_views import (
+    MOST,
+    TABLE,
+    VIEW,
+    address,
+    comparison_view,
+    table_view,
+    tracking_uri,
+    view_key,
+)
 
 EVERY = 2.0
 """Seconds from one write of a running cell to the next,"""
@@ -223,13 +232,13 @@ class MlflowMirror:
                 ours = [run for run in runs if run.get("hetfl.format") == FORMAT]
                 if not ours:
                     continue
-                wanted, addresses = {}, {}
+                wanted, addresses = {f"{VIEW}{TABLE}": table_view()}, {}
                 for split in sorted({run["split"] for run in ours}):
                     seeds = sorted((run["seed"] for run in ours if run["split"] == split), key=int)
                     view = comparison_view(split, seeds[0] if len(seeds) > MOST else None)
                     wanted[f"{VIEW}{view_key(split)}"] = view
-                    addresses[split] = comparison_address(identity, split)
-                wanted["mlflow.note.content"] = description(ours, addresses)
+                    addresses[split] = address(identity, view_key(split))
+                wanted["mlflow.note.content"] = description(ours, addresses, address(identity, TABLE))
                 self._tag_experiment(identity, wanted)
 
     def open(self) -> Any:

@@ -21,6 +21,15 @@ MOST = 50
 VIEW = "mlflow.sharedViewState."
 """An experiment's tag with this and a key is what the Share button of MLflow's page saves."""
 
+TABLE = "table"
+"""The key of the list of all runs."""
+COLUMNS = (
+    *(f"tags.`{name}`" for name in ("row", "split", "seed")),
+    *(
+        f"metrics.`{name}`"
+        for name in (AVERAGE, "accuracy/lowest", "accuracy/pooled", "bytes/total", "seconds/total")
+    ),
+)
 TRAINING = {"workflowType": "machine_learning"}
 """Without this in an address, MLflow shows its pages for language-model applications around any experiment."""
 SECTION = "Accuracy and bytes"
@@ -38,6 +47,11 @@ def view_key(split: str) -> str:
     return f"split-{split}"
 
 
+def table_view() -> str:
+    """All runs of an experiment with the figures that most people look for, the most accurate first."""
+    return json.dumps(_view(""))
+
+
 def comparison_view(split: str, seed: str | None) -> str:
     """A page of charts of all runs of a split, in which the seeds of a method are one curve.
 
@@ -46,10 +60,7 @@ def comparison_view(split: str, seed: str | None) -> str:
         seed: show only the runs of this one; None: all.
     """
     only = "" if seed is None else f" AND tags.seed = '{seed}'"
-    view = {
-        "searchFilter": f"tags.split = '{split}'{only}",
-        "orderByKey": f"metrics.`{AVERAGE}`",
-        "orderByAsc": False,
+    view = _view(f"tags.split = '{split}'{only}") | {
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "row"}]},
         "useGroupedValuesInCharts": True,
@@ -60,9 +71,9 @@ def comparison_view(split: str, seed: str | None) -> str:
     return json.dumps(view)
 
 
-def comparison_address(experiment_id: str, split: str) -> str:
-    """The comparison of one split's runs, as an address within MLflow's pages."""
-    asked = {"viewStateShareKey": view_key(split), "compareRunsMode": "CHART", **TRAINING}
+def address(experiment_id: str, key: str) -> str:
+    """A saved view of an experiment's runs, as an address within MLflow's pages."""
+    asked = {"viewStateShareKey": key, "compareRunsMode": "TABLE" if key == TABLE else "CHART", **TRAINING}
     return f"#/experiments/{experiment_id}/runs?{urlencode(asked)}"
 
 
@@ -96,7 +107,7 @@ class Links:
     def comparison(self, experiment: str, split: str) -> str | None:
         """The charts of an experiment's runs of one split, at most :data:`MOST` of them."""
         found = self._views.get((experiment, split))
-        return None if found is None else f"{self._server}/{comparison_address(found, split)}"
+        return None if found is None else f"{self._server}/{address(found, view_key(split))}"
 
     def _read(self, database: Path) -> None:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
@@ -108,7 +119,7 @@ class Links:
                 views = connection.execute(
                     "SELECT name, key, experiment_id FROM experiment_tags JOIN experiments USING (experiment_id) "
                     "WHERE key LIKE ? AND lifecycle_stage = 'active'",
-                    (f"{VIEW}%",),
+                    (f"{VIEW}{view_key('')}%",),
                 ).fetchall()
             except sqlite3.Error:
                 return  # `hetfl sync` says what is wrong with the database
@@ -130,10 +141,20 @@ class Links:
                             self._runs[fingerprint] = experiment.experiment_id, run.info.run_id
                     token = runs.token or None
                 for key in experiment.tags:
-                    if key.startswith(VIEW):
+                    if key.startswith(f"{VIEW}{view_key('')}"):
                         self._views[experiment.name, _split(key)] = experiment.experiment_id
         except Exception as error:
             raise HetflError(f"{uri}: MLflow could not be asked ({error})") from error
+
+
+def _view(runs: str) -> dict[str, Any]:
+    """What all views have in common; ``runs`` selects those that are shown."""
+    return {
+        "searchFilter": runs,
+        "orderByKey": f"metrics.`{AVERAGE}`",
+        "orderByAsc": False,
+        "selectedColumns": list(COLUMNS),
+    }
 
 
 def _split(key: str) -> str:
