@@ -403,7 +403,7 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         ["params.yaml: experiments: ", "'tinny'", "did you mean 'tiny'"],
     ),
     "unknown data set": ("download", "digit", settings(), ["params.yaml: data: ", "'digit'", "'digits'"]),
-    "unknown method": ("train", "tiny fedag", settings(), ["--method: unknown method 'fedag'", "did you mean 'fedavg'"]),
+    "unknown method": ("train", "tiny fedag", settings(), ["unknown method 'fedag'", "did you mean 'fedavg'"]),
     "data set missing": (
         "train",
         "tiny",
