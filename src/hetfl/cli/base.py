@@ -101,9 +101,16 @@ def doing(what: str, work: bool = False) -> Iterator[None]:
     """
     if sys.stderr.isatty():
         from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
 
-        with Console(stderr=True).status(f"{what} ..."):
+        spinner = Spinner("dots", f"{what} ...")
+        live = Live(spinner, console=Console(stderr=True), transient=True, refresh_per_second=12)
+        live.start(refresh=True)
+        try:
             yield
+        finally:
+            live.stop()
         return
     if work:
         print(f"hetfl: {what} ...", file=sys.stderr, flush=True)
