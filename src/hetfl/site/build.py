@@ -32,7 +32,7 @@ from hetfl.tables.catalogue import PAPER_TABLES
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Compacts
 from hetfl.tables.verdict import NOISE
-from hetfl.tracking.mlflow_links import mlflow_links
+from hetfl.tracking.mlflow_views import Links
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAVIGATION = {
@@ -65,7 +65,7 @@ class Project:
     book: Ledger | None
 
     @classmethod
-    def read(cls, workspace: Workspace, params: Params | None, base: str, links: Mapping[str, str]) -> Project:
+    def read(cls, workspace: Workspace, params: Params | None, base: str, links: Links) -> Project:
         """Read a project's tables.
 
         Raises:
@@ -104,11 +104,11 @@ def build_site(workspace: Workspace, params: Params | None = None, methods: Coll
     Raises:
         HetflError: a JSON file in a tables folder is not a table, or a record is damaged.
     """
-    links = mlflow_links(workspace.root)
+    links = Links(workspace.root)
     projects = [Project.read(workspace, params, "../", links)]
     for inner in inner_projects(workspace.root) if params else ():
         place, name = Workspace(inner), inner.relative_to(workspace.root).as_posix()
-        known = links | mlflow_links(inner)
+        known = links.joined(Links(inner))
         projects.append(Project.read(place, load_params(place.params), f"../{name}/", known))
     with atomic_folder(workspace.report) as folder:
         _Site(workspace, folder, projects).write(methods)

@@ -12,6 +12,7 @@ from hetfl.experiments.plan import Workspace
 from hetfl.report.shown import show_bytes, show_count
 from hetfl.schema import read_metrics, read_rounds, read_run
 from hetfl.tables.records import Record, accuracy_of
+from hetfl.tracking.mlflow_views import Links
 
 Source = Mapping[str, Any]
 """A run in a table's provenance."""
@@ -22,11 +23,11 @@ class Runs:
 
     Args:
         workspace: the checkout.
-        links: the address of each run in MLflow, by its fingerprint.
+        links: addresses in MLflow.
         base: from the site's root to the checkout, such as ``../``.
     """
 
-    def __init__(self, workspace: Workspace, links: Mapping[str, str], base: str) -> None:
+    def __init__(self, workspace: Workspace, links: Links, base: str) -> None:
         self._workspace, self._links, self._base = workspace, links, base
         self.found: dict[str, Record | None] = {}
 
@@ -55,6 +56,7 @@ class Runs:
         """What a cell says of one of its runs: value, names, and links relative to the site's root."""
         record, path = self.get(source), source["run"]
         below = path.partition("/")[2]
+        experiment, *_, cell = below.split("/")
         return {
             "name": below,
             "seed": source["seed"],
@@ -63,7 +65,8 @@ class Runs:
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
             "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
-            "mlflow": self._links.get(source["fingerprint"], ""),
+            "mlflow": self._links.runs.get(source["fingerprint"], ""),
+            "comparison": self._links.comparisons.get((experiment, cell.rpartition("-s")[0]), ""),
         }
 
     def pages(self) -> dict[str, dict[str, Any]]:
