@@ -86,7 +86,6 @@ def test_without_cuda_nothing_is_recorded(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "group", "settings"),
     [
-        ("fedavg", "homogeneous", {}),
         ("fedhpl", "two vits", {"local_epochs": 2}),
         ("fedtgp", "two resnets", {"server_epochs": 5, "server_batch": 2}),  # running statistics, a recorded server
         ("fedproto", "homogeneous", {"optimiser": "adam", "keep_optimiser": True}),  # a count of steps

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from PIL import Image
 from pyarrow import ipc, parquet
 
@@ -176,7 +177,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(HetflError, match="class 'wasp' has no image to train on"):
         prepared(tmp_path)
     (tmp_path / "images" / "train" / "wasp").mkdir()
-    (tmp_path / "images" / "train" / "wasp" / "0.jpg").write_bytes(encoded(1)[:60])
+    (tmp_path / "images" / "train" / "wasp" / "0.jpg").write_bytes(encoded(1)[:45])
     with pytest.raises(HetflError, match="train/wasp/0.jpg: is not a readable image") as failed:
         prepared(tmp_path)
     assert len(str(failed.value).splitlines()) == 1
@@ -188,3 +189,10 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     parquet.write_table(table([0, -1], picture="Image", kind="ClassLabel"), broken / "train.parquet")
     with pytest.raises(HetflError, match="train.parquet:1: kind is -1, which is no class"):
         look("mine", OwnSettings(path="tables", layout="parquet"), tmp_path)
+
+
+def test_the_documentations_lines_are_settings() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    block = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    settings = OwnSettings.model_validate(block["data"]["flowers"])
+    assert settings.test == 0.2 and settings.mean == (0.41, 0.38, 0.29)

@@ -253,8 +253,8 @@ def test_mlflow_loads_a_runs_model_also_where_the_checkout_was_moved(finished: P
 
 
 def test_report_names_the_table_and_its_numbers(finished: Path) -> None:
-    page = (finished / "report/index.html").read_text()
-    assert "A tiny table" in page
+    assert 'href="tables/tiny.html">A tiny table' in (finished / "report/index.html").read_text()
+    page = (finished / "report/tables/tiny.html").read_text()
     for cell in CELLS:
         assert f"{100 * mean(lines(finished, cell)[-1]['accuracy']):.1f}" in page
 
@@ -403,7 +403,12 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
         ["params.yaml: experiments: ", "'tinny'", "did you mean 'tiny'"],
     ),
     "unknown data set": ("download", "digit", settings(), ["params.yaml: data: ", "'digit'", "'digits'"]),
-    "unknown method": ("train", "tiny fedag", settings(), ["--method: unknown method 'fedag'", "fedhpl, fedavg"]),
+    "unknown method": (
+        "train",
+        "tiny fedag",
+        settings(),
+        ["--method: unknown method 'fedag'", "did you mean 'fedavg'"],
+    ),
     "data set missing": (
         "train",
         "tiny",

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote
 
 import pytest
-from table_factory import SPEC, make, pages, write_experiment
+from table_factory import SPEC, cell_spec, make, pages, write_cell, write_experiment
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Workspace
 from hetfl.figures.curves import accuracy_curves
 from hetfl.files import read_json, write_json
+from hetfl.ledger.lines import Ledger, Line
 from hetfl.methods import METHODS
 from hetfl.report.shown import best_cells, filled
 from hetfl.report.table import write_table
@@ -24,6 +29,7 @@ from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
 from hetfl.site.methods import certificates, idea
 from hetfl.site.tables import tied
+from hetfl.tracking.mlflow_views import VIEW, view_key
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TABLE, PRINTED = "tables/digits-homogeneous.html", "tables/fedhpl-table-1.html"
@@ -126,6 +132,64 @@ def test_a_run_that_changed_since_its_table_has_no_page(tmp_path: Path) -> None:
     write_json(path, read_json(path) | {"fingerprint": "0" * 64})
     found = pages(tmp_path / "tables", tmp_path)
     assert RUN not in found and RUN.replace("s0", "s1") in found
+
+
+def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: Path) -> None:
+    """The papers are a project inside; its tables have pages here, which lead to its own records."""
+    inner = Workspace(tmp_path / "papers")
+    (inner.root / ".dvc").mkdir(parents=True)
+    inner.params.write_text("")
+    write_cell(inner.root, "fedavg", "iid", 0)
+    cells = {"fedavg": {"iid": cell_spec("fedavg", "iid", seeds=[0])}}
+    parts = {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}, "entries": cells}
+    write_table(make(inner.root, SPEC.model_copy(update={"name": "fedhpl-table-1", **parts})), inner.tables)
+
+    def line(table: str, **more: Any) -> Line:
+        return Line(table.partition("-")[0], table, "fedavg", "iid", "90.0", "%", 90.0, None, method="fedavg", **more)
+
+    tables = ["fedhpl-table-1", "fedtgp-table-1", "fgpt-table-1"]
+    lines = [line(tables[0], verdict="match", ours="90.3"), line(tables[0], verdict="worse", ours="80.0")]
+    lines += [line(tables[1], reason="data"), line(tables[2], verdict="counted", doubts=("Odd.",))]
+    book = Ledger(lines, {name: {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}} for name in tables}, {})
+    params: Any = SimpleNamespace(experiments={})
+    changes = {"ledger": lambda *_: book, "load_params": lambda _: params, "_vega": lambda _: "", "PAPER_TABLES": {}}
+    changes["table_names"] = lambda given: tables if given is params else []
+    with mock.patch.multiple("hetfl.site.build", **changes):
+        page = build_site(Workspace(tmp_path), SimpleNamespace(experiments={}), methods=["fedavg"])  # type: ignore[arg-type]
+    row = re.compile(r'<th scope="row">(?:<a href="#\w+">)?(\w+).*?</th>(.*?)</tr>', re.DOTALL)
+    totals = {name: re.findall(r"<td>(.*?)</td>", rest) for name, rest in row.findall(page.read_text())}
+    # Printed; match, better, worse, differs, in progress, counted; not run for want of weights, data, hours; remarks.
+    assert totals["FedHPL"] == ["2", "1", "", "1", "", "", "", "", "", "", ""]
+    assert totals["FedTGP"] == ["1", "", "", "", "", "", "", "", "1", "", ""]
+    assert totals["FGPT"] == ["1", "", "", "", "", "", "1", "", "", "", "1"]
+    assert totals["All"] == ["4", "1", "", "1", "", "", "1", "", "1", "", "1"]
+    assert 'href="../papers/ledger.md"' in page.read_text()
+    assert "<td>90.3</td>" in (page.parent / "methods/fedavg.html").read_text()
+    record = re.search(r'href="(\S+run\.json)"', (page.parent / "tables/fedhpl-table-1.html").read_text())
+    assert record and (page.parent / "tables" / record[1]).resolve() == inner.root / record[1].partition("papers/")[2]
+
+
+def test_pages_link_runs_and_comparisons_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_cell(tmp_path, "fedavg", "iid", 0)
+    cells = {"fedavg": {"iid": cell_spec("fedavg", "iid", seeds=[0])}}
+    parts = {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}, "entries": cells}
+    table = make(tmp_path, SPEC.model_copy(update=parts))
+    write_table(table, tmp_path / "tables")
+    (tmp_path / "mlruns").mkdir()
+    with closing(sqlite3.connect(tmp_path / "mlruns/mlflow.db")) as database, database:
+        for columns in ("tags (key, value, run_uuid)", "runs (run_uuid, experiment_id, lifecycle_stage)"):
+            database.execute(f"CREATE TABLE {columns}")
+        database.execute("CREATE TABLE experiments (experiment_id, name, lifecycle_stage)")
+        database.execute("CREATE TABLE experiment_tags (key, value, experiment_id)")
+        fingerprint = table["cells"][0]["provenance"][0]["fingerprint"]
+        database.execute("INSERT INTO tags VALUES ('fingerprint', ?, 'abc')", [fingerprint])
+        database.execute("INSERT INTO runs VALUES ('abc', 7, 'active')")
+        database.execute("INSERT INTO experiments VALUES (7, 'digits-homogeneous', 'active')")
+        database.execute("INSERT INTO experiment_tags VALUES (?, '', 7)", [f"{VIEW}{view_key('iid')}"])
+    found = pages(tmp_path / "tables", tmp_path)
+    assert "/#/experiments/7/runs/abc" in found[TABLE] and "/#/experiments/7/runs?viewStateShareKey" in found[TABLE]
+    assert "/#/experiments/7/runs/abc" in found["runs/digits-homogeneous/fedavg/fedavg/iid-s0.html"]
 
 
 def test_every_method_has_its_idea_in_three_sentences_and_a_certificate() -> None:

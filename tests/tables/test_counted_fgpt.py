@@ -177,7 +177,7 @@ def test_references_of_fedmoon_cost_two_passes():
 
 def test_fedmix_takes_the_gradient_of_the_images_along():
     sent = FAMILY.exchange("fedmix")
-    method, model = sent.method, sent.model
+    method, model = sent.method, fitted(sent.method, VIT)
     received = {name: tensor.to("meta") for name, tensor in method.receive(sent.down[0], sent.kept).items()}
     params = method.adopt({}, received)
     images = torch.zeros(1, 3, 224, 224, device="meta", requires_grad=True)

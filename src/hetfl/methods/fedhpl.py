@@ -32,8 +32,8 @@ from hetfl.methods.base import (
     cross_entropy,
     predicted_classes,
     register_method,
-    weighted_mean,
 )
+from hetfl.methods.parts.equal_widths import means_by_width, of_width
 from hetfl.methods.parts.logit_distillation import class_logits, dimension_weights, distillation_loss, global_logits
 from hetfl.methods.parts.theorem import aggregation_weights, figures, observations
 from hetfl.models.base import Model, ModelOptions
@@ -139,7 +139,7 @@ class FedHPL(Method):
         """``logits`` [C, C]: G_k, row c for class c; ``valid`` [C] bool; and the shared parameters. First nothing."""
         if "logits" not in server:
             return Message()
-        shared = server.group(_of_width(int(server["width"][client])))
+        shared = server.group(of_width(int(server["width"][client])))
         return Message({"logits": server["logits"][client], "valid": server["valid"], **shared})
 
     def receive(self, message: Message, memory: Tensors) -> Tensors:
@@ -214,25 +214,11 @@ class FedHPL(Method):
         if self.settings.theorem:
             shares = aggregation_weights(uploaded, divided_by, weights[:, clients])
             after |= {"shrinkage": 1 - shares.sum(dim=1)}
-        return after | self._shared(server, dict(zip(clients, messages, strict=True)))
-
-    def _shared(self, server: ServerState, uplinks: Mapping[int, Message]) -> dict[str, Tensors]:
-        """A group of shared parameters for each width that several clients have and a participant sent."""
         if self.settings.share == "none":
-            return {}
-        widths = server["width"].squeeze(1)
-        shared: dict[str, Tensors] = {}
-        for width, owners in zip(*(found.tolist() for found in widths.unique(return_counts=True)), strict=True):
-            senders = [client for client in uplinks if widths[client] == width]
-            # A client whose width nobody else has keeps its own parameters. Otherwise even a mean over a single
-            # participant replaces the older one.
-            if owners > 1 and senders:
-                own = [
-                    {n: t for n, t in uplinks[client].items() if n.split(".")[0] == self.settings.share}
-                    for client in senders
-                ]
-                shared[_of_width(width)] = weighted_mean(own, server["samples"].squeeze(1)[senders])
-        return shared
+            return after
+        widths, samples = server["width"].squeeze(1), server["samples"].squeeze(1)
+        own = [{n: t for n, t in message.items() if n.split(".")[0] == self.settings.share} for message in messages]
+        return after | means_by_width(own, clients, widths, samples)
 
     def remember(self, work: Work) -> Tensors:
         """The group ``initial``: the parameters that the client started its first round with."""
@@ -269,8 +255,3 @@ class FedHPL(Method):
             shrinkage = server["shrinkage"][:, server["valid"]]
             counted |= figures({"shrinkage": shrinkage.mean(dim=1), "shrinkage_max": shrinkage.amax(dim=1)})
         return counted
-
-
-def _of_width(width: int) -> str:
-    """The group of the parameters that clients of a width share."""
-    return f"shared.{width}"

@@ -33,6 +33,13 @@ def part(name: str) -> Any:
     return import_module(name)
 
 
+def timm_registry() -> Any:
+    """timm's registry of the models of the two modules that are used here: it lists them and knows their weights."""
+    for module in ("vision_transformer", "resnet"):
+        part(f"timm.models.{module}")
+    return part("timm.models._registry")
+
+
 def embed_positions(body: Any, patches: Tensor) -> Tensor:
     """A timm transformer's class token and ``patches`` [B, patches, d] with their positions, [B, 1 + patches, d]."""
     tokens: Tensor = body._pos_embed(patches)

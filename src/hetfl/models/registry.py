@@ -29,7 +29,7 @@ from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import PlainCNN, TorchvisionCNN, googlenet, last_side, mobilenet_v2, plain_cnn
 from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
 from hetfl.models.grouped import GroupedViT
-from hetfl.models.parts import part
+from hetfl.models.parts import part, timm_registry
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
 from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
@@ -159,7 +159,7 @@ def check_name(name: str, where: str = "") -> None:
         known = _timm_architectures()
         if architecture not in known:
             raise unknown("model", plain, (*OWN_SPECS, *known), where)
-        tags += _timm().list_pretrained(f"{architecture}.*")
+        tags += timm_registry().list_pretrained(f"{architecture}.*")
     elif architecture in MINI_VITS:
         tags += [f"{architecture}.{tag}" for tag in MINI_TAGS]
     if "." in plain and plain not in tags:
@@ -263,7 +263,7 @@ def input_spec(name: str) -> InputSpec:
     architecture = architecture_of(name)
     if architecture in OWN_SPECS:
         return OWN_SPECS[architecture]
-    config = _timm().get_pretrained_cfg(_timm_name(name))
+    config = timm_registry().get_pretrained_cfg(_timm_name(name))
     return InputSpec(config.input_size[-1], config.interpolation, tuple(config.mean), tuple(config.std))
 
 
@@ -409,7 +409,7 @@ def origin_of(name: str) -> str:
         return MOCO_FILES[architecture]
     if architecture in OWN_SPECS:
         return "not published"
-    config = _timm().get_pretrained_cfg(_timm_name(name))
+    config = timm_registry().get_pretrained_cfg(_timm_name(name))
     return f"huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else str(config.url)
 
 
@@ -485,7 +485,7 @@ def _timm_name(name: str) -> str:
 
 @cache
 def _timm_architectures() -> tuple[str, ...]:
-    timm = _timm()
+    timm = timm_registry()
     vits = timm.list_models("vit_*", module="vision_transformer")
     return (*vits, *timm.list_models("resnet*", module="resnet"))
 

@@ -65,7 +65,7 @@ class Project:
     book: Ledger | None
 
     @classmethod
-    def read(cls, workspace: Workspace, params: Params | None, base: str, links: Links) -> Project:
+    def read(cls, workspace: Workspace, params: Params | None, base: str) -> Project:
         """Read a project's tables.
 
         Raises:
@@ -75,7 +75,7 @@ class Project:
         tables: dict[str, Table] = {
             table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))
         }
-        runs, book = Runs(workspace, links, base), None
+        runs, book = Runs(workspace, _links(workspace.root), base), None
         if params:
             known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
             book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
@@ -104,12 +104,10 @@ def build_site(workspace: Workspace, params: Params | None = None, methods: Coll
     Raises:
         HetflError: a JSON file in a tables folder is not a table, or a record is damaged.
     """
-    links = Links(workspace.root)
-    projects = [Project.read(workspace, params, "../", links)]
+    projects = [Project.read(workspace, params, "../")]
     for inner in inner_projects(workspace.root) if params else ():
         place, name = Workspace(inner), inner.relative_to(workspace.root).as_posix()
-        known = links.joined(Links(inner))
-        projects.append(Project.read(place, load_params(place.params), f"../{name}/", known))
+        projects.append(Project.read(place, load_params(place.params), f"../{name}/"))
     with atomic_folder(workspace.report) as folder:
         _Site(workspace, folder, projects).write(methods)
     return workspace.report / "index.html"
@@ -270,6 +268,14 @@ class _Site:
         ]
         shown = {"distributions": drawn(names(of_runs=False)), "results": drawn(names(of_runs=True))}
         return {"partitions": partitions, **shown}
+
+
+def _links(root: Path) -> Links | None:
+    """Addresses in MLflow; None where it cannot be reached, which stops no report."""
+    try:
+        return Links(root)
+    except HetflError:
+        return None
 
 
 def _by_number(name: str) -> tuple[int, str]:

@@ -23,11 +23,11 @@ class Runs:
 
     Args:
         workspace: the checkout.
-        links: addresses in MLflow.
+        links: addresses in MLflow; None without it.
         base: from the site's root to the checkout, such as ``../``.
     """
 
-    def __init__(self, workspace: Workspace, links: Links, base: str) -> None:
+    def __init__(self, workspace: Workspace, links: Links | None, base: str) -> None:
         self._workspace, self._links, self._base = workspace, links, base
         self.found: dict[str, Record | None] = {}
 
@@ -41,6 +41,15 @@ class Runs:
         if path not in self.found:
             self.found[path] = self._read(path, source["fingerprint"])
         return self.found[path]
+
+    def comparisons(self, table: Mapping[str, Any]) -> dict[str, str]:
+        """Charts in MLflow that compare the runs of a table, by split."""
+        sources = (source["run"].split("/") for cell in table["cells"] for source in cell["provenance"])
+        splits = dict.fromkeys((experiment, name.rpartition("-s")[0]) for _, experiment, *_, name in sources)
+        found = {
+            split: self._links.comparisons.get((experiment, split)) for experiment, split in splits if self._links
+        }
+        return {table["columns"].get(split, split): address for split, address in found.items() if address}
 
     def _read(self, path: str, fingerprint: str) -> Record | None:
         below, here = path.partition("/")[2], self._workspace
@@ -65,8 +74,8 @@ class Runs:
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
             "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
-            "mlflow": self._links.runs.get(source["fingerprint"], ""),
-            "comparison": self._links.comparisons.get((experiment, cell.rpartition("-s")[0]), ""),
+            "mlflow": self._links and self._links.runs.get(source["fingerprint"]),
+            "comparison": self._links and self._links.comparisons.get((experiment, cell.rpartition("-s")[0])),
         }
 
     def pages(self) -> dict[str, dict[str, Any]]:

@@ -116,6 +116,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "made": "run" if accuracies or missing else "computed",
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
         "curves": _curves(table, runs, rows),
+        "comparisons": runs.comparisons(table),
         "provenance": _provenance(table),
     }
 

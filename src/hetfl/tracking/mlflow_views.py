@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 from contextlib import closing, suppress
-from copy import copy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -107,12 +106,6 @@ class Links:
         elif database is None:
             with suppress(Exception):  # the server is away
                 self._ask(uri)
-
-    def joined(self, other: Links) -> Links:
-        """These addresses and those of another project."""
-        both = copy(self)
-        both.runs, both.comparisons = self.runs | other.runs, self.comparisons | other.comparisons
-        return both
 
     def _add_run(self, fingerprint: str, experiment: str, run: str) -> None:
         self.runs[fingerprint] = f"{self._server}/#/experiments/{experiment}/runs/{run}?{urlencode(TRAINING)}"

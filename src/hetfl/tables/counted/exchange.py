@@ -19,11 +19,15 @@ from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Cell, Params, cells, shared_settings
+from hetfl.experiments.rehearsal import Holdings, Played, Skipping, blank_federation
 from hetfl.message import Message, ServerState, Tensors
-from hetfl.methods.base import Client, Method, Statistics, Uplinks, Work, create
+from hetfl.methods.base import Method, Uplinks, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.metrics.flops import StepFlops, flops, step_flops
 from hetfl.models import Model, ModelOptions, build
+from hetfl.models.outline import Outline, outline
+from hetfl.training.local import LocalEngine
+from hetfl.training.state import ClientState
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +91,24 @@ def fitted(method: Method, name: str, pixels: int | None = None, device: str = "
         method: whose options it has; published weights are left out, they have the same shapes.
         name: of the architecture.
         pixels: side of the images; None: the architecture's own.
-        device: ``meta`` for a model of which only the shapes are there.
+        device: ``meta`` for a model that can be run there, to count operations.
     """
-    options = method.model_options().model_copy(update={"weights": "scratch"})
-    return _built(name, method.num_classes, options, pixels, device)
+    return _built(name, method.num_classes, _options(method), pixels, device)
 
 
 @cache
 def _built(name: str, classes: int, options: ModelOptions, pixels: int | None, device: str) -> Model:
     with torch.device(device):
         return build(name, classes, options, inputs=InputSettings(size=pixels))
+
+
+def shapes(method: Method, name: str, pixels: int | None = None) -> Outline:
+    """The shapes of an architecture as a method wants it, with the arguments of :func:`fitted`."""
+    return outline(name, method.num_classes, _options(method), InputSettings(size=pixels))
+
+
+def _options(method: Method) -> ModelOptions:
+    return method.model_options().model_copy(update={"weights": "scratch"})
 
 
 def encoder(method: Method, model: Model) -> Model | None:
@@ -109,58 +121,39 @@ def encoder(method: Method, model: Model) -> Model | None:
     return _built(query.model, method.num_classes, ModelOptions(weights="scratch"), None, "meta")
 
 
-def device_of(model: Model) -> torch.device:
-    """Where a model's tensors are."""
-    return model.tensors()[0].device
-
-
 class Exchange:
     """The messages of a method's first round, without training; each is made when it is first asked for.
-
-    Images are zeros, and so are prompts and heads of a model of which only the shapes are there.
 
     Args:
         method: that is run.
         model: every client's architecture.
-        held: classes of each client's training samples, int64 [n].
+        held: classes of each client's training samples, int64 [n]; where the method shares a public set, the first
+            client's are that set's, too.
         participants: the first so many clients take part in the round.
-        seen: classes of the samples that each client computes its statistics on; None: of all that it holds.
         stored: side of the images as the data set stores them, in pixels.
     """
 
     def __init__(
-        self,
-        method: Method,
-        model: Model,
-        held: Sequence[Tensor],
-        participants: int = 1,
-        seen: Sequence[Tensor] | None = None,
-        stored: int = 32,
+        self, method: Method, model: Model, held: Sequence[Tensor], participants: int = 1, stored: int = 32
     ) -> None:
         self.method, self.model = method, model
-        self._participants, self._seen, self._stored = range(participants), seen or held, stored
-        counts = [torch.bincount(labels, minlength=method.num_classes) for labels in held]
-        self._clients = [Client(index, model, some) for index, some in enumerate(counts)]
+        public = held[0] if method.public else None
+        none = [torch.empty(0, dtype=torch.int64)] * len(held)
+        holdings = Holdings(held, none, method.num_classes, stored, public, method.public_classes, public_side=stored)
+        federation = blank_federation(method, [model] * len(held), holdings)
+        self._played = Played(LocalEngine(method, federation, Skipping(method)), range(participants))
+        self._clients = range(len(held))
 
     @cached_property
     def registered(self) -> list[Message]:
         """What each client sends before the first round."""
-        return [self.method.register(self._work(client, 0, {})) for client in self._clients]
+        return [*self._played.registrations(self._clients).values()]
 
     @cached_property
     def server(self) -> ServerState:
         """The server's first state."""
         registered = dict(enumerate(self.registered))
-        with device_of(self.model):
-            state = self.method.initial_server([self.model] * len(self._clients), registered, Draws(0))
-        # Whole networks travel as shapes; methods that tune prompts read values of what they are sent.
-        if "body" in self.method.trains():
-            return state
-        filled = {
-            name: torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
-            for name, tensor in state.items()
-        }
-        return ServerState(filled)
+        return self.method.initial_server([self.model] * len(self._clients), registered, Draws(0))
 
     @cached_property
     def first(self) -> list[Message]:
@@ -168,17 +161,9 @@ class Exchange:
         return self.downlinks(self.server)
 
     @cached_property
-    def work(self) -> list[Work]:
-        """What the participants do in the first round."""
-        return [
-            self._work(self._clients[index], 1, self.method.receive(message, {}))
-            for index, message in zip(self._participants, self.first, strict=True)
-        ]
-
-    @cached_property
     def up(self) -> list[Message]:
         """What the participants send in a round."""
-        return [self.method.uplink(work) for work in self.work]
+        return self._played.uplinks(self.server, 1)
 
     @cached_property
     def after(self) -> ServerState:
@@ -193,42 +178,16 @@ class Exchange:
     @property
     def kept(self) -> Tensors:
         """What the first participant remembers."""
-        return self.method.remember(self.work[0])
+        assert self.up
+        return self._played.engine.client_states().get(0, ClientState()).memory
 
     def aggregate(self, server: ServerState, round: int = 1) -> ServerState:
         """The server's state after a round in which it got the participants' messages."""
-        return self.method.aggregate(server, Uplinks(self._participants, self.up), Draws(0, round))
+        return self.method.aggregate(server, Uplinks(self._played.members, self.up), Draws(0, round))
 
     def downlinks(self, server: ServerState) -> list[Message]:
         """What the server sends to the participants."""
-        return [self.method.downlink(server, index) for index in self._participants]
-
-    def params(self, received: Tensors) -> Tensors:
-        """A participant's parameters at the start of a round, on the model's device."""
-        device = device_of(self.model)
-        with device:
-            fresh = self.method.initial(self.model, Draws(0), 0)
-        return {name: tensor.to(device) for name, tensor in self.method.adopt(fresh, received).items()}
-
-    def _work(self, client: Client, round: int, received: Tensors) -> Work:
-        source, params, statistics = self.method.statistics_source(round), dict[str, Tensor](), Statistics()
-        if round or source != "none":
-            with device_of(self.model):
-                params = self.method.initial(self.model, Draws(0), client.index)
-        if round:
-            params = self.method.adopt(params, received)
-        if source != "none":
-            labels, spec = self._seen[client.index], self.model.spec
-            side, by = self._stored if source == "stored" else spec.size, encoder(self.method, self.model)
-            batch = Batch(
-                torch.zeros(1, 1, 1, 1).expand(len(labels), spec.channels, side, side),
-                labels,
-                rows=torch.arange(len(labels)),
-                queries=torch.zeros(len(labels), by.width) if by else None,
-            )
-            with torch.no_grad():
-                statistics = self.method.statistics(self.model, params, batch, received)
-        return Work(client, Draws(0, round), received, params, params, statistics, steps=round)
+        return self._played.downlinks(server)
 
 
 class SampleCost:
@@ -242,11 +201,15 @@ class SampleCost:
     """Of the batch that is counted: FedGen's generator makes no less at once."""
 
     def __init__(self, sent: Exchange) -> None:
-        self.method, self.model = sent.method, sent.model
-        device, size = device_of(self.model), self.model.spec.size
+        self.method, self.model, size = sent.method, sent.model, sent.model.spec.size
+        if isinstance(self.model, Outline):
+            self.model = fitted(self.method, self.model.name, size)
+        device = self.model.tensors()[0].device
         received = self.method.receive(sent.down[0], sent.kept)
-        self._params = sent.params(received)
         self._received = {name: tensor.to(device) for name, tensor in received.items()}
+        with device:
+            fresh = self.method.initial(self.model, Draws(0), 0)
+        self._params = self.method.adopt(fresh, self._received)
         self._encoder = encoder(self.method, self.model)
         with device:
             images = torch.zeros(self.SAMPLES, self.model.spec.channels, size, size)

@@ -14,7 +14,7 @@ from hetfl.draws import Draws
 from hetfl.experiments.plan import Params
 from hetfl.methods.base import Method, create
 from hetfl.models import Model
-from hetfl.tables.counted.exchange import Exchange, fitted, float_elements, of_all_classes
+from hetfl.tables.counted.exchange import Exchange, float_elements, of_all_classes, shapes
 from hetfl.tables.counted.layout import Counts, layout, rounded
 
 K = 1024
@@ -30,16 +30,16 @@ def table_5(_: Params) -> Counts:
     models, found = layout("fedhpl-table-5").models, {}
     for row, classes in CLASSES.items():
         for size in VITS:
-            model = fitted(create("fedavg", {}, classes), models[size])
+            model = shapes(create("fedavg", {}, classes), models[size])
             found[row, f"backbone-{size}"] = model.elements(["body"])
             found[row, f"entire-{size}"] = model.total_elements
-        small = fitted(create("pfedpt", {}, classes), models["pFedPT"])
+        small = shapes(create("pfedpt", {}, classes), models["pFedPT"])
         border = small.elements(["prompts"])
         found[row, "pfedpt-vit"] = small.total_elements - border
         found[row, "pfedpt-g1"] = border
         found[row, "pfedpt-f1"] = small.total_elements
         generating = create("pfedpg", {}, classes)
-        prompted = fitted(generating, models["ViT-B"])
+        prompted = shapes(generating, models["ViT-B"])
         found[row, "pfedpg-g2"] = _server(generating, prompted)
         found[row, "pfedpg-f2"] = found[row, "pfedpg-g2"] + prompted.elements(["prompts", "head"])
     return Counts(found)
@@ -50,7 +50,7 @@ def table_6(_: Params) -> Counts:
     models, found = layout("fedhpl-table-6").models, dict[tuple[str, str], int | float | str]()
 
     def prompted(size: str, depth: str, n: int, classes: int) -> Model:
-        return fitted(create("fedhpl", {"prompts": depth, "prompt_length": n}, classes), models[size])
+        return shapes(create("fedhpl", {"prompts": depth, "prompt_length": n}, classes), models[size])
 
     for (data, classes), depth, size in product(CLASSES.items(), ("shallow", "deep"), VITS):
         one, two = (prompted(size, depth, n, classes) for n in (1, 2))
@@ -68,7 +68,7 @@ def table_7(params: Params) -> Counts:
     for (data, classes), (size, name) in product(CLASSES.items(), layout("fedhpl-table-7").models.items()):
         for row in ("FedGen", "FedGH", "FedProto", "FedTGP", "FedMD", "FedHE"):
             method = create(row.lower(), {}, classes, PUBLIC_CLASSES)
-            found[row, f"{data}-{size}"] = fitted(method, name).total_elements
+            found[row, f"{data}-{size}"] = shapes(method, name).total_elements
         for pixels in (32, 224):
             framed = _framed(params, name, pixels, classes)
             found[f"FedHPL_{pixels}", f"{data}-{size}"] = framed.total_elements
@@ -107,8 +107,7 @@ def table_9(_: Params) -> Counts:
     for (data, classes), row in product(CLASSES.items(), table.parts[0].rows):
         name, settings = variants.get(row, (row.lower(), {}))
         method = create(name, settings, classes, PUBLIC_CLASSES)
-        # A message does not depend on the size of images.
-        model = fitted(method, table.models["ResNet18"], pixels=8, device="cpu")
+        model = shapes(method, table.models["ResNet18"])
         fixed, each = _growth(method, model)
         found[row, data] = fixed + each
         if row in symbols:
@@ -130,7 +129,7 @@ TABLES: dict[str, Callable[[Params], Counts]] = {
 
 def _framed(params: Params, name: str, pixels: int, classes: int) -> Model:
     row = params.experiments["fedhpl-resnet-frame-3"].rows["fedhpl-cnn-w3"]
-    return fitted(create(row.method, row.settings, classes), name, pixels)
+    return shapes(create(row.method, row.settings, classes), name, pixels)
 
 
 def _growth(method: Method, model: Model) -> tuple[int, int]:

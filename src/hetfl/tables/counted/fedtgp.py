@@ -19,7 +19,7 @@ from hetfl.experiments.plan import Params
 from hetfl.methods.base import Method
 from hetfl.metrics.flops import StepFlops, flops
 from hetfl.models import Model
-from hetfl.tables.counted.exchange import Exchange, SampleCost, Setting, fitted, float_elements
+from hetfl.tables.counted.exchange import Exchange, SampleCost, Setting, fitted, float_elements, shapes
 from hetfl.tables.counted.layout import Counts, layout, rounded
 from hetfl.tables.notation import methods
 
@@ -155,7 +155,7 @@ def quick(of: Setting, row: str, **changes: Any) -> Method:
 
 def model_of(of: Setting, row: str) -> Model:
     """The 4-layer CNN as a method wants it, of which only the shapes are there."""
-    return fitted(quick(of, row), SMALLEST, of.cell.input.size)
+    return shapes(quick(of, row), SMALLEST, of.cell.input.size)
 
 
 def exchange(
@@ -178,11 +178,10 @@ def exchange(
         device: of the model; see :func:`fitted`.
         **changes: of the method's settings.
     """
-    method = quick(of, row, **changes)
+    method, side = quick(of, row, **changes), pixels or of.cell.input.size
     held = gathered_labels(of, method)[:clients]
-    # One sample of each class makes messages of the same size as all samples do.
-    seen = [labels.unique() for labels in held]
-    return Exchange(method, fitted(method, name, pixels or of.cell.input.size, device), held, len(held), seen)
+    model = shapes(method, name, side) if device == "meta" else fitted(method, name, side, device)
+    return Exchange(method, model, held, len(held))
 
 
 def step(of: Setting, row: str = "lg-fedavg", name: str = SMALLEST, pixels: int | None = None) -> StepFlops:

@@ -25,6 +25,7 @@ from hetfl.tables.counted.exchange import (
     float_elements,
     integer_bytes,
     of_all_classes,
+    shapes,
 )
 from hetfl.tables.counted.layout import Counts, layout, rounded
 from hetfl.training.sampling import participants
@@ -82,7 +83,7 @@ class Family:
 def first_round(method: Method, name: str, sizes: Sequence[int] = (1,), **more: Any) -> Exchange:
     """The first round of a method on an architecture of which only the shapes are there."""
     held = [of_all_classes(samples, method.num_classes) for samples in sizes]
-    return Exchange(method, fitted(method, name), held, **more)
+    return Exchange(method, shapes(method, name), held, **more)
 
 
 def table_2(params: Params) -> Counts:
@@ -90,10 +91,10 @@ def table_2(params: Params) -> Counts:
     family, found = Family(params), dict[tuple[str, str], int | float | str]()
     main = family.at[MAIN]
     average = main.method("fedavg")
-    rounds = {row: (MODELS[row], first_round(average, MODELS[row])) for row in ("resnet18", "resnet50", "vit_b16")}
-    for row, (name, sent) in {**rounds, "vit_b16-fgpt": (VIT, family.exchange("fgpt"))}.items():
+    rounds = {row: first_round(average, MODELS[row]) for row in ("resnet18", "resnet50", "vit_b16")}
+    for row, sent in {**rounds, "vit_b16-fgpt": family.exchange("fgpt")}.items():
         found[row, "params"] = float_elements(sent.up)
-        found[row, "trained"] = fitted(sent.method, name).elements(sent.method.trains())
+        found[row, "trained"] = sent.model.elements(sent.method.trains())
         found[row, "up"], found[row, "down"] = float_elements(sent.up), float_elements(sent.down)
         found[row, "bytes"] = float_bytes(sent.up)
         found[row, "run"] = run_bytes(sent, main)
@@ -110,7 +111,7 @@ def table_2(params: Params) -> Counts:
     for row, counts in _once(family).items():
         found[row, "once-up"], found[row, "once-down"], found[row, "kept"] = counts
     fgpt, sizes = family.method("fgpt"), client_sizes(main)
-    backbone = fitted(fgpt, VIT)
+    backbone = shapes(fgpt, VIT)
     frozen = backbone.total_elements - backbone.elements(fgpt.trains())
     facts = {
         "classes": main.classes,
