@@ -178,13 +178,13 @@ def test_pages_link_runs_and_comparisons_in_mlflow(tmp_path: Path, monkeypatch: 
     write_table(table, tmp_path / "tables")
     (tmp_path / "mlruns").mkdir()
     with closing(sqlite3.connect(tmp_path / "mlruns/mlflow.db")) as database, database:
-        for columns in ("tags (key, value, run_uuid)", "runs (run_uuid, experiment_id, lifecycle_stage)"):
+        for columns in ("tags (key, value, run_uuid)", "runs (run_uuid, experiment_id, lifecycle_stage, start_time)"):
             database.execute(f"CREATE TABLE {columns}")
         database.execute("CREATE TABLE experiments (experiment_id, name, lifecycle_stage)")
         database.execute("CREATE TABLE experiment_tags (key, value, experiment_id)")
         fingerprint = table["cells"][0]["provenance"][0]["fingerprint"]
         database.execute("INSERT INTO tags VALUES ('fingerprint', ?, 'abc')", [fingerprint])
-        database.execute("INSERT INTO runs VALUES ('abc', 7, 'active')")
+        database.execute("INSERT INTO runs VALUES ('abc', 7, 'active', 0)")
         database.execute("INSERT INTO experiments VALUES (7, 'digits-homogeneous', 'active')")
         database.execute("INSERT INTO experiment_tags VALUES (?, '', 7)", [f"{VIEW}{view_key('iid')}"])
     found = pages(tmp_path / "tables", tmp_path)

@@ -3,7 +3,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from hetfl.tracking.mlflow_mirror import ENVIRONMENT
+from hetfl.tracking.mlflow_database import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")

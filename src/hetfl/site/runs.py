@@ -46,7 +46,9 @@ class Runs:
         """Charts in MLflow that compare the runs of a table, by split."""
         sources = (source["run"].split("/") for cell in table["cells"] for source in cell["provenance"])
         splits = dict.fromkeys((experiment, name.rpartition("-s")[0]) for _, experiment, *_, name in sources)
-        found = {split: self._links.comparison(experiment, split) for experiment, split in splits if self._links}
+        found = {
+            split: self._links.comparisons.get((experiment, split)) for experiment, split in splits if self._links
+        }
         return {table["columns"].get(split, split): address for split, address in found.items() if address}
 
     def _read(self, path: str, fingerprint: str) -> Record | None:
@@ -63,6 +65,7 @@ class Runs:
         """What a cell says of one of its runs: value, names, and links relative to the site's root."""
         record, path = self.get(source), source["run"]
         below = path.partition("/")[2]
+        experiment, *_, cell = below.split("/")
         return {
             "name": below,
             "seed": source["seed"],
@@ -71,7 +74,8 @@ class Runs:
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
             "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
-            "mlflow": self._links and self._links.run(source["fingerprint"]),
+            "mlflow": self._links and self._links.runs.get(source["fingerprint"]),
+            "comparison": self._links and self._links.comparisons.get((experiment, cell.rpartition("-s")[0])),
         }
 
     def pages(self) -> dict[str, dict[str, Any]]:

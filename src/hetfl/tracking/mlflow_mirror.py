@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 import time
@@ -21,7 +20,13 @@ from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
 from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
 from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
-from hetfl.tracking.mlflow_database import create_database, place_artifacts, repair_database, sqlite_file
+from hetfl.tracking.mlflow_database import (
+    create_database,
+    place_artifacts,
+    repair_database,
+    set_environment,
+    sqlite_file,
+)
 from hetfl.tracking.mlflow_metrics import (
     AVERAGE,
     LAST,
@@ -53,15 +58,6 @@ ALL = 3
 """MLflow's number for all runs, the deleted ones too (``ViewType.ALL``)."""
 CALL = {"metrics": 800, "params": 100, "tags": 100}
 """Entries of one call: MLflow takes 1000 in all, and no more parameters and tags than these."""
-
-# A mirror must neither hold up a run when it is away nor write into its display, unless the user wants it to.
-ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-}
 
 REMOTE = ("http", "databricks")
 """How the addresses of servers begin, which keep files themselves."""
@@ -251,8 +247,7 @@ class MlflowMirror:
             HetflError: MLflow is not installed or cannot be reached.
         """
         if self._client is None:
-            for name, value in ENVIRONMENT.items():
-                os.environ.setdefault(name, value)
+            set_environment()
             try:
                 from mlflow.tracking import MlflowClient
             except ImportError as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from hetfl.errors import HetflError
-from hetfl.tracking.mlflow_database import sqlite_file
+from hetfl.tracking.mlflow_database import set_environment, sqlite_file
 from hetfl.tracking.mlflow_metrics import AVERAGE, LAST, LOSS
 
 SERVER = "http://127.0.0.1:5000"
@@ -77,74 +76,76 @@ def address(experiment_id: str, key: str) -> str:
     return f"#/experiments/{experiment_id}/runs?{urlencode(asked)}"
 
 
+VIEWED = f"{VIEW}{view_key('')}"
+"""How the tags of comparisons begin."""
+
+
 class Links:
     """Addresses of runs and comparisons in MLflow, for pages that are not MLflow's.
 
-    What MLflow does not have has no address. A local database is read without MLflow, in milliseconds.
+    What MLflow does not have, or cannot say now, has no address. A local database is read without MLflow, in
+    milliseconds; a new run comes after an older one with the same fingerprint.
 
     Args:
         root: the repository's root.
+
+    Attributes:
+        runs: the page of each run, by its fingerprint.
+        comparisons: the charts of an experiment's runs of one split, at most :data:`MOST`, by experiment and split.
     """
 
     def __init__(self, root: Path = Path()) -> None:
         uri = tracking_uri(root)
         self._server = uri.rstrip("/") if uri.startswith("http") else SERVER
-        self._runs: dict[str, tuple[str, str]] = {}
-        self._views: dict[tuple[str, str], str] = {}
+        self.runs: dict[str, str] = {}
+        self.comparisons: dict[tuple[str, str], str] = {}
         database = sqlite_file(uri)
         if database is not None and database.exists():
-            self._read(database)
+            with suppress(sqlite3.Error):  # `hetfl sync` says what is wrong with the database
+                self._read(database)
         elif database is None:
-            self._ask(uri)
+            with suppress(Exception):  # the server is away
+                self._ask(uri)
 
-    def run(self, fingerprint: str) -> str | None:
-        """The page of the run with this fingerprint."""
-        if fingerprint not in self._runs:
-            return None
-        experiment, run = self._runs[fingerprint]
-        return f"{self._server}/#/experiments/{experiment}/runs/{run}?{urlencode(TRAINING)}"
+    def _add_run(self, fingerprint: str, experiment: str, run: str) -> None:
+        self.runs[fingerprint] = f"{self._server}/#/experiments/{experiment}/runs/{run}?{urlencode(TRAINING)}"
 
-    def comparison(self, experiment: str, split: str) -> str | None:
-        """The charts of an experiment's runs of one split, at most :data:`MOST` of them."""
-        found = self._views.get((experiment, split))
-        return None if found is None else f"{self._server}/{address(found, view_key(split))}"
+    def _add_view(self, name: str, key: str, experiment: str) -> None:
+        split = key.removeprefix(VIEWED)
+        self.comparisons[name, split] = f"{self._server}/{address(experiment, view_key(split))}"
 
     def _read(self, database: Path) -> None:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-            try:
-                runs = connection.execute(
-                    "SELECT value, experiment_id, run_uuid FROM tags JOIN runs USING (run_uuid) "
-                    "WHERE key = 'fingerprint' AND lifecycle_stage = 'active'"
-                ).fetchall()
-                views = connection.execute(
-                    "SELECT name, key, experiment_id FROM experiment_tags JOIN experiments USING (experiment_id) "
-                    "WHERE key LIKE ? AND lifecycle_stage = 'active'",
-                    (f"{VIEW}{view_key('')}%",),
-                ).fetchall()
-            except sqlite3.Error:
-                return  # `hetfl sync` says what is wrong with the database
-        self._runs = {fingerprint: (str(experiment), run) for fingerprint, experiment, run in runs}
-        self._views = {(name, _split(key)): str(experiment) for name, key, experiment in views}
+            for run in connection.execute(
+                "SELECT value, experiment_id, run_uuid FROM tags JOIN runs USING (run_uuid) "
+                "WHERE key = 'fingerprint' AND lifecycle_stage = 'active' ORDER BY start_time"
+            ):
+                self._add_run(*run)
+            for view in connection.execute(
+                "SELECT name, key, experiment_id FROM experiment_tags JOIN experiments USING (experiment_id) "
+                "WHERE key LIKE ? AND lifecycle_stage = 'active'",
+                (f"{VIEWED}%",),
+            ):
+                self._add_view(*view)
 
     def _ask(self, uri: str) -> None:
-        try:
-            from mlflow.tracking import MlflowClient
+        set_environment()
+        from mlflow.tracking import MlflowClient
 
-            client = MlflowClient(uri)
-            experiments = client.search_experiments()
-            for experiment in experiments:
-                token: Any = ""
-                while token is not None:
-                    runs = client.search_runs([experiment.experiment_id], page_token=token or None)
-                    for run in runs:
-                        if fingerprint := run.data.tags.get("fingerprint"):
-                            self._runs[fingerprint] = experiment.experiment_id, run.info.run_id
-                    token = runs.token or None
-                for key in experiment.tags:
-                    if key.startswith(f"{VIEW}{view_key('')}"):
-                        self._views[experiment.name, _split(key)] = experiment.experiment_id
-        except Exception as error:
-            raise HetflError(f"{uri}: MLflow could not be asked ({error})") from error
+        client = MlflowClient(uri)
+        for experiment in client.search_experiments():
+            token: Any = ""
+            while token is not None:
+                runs = client.search_runs(
+                    [experiment.experiment_id], page_token=token or None, order_by=["attributes.start_time"]
+                )
+                for run in runs:
+                    if fingerprint := run.data.tags.get("fingerprint"):
+                        self._add_run(fingerprint, experiment.experiment_id, run.info.run_id)
+                token = runs.token or None
+            for key in experiment.tags:
+                if key.startswith(VIEWED):
+                    self._add_view(experiment.name, key, experiment.experiment_id)
 
 
 def _view(runs: str) -> dict[str, Any]:
@@ -155,10 +156,6 @@ def _view(runs: str) -> dict[str, Any]:
         "orderByAsc": False,
         "selectedColumns": list(COLUMNS),
     }
-
-
-def _split(key: str) -> str:
-    return key.removeprefix(f"{VIEW}{view_key('')}")
 
 
 def _chart(metric: str, against: str) -> dict[str, Any]:
