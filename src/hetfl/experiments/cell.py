@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def run_cell(
         with ResumePoints(points / identity) as resume:
             if run_rounds(setup.engine, setup.draws, record, resume, run, stop) is None:
                 return False
-        points.rmdir()
+        shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
         return True
 
@@ -207,10 +208,10 @@ def run_rounds(
     Raises:
         HetflError: a method cannot go on; the line names the record's folder and the round.
     """
-    state = resume.load(engine.device)
     done = {line.round for line in record.lines()}
+    state = resume.load(engine.device, done)
     fresh = None
-    if state is not None and set(range(state.round + 1)) <= done:
+    if state is not None:
         played, server = state.round, state.server
         engine.restore(state.clients)
     else:
