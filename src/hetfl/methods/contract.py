@@ -21,7 +21,6 @@ from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.models.base import Model, ModelOptions
 
-
 MOST = 1_000_000
 """The largest integer that a method's setting may have; only seeds may be larger."""
 

@@ -18,7 +18,6 @@ from hetfl.files import sha256_file
 from hetfl.message import ServerState, Tensors, flatten, group
 from hetfl.tensors import read_tensors, write_tensors
 
-
 _POINT = re.compile(r"round-\d+-\w+\.safetensors")
 
 
