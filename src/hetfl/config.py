@@ -195,7 +195,7 @@ def _check_limits(text: str, path: Path) -> None:
     for event in yaml.parse(text, Loader=_BASE):
         problem = ""
         if isinstance(event, yaml.AliasEvent):
-            total += sizes.get(event.anchor, 1)
+            total += sizes.get(str(event.anchor), 1)
             if event.anchor in (anchor for anchor, _ in opened):
                 problem = f"*{event.anchor} contains itself; remove it"
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -212,7 +212,8 @@ def _check_limits(text: str, path: Path) -> None:
         elif total > MOST_VALUES:
             problem = f"stands for more than {MOST_VALUES} values, aliases included; use fewer"
         if problem:
-            raise HetflError(f"{path}: {problem} (line {event.start_mark.line + 1})")
+            mark: Any = event.start_mark
+            raise HetflError(f"{path}: {problem} (line {mark.line + 1})")
 
 
 def _short(value: Any) -> str:
