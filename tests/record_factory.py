@@ -143,10 +143,12 @@ def write_record(
     # Whether the disk has it is of no interest here, and takes the time of a round.
     with mock.patch.object(os, "fsync"), mock.patch("hetfl.experiments.record.now", return_value=finished):
         record.begin(make_run(path, **changes), completed=0)
+        last = 0
         for line in lines:
             record.append(line)
+            last = line.round
         if status == "complete":
-            record.finish(State(0, {"x": torch.zeros(1)}))
+            record.finish(State(last, {"x": torch.zeros(1)}))
     return record.folder
 
 

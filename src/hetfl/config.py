@@ -3,34 +3,93 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetfl.errors import HetflError, unknown
 
 
 class Settings(BaseModel):
-    """Base class of all settings. Unknown keys are errors, and instances are immutable."""
+    """Base class of all settings. Unknown keys are errors, true is not the number 1, and instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, raw: Any) -> Any:
+        # pydantic would take true for 1.
+        if not isinstance(raw, dict):
+            return raw
+        wrong = {
+            name: [_Bool(one) if isinstance(one, bool) else one for one in value]
+            if isinstance(value, list | tuple)
+            else _Bool(value)
+            for name, value in raw.items()
+            if _has_bool(value) and name in cls.model_fields and not _takes_bool(cls, name)
+        }
+        return {**raw, **wrong} if wrong else raw
+
+
+class _Bool:
+    """Stands for true or false where a setting is neither, so that pydantic refuses it."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "true" if self.value else "false"
+
+
+def _has_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(isinstance(v, bool) for v in value))
+
+
+@cache
+def _takes_bool(kind: type[BaseModel], name: str) -> bool:
+    """Whether a setting can be true or false, or a list of such values."""
+    annotation = kind.model_fields[name].annotation
+    return not {bool, Any}.isdisjoint(_leaves(annotation))
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    arguments = get_args(annotation)
+    for argument in arguments:
+        yield from _leaves(argument)
+    if not arguments:
+        yield annotation
 
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
 
 
-def _different(values: list[T]) -> list[T]:
-    if again := [value for place, value in enumerate(values) if value in values[:place]]:
-        raise ValueError(f"names {again[0]!r} twice; remove one")
+def _different(values: Sequence[T]) -> Sequence[T]:
+    seen = set[T]()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"names {value!r} twice; remove one")
+        seen.add(value)
     return values
 
 
 Different = Annotated[list[T], Field(min_length=1), AfterValidator(_different)]
 """A list of at least one value, without duplicates."""
+
+Blocks = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_different)]
+"""Numbers of blocks of a model, from 1, without duplicates."""
+
+COMBINATIONS = 1000
+"""The most experiments or rows that one block of settings may stand for."""
+
+MOST_BYTES, DEEPEST, MOST_VALUES, MOST_DIGITS = 4_000_000, 50, 200_000, 18
+"""Limits of a settings file: its size, levels of nesting, values once aliases are replaced, and digits of an integer.
+
+Files far below them are read in a second; without them, a few lines of aliases stand for more than memory holds."""
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -53,6 +112,26 @@ class _Loader(_BASE):  # type: ignore[misc]
             self._check(node)
         super().flatten_mapping(node)
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        # PyYAML lets the errors of Python's own conversions through, such as that of !!int "x" or month 13.
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            problem = f"{_short(node.value)} is not a value of the type {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def construct_number(self, node: Any) -> Any:
+        """An integer or a float in decimal notation; PyYAML reads 1:30 as 90, in the base 60."""
+        text = str(node.value)
+        problem = ""
+        if ":" in text:
+            problem = f"{_short(text)} would be read as a number to the base 60; put it in quotes, or write a number"
+        elif node.tag.endswith(":int") and len(text.strip("+-")) > MOST_DIGITS:
+            problem = f"{_short(text)} has more than {MOST_DIGITS} digits; use a smaller number"
+        if problem:
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
+
     def _check(self, node: Any) -> None:
         lines: dict[Hashable, int] = {}
         for key_node, _ in node.value:
@@ -67,23 +146,80 @@ class _Loader(_BASE):  # type: ignore[misc]
             lines[key] = key_node.start_mark.line + 1
 
 
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping.
 
     Raises:
-        HetflError: the file is missing, is not YAML, gives a key twice, or is not a mapping.
+        HetflError: the file is missing or beyond the limits, is not YAML in UTF-8, gives a key twice, or is not a
+            mapping.
     """
+    text = _text(path)
     try:
-        content = yaml.load(path.read_text(), Loader=_Loader)
-    except FileNotFoundError as error:
-        raise HetflError(f"{path}: does not exist; run from the repository's root") from error
+        _check_limits(text, path)
+        content = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where else ""
-        raise HetflError(f"{path}: is not valid YAML{line}; {getattr(error, 'problem', error)}") from error
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise HetflError(f"{path}: is not valid YAML{line}; {problem}") from error
     if not isinstance(content, dict):
         raise HetflError(f"{path}: holds {type(content).__name__}, a mapping of settings is needed")
     return content
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise HetflError(f"{path}: does not exist; run from the repository's root") from error
+    except OSError as error:
+        raise HetflError(f"{path}: cannot be read ({error.strerror}); it must be a file of settings") from error
+    if len(content) > MOST_BYTES:
+        raise HetflError(f"{path}: has {len(content)} bytes; settings may have {MOST_BYTES}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise HetflError(f"{path}: is not text in UTF-8 (line {line}); save it as UTF-8") from error
+
+
+def _check_limits(text: str, path: Path) -> None:
+    """Check nesting and size before anything is built: PyYAML builds by recursion, and aliases without a limit."""
+    sizes: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, Loader=_BASE):
+        problem = ""
+        if isinstance(event, yaml.AliasEvent):
+            total += sizes.get(str(event.anchor), 1)
+            if event.anchor in (anchor for anchor, _ in opened):
+                problem = f"*{event.anchor} contains itself; remove it"
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, total))
+            total += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+        if len(opened) > DEEPEST:
+            problem = f"is nested more than {DEEPEST} levels deep; use fewer"
+        elif total > MOST_VALUES:
+            problem = f"stands for more than {MOST_VALUES} values, aliases included; use fewer"
+        if problem:
+            mark: Any = event.start_mark
+            raise HetflError(f"{path}: {problem} (line {mark.line + 1})")
+
+
+def _short(value: Any) -> str:
+    """A value for a message, cut if it is long."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:40]} ... {shown[-10:]}"
 
 
 Source = tuple[Path, *tuple[str, ...]]
@@ -113,7 +249,7 @@ def validate(kind: type[S], raw: Any, where: str, source: Source | None = None, 
 
 def _line(path: Path, location: tuple[str | int, ...]) -> int:
     """Line number of a location in a YAML file; its parent's if the location is missing or merged from elsewhere."""
-    node: Any = yaml.compose(path.read_text(), Loader=_BASE)
+    node: Any = yaml.compose(_text(path), Loader=_BASE)
     line: int = node.start_mark.line + 1
     for part in location:
         if isinstance(node, yaml.MappingNode):
@@ -144,7 +280,7 @@ def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others:
         return f"{unknown(name, str(context['tag']), known, _join(where, [*path, name]))}{more}"
     value = problem["input"]
     message = re.sub(r"^(Value error, |Input |List |String |Dictionary )", "", problem["msg"])
-    shown = repr(value) if not isinstance(value, dict | list) or len(repr(value)) < 60 else type(value).__name__
+    shown = type(value).__name__ if isinstance(value, dict | list) and len(repr(value)) >= 60 else _short(value)
     return f"{_join(where, path)}: {shown} {message}{more}"
 
 

@@ -324,6 +324,45 @@ def read_rounds(folder: Path, finished: bool = False) -> list[Round]:
     return [read_round(line, path, number) for number, line in enumerate(lines, start=1)]
 
 
+def sound_rounds(folder: Path) -> list[Round]:
+    """The lines of a cell's ``rounds.jsonl`` before the first one that is damaged, incomplete or out of sequence."""
+    *lines, _ = (content_of(folder / ROUNDS) or b"").split(b"\n")
+    found: list[Round] = []
+    for text in lines:
+        try:
+            line = read_round(text, folder / ROUNDS)
+        except HetflError:
+            break
+        if not _follows(line.round, line.fine_tuning, found[-1].round if found else -1):
+            break
+        found.append(line)
+    return found
+
+
+def last_round(folder: Path) -> int | None:
+    """The number in the last line of a cell's ``rounds.jsonl``; None unless all lines are whole and in sequence.
+
+    The fields of a line are not checked, since this is asked of every finished cell.
+    """
+    *lines, rest = (content_of(folder / ROUNDS) or b"").split(b"\n")
+    last = None
+    for text in lines:
+        try:
+            line = json.loads(text)
+            number, tuned = line["round"], bool(line.get("fine_tuning", line.get("closing")))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        if not isinstance(number, int) or not _follows(number, tuned, number - 1 if last is None else last):
+            return None
+        last = number
+    return None if rest else last
+
+
+def _follows(number: int, fine_tuning: bool, before: int) -> bool:
+    """Whether a line comes after another; fine-tuning has a number of its own where a run stopped early."""
+    return number == before + 1 or (fine_tuning and number > before)
+
+
 def read_round(line: bytes, path: Path, number: int | None = None) -> Round:
     """Read one line of ``rounds.jsonl``.
 

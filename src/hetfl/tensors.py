@@ -26,6 +26,15 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
     write_bytes(path, save(contiguous, dict(metadata or {})))
 
 
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """The metadata of a safetensors file; None if it is missing, or its size is not the one that its header says."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return None
+
+
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read named tensors and their metadata from a safetensors file.
 

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from playing import params_for_test, play_round, start
-from record_factory import make_round, make_run
+from record_factory import make_round, make_run, rewrite_rounds
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments import evaluation
-from hetfl.experiments.cell import Setup, run_rounds
+from hetfl.experiments.cell import Setup, check_samples, run_rounds
+from hetfl.experiments.cell import _class_counts as class_counts
 from hetfl.experiments.evaluation import evaluate_cell, groups, of_groups, of_window, representations
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
+from hetfl.schema import read_rounds
 from hetfl.tensors import read_tensors
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import ResumePoints, State
@@ -120,8 +122,9 @@ def finished(toy_engine, toy_data, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         workspace = Workspace(tmp_path)
         record, resume = Record(workspace.runs / cell.path), ResumePoints(tmp_path / "resume")
-        run_rounds(engine, DRAWS, record, resume, make_run(fingerprint="f", device="cpu"))
         setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
+        counts = class_counts(setup).model_dump()
+        run_rounds(engine, DRAWS, record, resume, make_run(fingerprint="f", device="cpu", class_counts=counts))
         monkeypatch.setattr(evaluation, "set_up", lambda *_: setup)
         return cell, workspace
 
@@ -140,6 +143,57 @@ def test_an_evaluation_writes_prototypes_where_features_are_wanted(finished) -> 
     assert json.loads((folder / "metrics.json").read_text())["fingerprint"] == "f"
     evaluate_cell(cell.model_copy(update={"features": 0}), workspace, torch.device("cpu"))
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "per_class.csv"]
+
+
+@pytest.mark.parametrize(
+    ("number", "field", "told"),
+    [
+        (2, "pooled", "round 2 has the pooled accuracy .*its clients give"),
+        (1, "pooled", "round 1 has the pooled accuracy .*its clients give"),
+        (2, "accuracy", "model.safetensors: gives accuracies"),
+        (1, "accuracy", "round 1 has the pooled accuracy .*its clients give"),
+    ],
+)
+def test_numbers_that_a_recount_contradicts_are_refused(finished, number: int, field: str, told: str) -> None:
+    cell, workspace = finished("fedproto", features=0, rounds=2)
+    folder = workspace.runs / cell.path
+    lines = read_rounds(folder)
+    true = getattr(lines[number], field)
+    false = true + 0.01 if field == "pooled" else [true[0] + 0.05, *true[1:]]
+    changed = [*lines[:number], lines[number].model_copy(update={field: false}), *lines[number + 1 :]]
+    rewrite_rounds(folder, changed)
+    with pytest.raises(HetflError, match=told) as caught:
+        evaluate_cell(cell, workspace, torch.device("cpu"))
+    assert "\n" not in str(caught.value)
+    assert not (workspace.evaluations / cell.path / "metrics.json").exists()
+    rewrite_rounds(folder, lines)
+    evaluate_cell(cell, workspace, torch.device("cpu"))
+    assert (workspace.evaluations / cell.path / "metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "told"),
+    [
+        ("fedavg", {"drop_last": True, "batch_size": 27}, "drop_last leaves out every batch, since batch_size is 27"),
+        ("fedavg", {"batch_size": 1}, "batch_size is 1, and the batch normalisation of"),
+        ("fedmd", {"alignment_samples": 10**5}, "alignment_samples is 100000, the public set has"),
+        ("fedavg", {"drop_last": True, "batch_size": 26}, None),
+        ("fedhpl", {"batch_size": 1}, None),
+        ("fedmd", {"alignment_samples": 10}, None),
+    ],
+)
+def test_settings_that_do_not_fit_the_samples_are_refused(toy_engine, toy_data, method, settings, told) -> None:
+    # The clients have 15, 19 and 26 samples.
+    engine = toy_engine(method, "homogeneous" if method == "fedhpl" else "resnets", **settings)
+    setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
+    resolved = engine.method.settings.model_dump()
+    cell = Cell.model_construct(experiment="toy", row=method, method=method, split="iid", seed=0, settings=resolved)
+    if told is None:
+        check_samples(cell, setup)
+        return
+    with pytest.raises(HetflError, match=told) as caught:
+        check_samples(cell, setup)
+    assert "\n" not in str(caught.value)
 
 
 def test_features_of_several_sizes_are_refused(finished) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import Field
-from record_factory import make_run, write_record
+from record_factory import make_round, make_run, write_record
 
 from hetfl.data.inputs import Augmentation, InputSettings
 from hetfl.data.partitions import Iid, make_partition, write_partition
@@ -221,5 +221,7 @@ def test_dvc_and_the_code_must_agree(tmp_path, every, monkeypatch):
 
 
 def test_a_record_is_complete_by_its_fingerprint_alone(tmp_path):
-    record = Record(write_record(tmp_path, "x/fedavg/fedavg/iid-s0", [], fingerprint="f", source="whatever"))
+    record = Record(
+        write_record(tmp_path, "x/fedavg/fedavg/iid-s0", [make_round(0)], fingerprint="f", source="whatever")
+    )
     assert record.is_complete("f") and not record.is_complete("g")

@@ -21,7 +21,7 @@ from hetfl.experiments.record import Record
 from hetfl.schema import Accuracies
 from hetfl.tensors import read_tensors
 from hetfl.training import rounds, scoring
-from hetfl.training.state import ClientState, ResumePoints, State
+from hetfl.training.state import ClientState, ResumePoints, State, newest_round
 
 
 class KilledError(Exception):
@@ -151,6 +151,87 @@ def test_a_half_written_line_is_dropped(toy_engine, stopped, whole):
         file.write('{"round": 3, "accu')
     continued(toy_engine, stopped)
     assert numbers(stopped) == numbers(whole("fedhpl"))
+
+
+DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "NUL bytes at the end": lambda lines: [*lines[:2], b"\0" * len(lines[2])],
+    "NUL bytes in a line": lambda lines: [lines[0], lines[1][:9] + b"\0\0" + lines[1][11:], lines[2]],
+    "half a line": lambda lines: [*lines[:2], lines[2][: len(lines[2]) // 2]],
+    "half a line within": lambda lines: [lines[0], lines[1][: len(lines[1]) // 2] + b"\n", lines[2]],
+    "a repeated line": lambda lines: [*lines, lines[2]],
+    "a repeated first line": lambda lines: [lines[0], *lines],
+    "a line that is gone": lambda lines: [lines[0], lines[2]],
+    "not UTF-8": lambda lines: [*lines[:2], lines[2].replace(b"round", b"\xff\xfeund")],
+    "another kind of value": lambda lines: [*lines[:2], b"[1]\n"],
+    "a huge number": lambda lines: [*lines[:2], b'{"round": ' + b"9" * 5000 + b"}\n"],
+    "deep nesting": lambda lines: [*lines[:2], b"[" * 100_000 + b"\n"],
+    "no line": lambda lines: [],
+}
+"""What a power cut or another program leaves of the lines of rounds 0, 1 and 2."""
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_record_is_replayed_from_its_first_bad_line(toy_engine, stopped, whole, damage):
+    path = stopped / "run/rounds.jsonl"
+    path.write_bytes(b"".join(damage(path.read_bytes().splitlines(keepends=True))))
+    sound = len(Record(stopped / "run").lines())
+    kept = path.read_bytes().splitlines(keepends=True)[:sound]
+    continued(toy_engine, stopped)
+    assert numbers(stopped) == numbers(whole("fedhpl"))
+    if sound >= 2:  # there is a resume point of its last round, so that its lines are the very same
+        assert path.read_bytes().splitlines(keepends=True)[:sound] == kept
+    assert not (stopped / "resume").exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_finished_record_with_damaged_lines_is_not_complete(whole, tmp_path, damage):
+    folder = shutil.copytree(whole("fedhpl") / "run", tmp_path / "run")
+    record, path = Record(folder), folder / "rounds.jsonl"
+    fingerprint = make_run().fingerprint
+    assert record.is_complete(fingerprint)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], *damage(lines[1:])]))
+    assert not record.is_complete(fingerprint)
+
+
+def test_a_cut_model_or_line_leaves_no_complete_record(toy_engine, whole, tmp_path):
+    folder = tmp_path / "cut"
+    fingerprint = make_run().fingerprint
+    for name, size in itertools.product(("model.safetensors", "rounds.jsonl"), (0, 1, 100, -100, -1)):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole("fedhpl") / "run", folder / "run")
+        path = folder / "run" / name
+        path.write_bytes(path.read_bytes()[:size])
+        assert not Record(folder / "run").is_complete(fingerprint), (name, size)
+    # The lines of another run of the same length are those of another checkpoint.
+    lines = (whole("fedhpl") / "run/rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "run/rounds.jsonl").write_bytes(b"".join(lines[:-1]))
+    assert not Record(folder / "run").is_complete(fingerprint)
+    continued(toy_engine, folder)
+    assert numbers(folder) == numbers(whole("fedhpl"))
+    assert Record(folder / "run").is_complete(fingerprint)
+
+
+def test_files_of_others_in_the_folders_do_no_harm(toy_engine, stopped, whole):
+    strays = [".DS_Store", ".nfs0000000012", "._round-000002-0123.safetensors", "round-x-y.safetensors", "round-3"]
+    for name in strays:
+        (stopped / "resume" / name).write_bytes(b"x")
+    (stopped / "run/.DS_Store").write_bytes(b"x")
+    (stopped / "run/.rounds.jsonl.half").write_bytes(b"x")
+    (stopped / "run/.folder").mkdir()
+    continued(toy_engine, stopped)
+    assert numbers(stopped) == numbers(whole("fedhpl"))
+    assert not (stopped / "run/.rounds.jsonl.half").exists()
+
+
+def test_resume_points_beyond_the_record_are_removed(tmp_path):
+    with ResumePoints(tmp_path / "points") as points:
+        for number in (3, 4):
+            points.save(State(number, {"x": torch.tensor([number])}))
+    found = points.load(torch.device("cpu"), {0, 1, 2, 3})
+    assert found is not None and found.round == 3
+    assert newest_round(points.folder) == 3
+    assert points.load(torch.device("cpu"), set()) is None and not list(points.folder.iterdir())
 
 
 def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):

@@ -19,8 +19,14 @@ def _of_all_channels(value: Any) -> Any:
     return (value,) * 3 if isinstance(value, int | float) else value
 
 
-Channels = Annotated[tuple[float, float, float], BeforeValidator(_of_all_channels)]
-"""Three numbers, or one number that applies to all three channels."""
+Mean = Annotated[float, Field(ge=0, le=1)]
+Std = Annotated[float, Field(ge=1e-4)]
+
+Means = Annotated[tuple[Mean, Mean, Mean], BeforeValidator(_of_all_channels)]
+"""Three means, or one that applies to all three channels."""
+
+Stds = Annotated[tuple[Std, Std, Std], BeforeValidator(_of_all_channels)]
+"""Three standard deviations, or one that applies to all three channels."""
 
 
 class Augmentation(Settings):
@@ -69,10 +75,10 @@ class InputSettings(Settings):
         augment: augmentation of training images.
     """
 
-    size: int | None = Field(default=None, ge=1)
+    size: int | None = Field(default=None, ge=1, le=4096)
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    mean: Channels | None = None
-    std: Channels | None = None
+    mean: Means | None = None
+    std: Stds | None = None
     augment: Augmentation = Augmentation()
 
     def spec(self, wanted: InputSpec) -> InputSpec:

@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 from pydantic import Field
 
 from hetfl.config import Settings
+from hetfl.data.inputs import Mean, Std
 from hetfl.data.readers import held_out, take
 from hetfl.data.store import Dataset, Subset, write_dataset
 from hetfl.draws import Draws
@@ -39,8 +40,6 @@ SUBSETS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
 }
 """Subsets, by the names that folders, files and tables give them."""
-
-Channels = float | tuple[float, float, float]
 
 
 class OwnSettings(Settings):
@@ -70,8 +69,8 @@ class OwnSettings(Settings):
     size: int = Field(default=32, ge=1, le=1024)
     fit: Literal["crop", "stretch"] = "crop"
     grey: bool = False
-    mean: Channels | None = None
-    std: Channels | None = None
+    mean: Mean | tuple[Mean, Mean, Mean] | None = None
+    std: Std | tuple[Std, Std, Std] | None = None
     image: str = ""
     label: str = ""
     test: float = Field(default=0.2, gt=0, lt=1)

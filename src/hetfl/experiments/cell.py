@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from hetfl.methods import Method, create
 from hetfl.models import Model
 from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Run
 from hetfl.training import rounds
+from hetfl.training.client_run import used_samples
 from hetfl.training.engine import Engine
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import ClientData, Federation, build_federation
@@ -123,6 +125,7 @@ def run_cell(
             return False
         reset_peak_memory(device)
         setup = set_up(cell, workspace, device, compute)
+        check_samples(cell, setup)
         earlier.make_way(identity)
         points = workspace.resume_points(cell)
         for other in points.glob("*"):
@@ -132,9 +135,38 @@ def run_cell(
         with ResumePoints(points / identity) as resume:
             if run_rounds(setup.engine, setup.draws, record, resume, run, stop) is None:
                 return False
-        points.rmdir()
+        shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
         return True
+
+
+def check_samples(cell: Cell, setup: Setup) -> None:
+    """Check that the settings fit the samples that the partition gives the clients.
+
+    Raises:
+        HetflError: no client could take a step, batches are single samples, which batch normalisation cannot train
+            on, or the alignment set is larger than the public one.
+    """
+    at, size = f"{cell.path}", int(cell.settings["batch_size"])
+    data, clients = setup.federation.data, setup.federation.clients
+    shared = data[0].public_images
+    if shared is not None and (wanted := cell.settings.get("alignment_samples", 0)) > len(shared):
+        raise HetflError(
+            f"{at}: alignment_samples is {wanted}, the public set has {len(shared)} samples; use at most as many"
+        )
+    phases = [phase for phase in setup.method.phases(1) if phase.data == "own" and phase.epochs]
+    norms = [bool(client.model.groups.get("buffers")) for client in clients]
+    if size == 1 and any(norms):
+        name = clients[norms.index(True)].model.name
+        raise HetflError(f"{at}: batch_size is 1, and the batch normalisation of {name} needs at least 2 samples")
+    samples = [len(own.train) for own in data]
+    if phases and not any(
+        used_samples(many, phase, norm) for phase in phases for many, norm in zip(samples, norms, strict=True)
+    ):
+        most = f"the largest client has {max(samples)} samples"
+        if cell.settings["drop_last"]:
+            raise HetflError(f"{at}: drop_last leaves out every batch, since batch_size is {size} and {most}")
+        raise HetflError(f"{at}: no client can train: {most}, which batch normalisation cannot use")
 
 
 @contextmanager
@@ -176,10 +208,10 @@ def run_rounds(
     Raises:
         HetflError: a method cannot go on; the line names the record's folder and the round.
     """
-    state = resume.load(engine.device)
     done = {line.round for line in record.lines()}
+    state = resume.load(engine.device, done)
     fresh = None
-    if state is not None and set(range(state.round + 1)) <= done:
+    if state is not None:
         played, server = state.round, state.server
         engine.restore(state.clients)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,19 @@ from hetfl.message import Tensors
 from hetfl.metrics.accuracy import best_round, per_class, summary, window
 from hetfl.metrics.groups import congruence, entropy, kmeans
 from hetfl.models.base import Model
-from hetfl.schema import METRICS, MODEL, PER_CLASS, Basis, Metrics, Round, Run, needed_run, read_metrics, read_rounds
+from hetfl.schema import (
+    METRICS,
+    MODEL,
+    PER_CLASS,
+    ROUNDS,
+    Basis,
+    Metrics,
+    Round,
+    Run,
+    needed_run,
+    read_metrics,
+    read_rounds,
+)
 from hetfl.tensors import read_tensors, write_tensors
 from hetfl.training.local import LocalEngine
 from hetfl.training.scoring import scoring_tasks
@@ -83,6 +96,7 @@ def evaluate_cell(
             f"{folder / MODEL}: gives accuracies {found['accuracy']}, rounds.jsonl has {recorded}; "
             "delete the folder and run dvc repro again"
         )
+    _check_pooled(lines, run, found["pooled"], folder, tolerance)
     names = setup.dataset.class_names
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -111,6 +125,32 @@ def evaluate_cell(
     # The metrics come last: whoever finds them finds the other files too.
     write_text(out / PER_CLASS, table.getvalue())
     write_json(out / METRICS, metrics.as_json())
+
+
+def _check_pooled(lines: Sequence[Round], run: Run, pooled: float, folder: Path, tolerance: float) -> None:
+    """Check the recorded accuracies over all test samples: each line's by those of its clients, the last's anew.
+
+    Raises:
+        HetflError: a recorded number is not the one that the record itself, or the checkpoint, gives.
+    """
+    samples = np.array([sum(counts) for counts in run.class_counts.test], dtype=float)
+    for line in lines:
+        if line.accuracy is None or line.pooled is None:
+            continue
+        shares = np.array([0.0 if share is None else share for share in line.accuracy])
+        told = (
+            {"its clients give": float(shares @ samples / max(samples.sum(), 1))}
+            if len(shares) == len(samples)
+            else {}
+        )
+        if line is lines[-1]:
+            told["the checkpoint gives"] = pooled
+        for what, number in told.items():
+            if not abs(number - line.pooled) <= max(tolerance, SAME):
+                raise HetflError(
+                    f"{folder / ROUNDS}: round {line.round} has the pooled accuracy {line.pooled}, {what} {number}; "
+                    "delete the folder and run dvc repro again"
+                )
 
 
 def is_evaluated(cell: Cell, workspace: Workspace, run: Run) -> bool:

@@ -27,9 +27,10 @@ from hetfl.experiments.settings import (
     layers,
     read_experiments,
 )
-from hetfl.methods import METHODS, create, method_class
-from hetfl.models import check_name, check_options
-from hetfl.models.registry import head_of
+from hetfl.methods import METHODS, Method, create, method_class
+from hetfl.models import ModelOptions, check_name, check_options
+from hetfl.models.outline import outline
+from hetfl.models.registry import head_of, is_vit
 from hetfl.training.pretrain import PretrainSettings
 
 
@@ -58,9 +59,9 @@ class ComputeSettings(Settings):
         slurm: parameters of the jobs that ``hetfl sweep --on slurm`` submits, e.g. ``{partition: gpu}``.
     """
 
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    jobs: int = Field(default=0, ge=0)
-    threads: int = Field(default=1, ge=1)
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
+    jobs: int = Field(default=0, ge=0, le=1024)
+    threads: int = Field(default=1, ge=1, le=1024)
     engine: Literal["auto", "sequential", "batched"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     slurm: dict[str, str | int | float | bool] = {}
@@ -313,10 +314,42 @@ def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
         if options.auxiliary is not None:
             check_name(options.auxiliary, f"{at}.settings.auxiliary")
         for name in dict.fromkeys(cell.models):
-            case = (name, options.model_dump_json(), cell.input.model_dump_json())
+            case = (name, options.model_dump_json(), cell.input.model_dump_json(), method.queries())
             if case not in seen:
                 check_options(name, options, at, cell.input)
+                _check_transformer(name, method, options, cell.input, at)
             seen.add(case)
+
+
+def _check_transformer(name: str, method: Method, options: ModelOptions, inputs: InputSettings, at: str) -> None:
+    """Check what depends on a transformer's size: blocks, patches, and the features by which samples find groups.
+
+    Raises:
+        HetflError: there is no such block, images are not whole patches, or the features are too few.
+    """
+    query = method.queries()
+    if not is_vit(name) or (options.prompts != "inserted" and query is None and inputs.size is None):
+        return
+    try:
+        own = outline(name, 2, options, inputs)
+    except HetflError as error:
+        raise HetflError(f"{at}.settings.{error}") from error
+    if own.spec.size % own.patch:
+        multiple = f"{name} takes multiples of {own.patch}, its patches"
+        raise HetflError(f"{at}: input.size is {own.spec.size}; {multiple}")
+    if query is None:
+        return
+    if query.model is not None:
+        check_name(query.model, f"{at}.settings.encoder")
+    by = own if query.model is None else outline(query.model, 2, ModelOptions(), InputSettings())
+    if (query.block or 0) > by.blocks:
+        raise HetflError(f"{at}.settings.query_block: there is no block {query.block}; {by.name} has {by.blocks}")
+    if query.least > by.width:
+        keys = f"{query.least} orthogonal keys need as many features, {by.name} has {by.width}"
+        raise HetflError(f"{at}.settings.groups: {keys}; use fewer groups")
+    if options.keys is not None and by.width != own.width:
+        widths = f"{by.name} has {by.width} features, {name} has {own.width}"
+        raise HetflError(f"{at}.settings.encoder: learned keys are as wide as the model; {widths}")
 
 
 def cells(params: Params, experiment: str) -> list[Cell]:
@@ -441,7 +474,8 @@ def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]
             merged |= layer
             settings = validate(cls.Settings, merged, f"{_file_of(place, experiment)}: {place}")
     settings = validate(cls.Settings, merged, at)
-    if settings.held_out and (cls.evaluates != "global" or cls.personal):
+    kept = create(row.method, settings.model_dump(), 2).keeps()
+    if settings.held_out and (cls.evaluates != "global" or cls.personal or kept):
         raise HetflError(
             f"{at}: {row.method} has no model for clients that take no part in training; set held_out to 0"
         )

@@ -20,8 +20,8 @@ import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
 from hetfl.files import write_json, write_text
-from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, read_rounds, read_run
-from hetfl.tensors import write_tensors
+from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds
+from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
 
 CORE = (
@@ -56,11 +56,17 @@ class Record:
         self._callback = callback
 
     def is_complete(self, fingerprint: str) -> bool:
-        """Whether the folder holds the finished run of this identity."""
+        """Whether the folder holds the finished run of this identity, and its files are whole.
+
+        All lines of the rounds must be there, up to the one that the checkpoint is of, and all of the checkpoint.
+        """
         if not all((self.folder / name).exists() for name in (RUN, ROUNDS, MODEL)):
             return False
         run = self.read()
-        return run is not None and run.complete and run.fingerprint == fingerprint
+        if run is None or not run.complete or run.fingerprint != fingerprint:
+            return False
+        last, metadata = last_round(self.folder), read_metadata(self.folder / MODEL)
+        return last is not None and metadata is not None and metadata.get("round") == str(last)
 
     @property
     def finished(self) -> bool:
@@ -76,8 +82,9 @@ class Record:
         """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
         kept = [line for line in self.lines() if line.round <= completed] if completed else []
         self.run = run
-        for left in self.folder.glob(".*"):  # what a killed process could not rename
-            left.unlink()
+        for name in (RUN, ROUNDS, MODEL):
+            for left in self.folder.glob(f".{name}.*"):  # what a killed process could not rename
+                left.unlink(missing_ok=True)
         # In this order no reader ever sees lines of an older run under the new run's description.
         (self.folder / MODEL).unlink(missing_ok=True)
         write_text(self._rounds, "".join(map(_line, kept)))
@@ -93,8 +100,8 @@ class Record:
         self.tell(rounds=[line])
 
     def lines(self) -> list[Round]:
-        """The complete lines of ``rounds.jsonl``."""
-        return read_rounds(self.folder)
+        """The lines of ``rounds.jsonl``, up to the first that is damaged: what comes after it is played again."""
+        return sound_rounds(self.folder)
 
     def finish(self, state: State) -> None:
         """Write the final state of server and clients, then mark the run complete.

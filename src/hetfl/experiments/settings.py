@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from hetfl.config import Different, Settings, validate
+from hetfl.config import COMBINATIONS, Different, Settings, validate
 from hetfl.data.inputs import InputSettings
 from hetfl.data.sets import CATALOGUE
 from hetfl.errors import HetflError, unknown
@@ -22,7 +23,11 @@ Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 
 
 def _counted(seeds: Any) -> Any:
-    return [*range(seeds)] if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    if not isinstance(seeds, int) or isinstance(seeds, bool):
+        return seeds
+    if seeds > COMBINATIONS:
+        raise ValueError(f"is a number of seeds above {COMBINATIONS}; use fewer")
+    return [*range(seeds)]
 
 
 Seeds = Annotated[Different[int], BeforeValidator(_counted)]
@@ -193,6 +198,8 @@ def read_experiments(
         raise HetflError(f"{start}: is a {type(raw).__name__}; a mapping of experiments is needed")
     found: dict[str, Experiment] = {}
     for written, block in raw.items():
+        if not isinstance(written, str):
+            raise HetflError(f"{start}: {written!r} is not a valid name; put it in quotes")
         for suffix, variant in _variants(block, f"{start}.{written}"):
             name = f"{written}{suffix}"
             if not NAME.fullmatch(name):
@@ -257,6 +264,7 @@ def _variants(block: Any, where: str) -> Iterator[tuple[str, Any]]:
         raise HetflError(
             f"{where}.over: must be a mapping of axes, each a mapping of suffixes, such as dataset: {{digits: {{}}}}"
         )
+    _few({axis: len(entries) for axis, entries in axes.items()}, f"{where}.over")
     common = {key: value for key, value in block.items() if key != "over"}
     for chosen in product(*([(axis, *entry) for entry in entries.items()] for axis, entries in axes.items())):
         variant, titles = common, [str(common.get("title", ""))]
@@ -269,6 +277,12 @@ def _variants(block: Any, where: str) -> Iterator[tuple[str, Any]]:
             variant = _merged(variant, named | (changes or {}))
             titles.append(CATALOGUE[suffix].title if axis == "dataset" and suffix in CATALOGUE else str(suffix))
         yield "".join(f"-{suffix}" for _, suffix, _ in chosen), variant | {"title": ", ".join(titles)}
+
+
+def _few(axes: Mapping[Any, int], where: str) -> None:
+    """Check that a grid, given the number of entries on each axis, has few combinations."""
+    if (found := prod(axes.values())) > COMBINATIONS:
+        raise HetflError(f"{where}: has {found:.3g} combinations, {COMBINATIONS} are allowed; use fewer")
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,6 +345,7 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
     """The rows that a row of the file stands for: one for each combination of its sweep."""
     sweep = sweep if row.sweep is None else row.sweep
     cls = method_class(row.method or written, f"{where}.method")
+    _few({setting: len(values) for setting, values in sweep.items()}, f"{where}.sweep")
     for values in product(*sweep.values()):
         point = dict(zip(sweep, values, strict=True))
         parts = [f"{setting}-{_shown(value)}" for setting, value in point.items()]

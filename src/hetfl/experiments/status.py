@@ -77,6 +77,8 @@ def _of_run(run: Run, cell: Cell, reads: Inputs, workspace: Workspace, rounds: i
     at = newest_round(workspace.resume_points(cell) / run.fingerprint) or 0
     if is_locked(cell, workspace):
         return Status("running", at, rounds)
+    if run.complete:
+        lacks = lacks or "its finished record is damaged or lacks a file"
     return Status("interrupted" if at else "not run", at, rounds, lacks)
 
 

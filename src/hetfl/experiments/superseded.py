@@ -86,7 +86,7 @@ class Superseded:
         """Remove one record, and folders that become empty."""
         record.folder.rename(self.folder / f".{record.folder.name}")
         for going in self.folder.glob(".*"):  # including what a killed process has not removed
-            shutil.rmtree(going)
+            shutil.rmtree(going, ignore_errors=True)
         folder = self.folder
         while folder.name != FOLDER and not any(folder.iterdir()):
             folder.rmdir()

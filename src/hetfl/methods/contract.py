@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from hetfl.config import Settings
@@ -20,6 +20,12 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.models.base import Model, ModelOptions
+
+MOST = 1_000_000
+"""The largest integer that a method's setting may have; only seeds may be larger."""
+
+MOST_PASSES = 10_000_000
+"""The most passes of a client over its samples that a run may ask for; they would take years."""
 
 
 class MethodSettings(Settings):
@@ -50,6 +56,19 @@ class MethodSettings(Settings):
     held_out: int = Field(
         default=0, ge=0, description="this many clients, the last ones, never take part; they are tested all the same"
     )
+
+    @field_validator("*")
+    @classmethod
+    def _within_reason(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if not isinstance(value, int) or name.endswith("seed"):
+            return value
+        if value > MOST:
+            raise ValueError(f"should be at most {MOST}")
+        if name == "local_epochs" and value * info.data.get("rounds", 1) > MOST_PASSES:
+            rounds = info.data["rounds"]
+            raise ValueError(f"in each of {rounds} rounds would take years; {MOST_PASSES} passes are allowed")
+        return value
 
 
 @dataclass(frozen=True)
@@ -116,10 +135,12 @@ class Query:
     Attributes:
         model: the frozen backbone that computes them; None: the clients' own.
         block: of a transformer: the block after which the class token is taken; None: the last.
+        least: how many features there must be; as many orthogonal keys as there are.
     """
 
     model: str | None = None
     block: int | None = None
+    least: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from hetfl.data.batches import Batch
@@ -46,7 +46,14 @@ class FedKD(FML):
         """
 
         energy_start: float = Field(default=0.95, gt=0, le=1)
-        energy_end: float = Field(default=0.95, gt=0, le=1)
+        energy_end: float = Field(default=0.95, gt=0, le=1, validate_default=True)
+
+        @field_validator("energy_end")
+        @classmethod
+        def _not_below_the_start(cls, value: float, info: ValidationInfo) -> float:
+            if value < (start := info.data.get("energy_start", 0)):
+                raise ValueError(f"should not be below energy_start, which is {start}")
+            return value
 
     settings: Settings
 

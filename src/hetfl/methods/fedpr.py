@@ -6,10 +6,13 @@ change of the prompts is projected onto the remaining directions. The server ave
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from hetfl.config import Blocks
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, without
@@ -36,7 +39,8 @@ class FedPR(PTFedAvg):
     class Settings(PTFedAvg.Settings):
         """``kept``: share r of the directions that are kept, those of least weight."""
 
-        group_blocks: tuple[int, ...] = ()
+        shared_blocks: Annotated[Blocks, Field(min_length=1)] = (1,)
+        group_blocks: Blocks = ()
         kept: float = Field(default=0.8, gt=0, le=1)
 
     settings: Settings

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
+from hetfl.config import Blocks
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, without
@@ -37,6 +38,7 @@ class GroupSettings(PTFedAvg.Settings):
         ensembles: numbers of branches that the same run is tested with as well, in the rounds of the window.
     """
 
+    group_blocks: Annotated[Blocks, Field(min_length=1)] = (6,)
     groups: int = Field(default=20, ge=1)
     encoder: str | None = None
     branches: int = Field(default=1, ge=1)
@@ -80,7 +82,8 @@ class FGPT(PTFedAvg):
         return super().model_options().model_copy(update={"groups": self.settings.groups})
 
     def queries(self) -> Query | None:
-        return Query(self.settings.encoder)
+        s = self.settings
+        return Query(s.encoder, least=s.groups if getattr(s, "keys", None) == "orthogonal" else 1)
 
     def points(self, batch: Batch) -> Tensor:
         """The queries [B, d], of length 1."""

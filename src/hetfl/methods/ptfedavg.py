@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hetfl.config import Blocks
 from hetfl.data.batches import Batch
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import MethodSettings, Phase, cross_entropy, register_method
@@ -49,9 +50,9 @@ class PTFedAvg(FedAvg):
         local_epochs: int = Field(default=5, ge=1)
         batch_size: int = Field(default=40, ge=1)
         weight_decay: float = Field(default=1e-5, ge=0)
-        shared_blocks: tuple[int, ...] = (1,)
+        shared_blocks: Blocks = (1,)
         prompt_length: int = Field(default=5, ge=1)
-        group_blocks: tuple[int, ...] = (6,)
+        group_blocks: Blocks = (6,)
         window: int = Field(default=10, ge=1)
 
     settings: Settings  # type: ignore[assignment]  # FedAvg's init is not among them

@@ -8,13 +8,14 @@ prompts after them, so that neither has to follow the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from hetfl.config import Blocks
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, without
@@ -69,10 +70,10 @@ class SGPT(FGPT):
             readout: what the head reads in passes with group prompts.
         """
 
-        shared_blocks: tuple[int, ...] = (1, 2, 3, 4)
+        shared_blocks: Blocks = (1, 2, 3, 4)
         prompt_length: int = Field(default=1, ge=1)
         long_blocks: Literal["first", "all"] = "first"
-        group_blocks: tuple[int, ...] = (5, 6, 7)
+        group_blocks: Annotated[Blocks, Field(min_length=1)] = (5, 6, 7)
         query_block: int | None = Field(default=None, ge=1)
         vote: bool = False
         key_momentum: float = Field(default=0.5, ge=0, le=1)
@@ -106,7 +107,7 @@ class SGPT(FGPT):
         return phases
 
     def queries(self) -> Query | None:
-        return Query(self.settings.encoder, self.settings.query_block)
+        return Query(self.settings.encoder, self.settings.query_block, least=self.settings.groups)
 
     def points(self, batch: Batch) -> Tensor:
         """relu(q) [B, d], of length 1."""

@@ -95,6 +95,17 @@ class Outline(Model):
         """All tensors of the networks."""
         return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of a transformer; 0 for other networks."""
+        return len(getattr(self._module.body, "blocks", ()))
+
+    @property
+    def patch(self) -> int:
+        """Height and width of a transformer's patches in pixels; 1 for other networks."""
+        embed = getattr(self._module.body, "patch_embed", None)
+        return 1 if embed is None else int(embed.patch_size[0])
+
     def elements(self, groups: Sequence[str]) -> int:
         """As for any model, from sizes that are looked up once."""
         return sum(self._elements(self._tensors.get(group, ())) for group in groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from hetfl.errors import HetflError
 from hetfl.files import sha256_file
 from hetfl.message import ServerState, Tensors, flatten, group
 from hetfl.tensors import read_tensors, write_tensors
+
+_POINT = re.compile(r"round-\d+-\w+\.safetensors")
 
 
 @dataclass
@@ -163,12 +165,18 @@ class ResumePoints:
         if pending is not None:
             pending.result()
 
-    def load(self, device: torch.device) -> State | None:
-        """The newest state whose content is what was written; None where there is none."""
+    def load(self, device: torch.device, recorded: Collection[int] | None = None) -> State | None:
+        """The newest state whose content is what was written; None where there is none. Newer ones are removed.
+
+        Args:
+            device: where its tensors are loaded.
+            recorded: the rounds that the record has, all before them included; None: any.
+        """
         for path in reversed(self._files()):
-            round, checksum = re.fullmatch(r"round-(\d+)-(\w+)", path.stem).groups()  # type: ignore[union-attr]
+            round, checksum = path.stem.split("-")[1:]
+            known = recorded is None or int(round) in recorded
             try:
-                if sha256_file(path).startswith(checksum):
+                if known and sha256_file(path).startswith(checksum):
                     # Copies begin where torch lets tensors begin. In the file they begin anywhere, and products of
                     # matrices that do so differ in their last bits.
                     tensors = {name: tensor.clone() for name, tensor in read_tensors(path, device)[0].items()}
@@ -189,7 +197,7 @@ class ResumePoints:
 
 def point_files(folder: Path) -> list[Path]:
     """The resume points in a folder, the oldest first."""
-    return sorted(folder.glob("round-*-*.safetensors"))
+    return sorted(path for path in folder.glob("round-*.safetensors") if _POINT.fullmatch(path.name))
 
 
 def newest_round(folder: Path) -> int | None:
