@@ -315,7 +315,7 @@ def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
 @pytest.mark.parametrize(("blocks", "tokens"), [("first", 3 + 1), ("all", 3 + 3)])
 def test_sgpts_first_shared_block_alone_may_have_several_prompts(blocks, tokens):
     """Against blocks run by hand."""
-    settings = {"shared_blocks": (1, 2), "group_blocks": (), "prompt_length": 3, "groups": 2, "long_blocks": blocks}
+    settings = {"shared_blocks": (1, 2), "group_blocks": (2,), "prompt_length": 3, "groups": 2, "long_blocks": blocks}
     model, params = built(**create("sgpt", settings, 3).model_options().model_dump(exclude_unset=True))
     assert params["shared"].shape[:2].numel() == tokens
     images = torch.randn(2, 3, 32, 32)
