@@ -83,6 +83,7 @@ def test_a_stage_keeps_the_cells_that_it_finds(pushed: Project, tmp_path: Path) 
     tell(pushed, "hetfl", "export", "kills", "-o", archive)
     assert "taken over" not in tell(fresh, "hetfl", "import", archive)
     (fresh.root / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {}}))
-    before = records(fresh)
-    assert "train-kills" in tell(fresh, "dvc", "repro", "evaluate-kills")
-    assert records(fresh) == before
+    # A run that is trained again has other seconds. DVC itself may write a file anew from its cache.
+    before = {name: content for name, (_, content) in records(fresh).items()}
+    assert "nothing to train" in tell(fresh, "dvc", "repro", "evaluate-kills")
+    assert {name: content for name, (_, content) in records(fresh).items()} == before
