@@ -75,7 +75,7 @@ class Project:
         tables: dict[str, Table] = {
             table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))
         }
-        runs, book = Runs(workspace, _links(workspace.root), base), None
+        runs, book = Runs(workspace, Links(workspace.root), base), None
         if params:
             known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
             book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
@@ -268,14 +268,6 @@ class _Site:
         ]
         shown = {"distributions": drawn(names(of_runs=False)), "results": drawn(names(of_runs=True))}
         return {"partitions": partitions, **shown}
-
-
-def _links(root: Path) -> Links | None:
-    """Addresses in MLflow; None where it cannot be reached, which stops no report."""
-    try:
-        return Links(root)
-    except HetflError:
-        return None
 
 
 def _by_number(name: str) -> tuple[int, str]:
