@@ -52,6 +52,19 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """What is there instead of an update of a client that did not answer, or whose answer is not valid.
+
+    Attributes:
+        client: its number.
+        reason: in words that follow "client 3 ", such as ``did not answer within 60 s``, for the record.
+    """
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Score:
     """A client's test.
 
