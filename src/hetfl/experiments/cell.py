@@ -6,8 +6,9 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -34,7 +35,11 @@ from hetfl.training.client_run import used_samples
 from hetfl.training.engine import Engine
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import ClientData, Federation, build_federation
+from hetfl.training.host import Host
+from hetfl.training.local import LocalEngine
 from hetfl.training.memory import reset_peak_memory
+from hetfl.training.ray import Actors
+from hetfl.training.remote import RemoteEngine
 from hetfl.training.state import ResumePoints, State
 
 LAST = 5
@@ -43,11 +48,11 @@ LAST = 5
 
 @dataclass(frozen=True)
 class Setup:
-    """A cell's parts, ready to run."""
+    """A cell's parts, ready to run in this process."""
 
     method: Method
     federation: Federation
-    engine: Engine
+    engine: LocalEngine
     draws: Draws
     dataset: Dataset
 
@@ -81,7 +86,41 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
         features=workspace.scratch / "features",
         precision=compute.precision,
     )
-    return Setup(method, federation, make_engine(method, federation, compute.engine), Draws(cell.seed), dataset)
+    here = "auto" if compute.engine == "ray" else compute.engine
+    return Setup(method, federation, make_engine(method, federation, here), Draws(cell.seed), dataset)
+
+
+def host(cell: Cell, root: Path, compute: ComputeSettings, identity: str = "") -> Host:
+    """All of a cell's clients as a host, in whichever process it is called.
+
+    Args:
+        cell: the cell.
+        root: the checkout's, as this process sees it.
+        compute: device, precision and threads.
+        identity: the run's fingerprint.
+
+    Raises:
+        HetflError: an input is missing or broken.
+    """
+    torch.set_num_threads(compute.threads)
+    device = torch.device("cuda" if compute.device != "cpu" and torch.cuda.is_available() else "cpu")
+    setup = set_up(cell, Workspace(root), device, compute)
+    return Host(setup.engine, setup.draws, identity)
+
+
+@contextmanager
+def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, identity: str) -> Iterator[Engine]:
+    """The engine that the settings name, for as long as a cell trains."""
+    if compute.engine != "ray":
+        yield setup.engine
+        return
+    method, federation, ray = setup.method, setup.federation, compute.ray
+    theirs = compute.model_copy(update={"precision": federation.precision})
+    make = partial(host, cell, root.resolve(), theirs, identity)
+    clients, gpu = len(federation.clients), compute.device != "cpu"
+    actors = Actors(make, clients, ray.actors, compute.threads, gpu, ray.address)
+    with closing(RemoteEngine("ray", method, federation.models, federation.device, actors, identity)) as engine:
+        yield engine
 
 
 def run_cell(
@@ -131,9 +170,13 @@ def run_cell(
         for other in points.glob("*"):
             if other.name != identity:
                 ResumePoints(other).clear()
-        run = description(cell, workspace, setup, reads, identity)
-        with ResumePoints(points / identity) as resume:
-            if run_rounds(setup.engine, setup.draws, record, resume, run, stop, compute.uplinks_needed) is None:
+        resume_points, engines = (
+            ResumePoints(points / identity),
+            _engine(cell, workspace.root, setup, compute, identity),
+        )
+        with engines as engine, resume_points as resume:
+            run = description(cell, workspace, setup, engine.name, reads, identity)
+            if run_rounds(engine, setup.draws, record, resume, run, stop, compute.uplinks_needed) is None:
                 return False
         shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
@@ -272,7 +315,7 @@ def _named(record: Record, round: int) -> Iterator[None]:
         raise HetflError(f"{record.folder}: round {round}: {error}") from error
 
 
-def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, identity: str) -> Run:
+def description(cell: Cell, workspace: Workspace, setup: Setup, engine: str, reads: Inputs, identity: str) -> Run:
     """A run as its record describes it when it begins."""
     models = setup.federation.models
     trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
@@ -304,7 +347,7 @@ def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, i
         ),
         versions=versions(),
         device=device_name(setup.federation.device),
-        engine=setup.engine.name,
+        engine=engine,
         precision=setup.federation.precision,
         threads=torch.get_num_threads(),
         source=source_digest(),

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
+from hetfl.schema import Number
+from hetfl.training.contract import Free, contracts
 from hetfl.training.engine import Engine, Failure, Task, Update
+
+SHOWN = 3
+"""How many failures a line names."""
+
+SECONDS = {"train", "statistics"}
+"""What clients tell the seconds of."""
+
+Kind = Literal["registration", "uplink", "nothing"]
+"""What clients send."""
 
 
 class Exchange:
@@ -20,7 +35,7 @@ class Exchange:
 
     Neither downlinks nor uplinks are kept here: memory does not grow with the number of participants, but for
     uplinks that come before those of clients with smaller numbers. Only where clients are remote all valid uplinks
-    of a round are held, since a sum needs to know whose they are before it begins.
+    of a round are held, since a mean needs to know whose they are before it begins.
 
     Attributes:
         down, up: the size of all messages so far.
@@ -33,6 +48,7 @@ class Exchange:
         self.down, self.up, self.waited = Size(), Size(), 0.0
         self.failed: dict[int, str] = {}
         self._noted: dict[int, Update] = {}
+        self._sizes: dict[int, dict[Free, int]] = {}
 
     @property
     def updates(self) -> list[Update]:
@@ -66,20 +82,26 @@ class Exchange:
                 server = method.after_turn(server, update.uplink)
                 yield update
 
-    def valid(self, updates: Iterator[Update | Failure], clients: Sequence[int]) -> Iterator[Update]:
+    def valid(
+        self, updates: Iterator[Update | Failure], clients: Sequence[int], kind: Kind = "uplink"
+    ) -> Iterator[Update]:
         """The updates of some clients that are valid, as they come; :attr:`failed` has the reasons for the others.
 
         Raises:
-            HetflError: a client of this process sends a message that its method does not declare.
+            HetflError: a client of this process sends a message that breaks its method's contract.
         """
         missing = dict.fromkeys(clients)
         while missing and (update := self._next(updates)):
             if update.client not in missing:
                 continue  # an answer that nobody asked for
             del missing[update.client]
-            reason = update.reason if isinstance(update, Failure) else self._problem(update)
-            if isinstance(update, Failure) or reason:
-                self._fail(update.client, reason)
+            if isinstance(update, Failure):
+                self._fail(update.client, update.reason)
+                continue
+            try:
+                self._check(update, kind)
+            except HetflError as error:
+                self._fail(update.client, str(error))
                 continue
             self._noted[update.client] = replace(update, uplink=Message())
             yield update
@@ -110,24 +132,49 @@ class Exchange:
         Raises:
             HetflError: fewer are.
         """
-        messages = self.uplinks(updates, clients)
         if not (hold or self.engine.remote):
-            return Uplinks(clients, messages)
-        held = list(messages)
+            return Uplinks(clients, self.uplinks(updates, clients))
+        held = {update.client: update.uplink for update in updates}
+        self.agree()
+        held = {client: held[client] for client in clients if client not in self.failed}
         if len(held) < min(needed, len(clients)):
             raise HetflError(
-                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; " + self.told()
+                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; {self.told()}"
             )
-        return Uplinks([client for client in clients if client not in self.failed], held)
+        return Uplinks(list(held), list(held.values()))
+
+    def agree(self) -> None:
+        """Reject the valid messages whose sizes are not those of most others, where all have the same."""
+        for size in {size: None for sizes in self._sizes.values() for size in sizes}:
+            given = {client: sizes[size] for client, sizes in sorted(self._sizes.items()) if size in sizes}
+            ((usual, many),) = Counter(given.values()).most_common(1)
+            for client, own in given.items():
+                if own != usual and client not in self.failed:
+                    self._fail(client, f"sent {own} rows or columns where {many} clients sent {usual}")
+                    self._noted.pop(client, None)
 
     def told(self) -> str:
         """The failures in words."""
         shown = [f"client {client} {reason}" for client, reason in sorted(self.failed.items())]
         return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
-    def _problem(self, update: Update) -> str:
-        """Why an update is not valid, in words that follow the client; empty if it is."""
-        return ""
+    def _check(self, update: Update, kind: Kind) -> None:
+        """Check an update against the contract of its message; values only of remote clients, see :class:`Engine`.
+
+        Raises:
+            HetflError: it breaks it, in words that follow the client.
+        """
+        if kind == "nothing":
+            if update.uplink:
+                raise HetflError(f"sent {', '.join(update.uplink)[:60]}, and nothing is sent in this round")
+            return
+        registration, uplink = contracts(self.engine.method, self.engine.models[update.client])
+        contract = registration if kind == "registration" else uplink
+        sizes = contract.sizes(update.uplink)
+        if self.engine.remote:
+            contract.check_values(update.uplink)
+            _check_figures(update)
+        self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
 
     def _fail(self, client: int, reason: str) -> None:
         if not self.engine.remote:
@@ -146,5 +193,22 @@ class Exchange:
         return update
 
 
-SHOWN = 3
-"""How many failures a line names."""
+_FIGURES: TypeAdapter[dict[str, Number | list[Number | list[Number]]]] = TypeAdapter(
+    dict[str, Number | list[Number | list[Number]]]
+)
+
+
+def _check_figures(update: Update) -> None:
+    """Check what the record keeps of an update.
+
+    Raises:
+        HetflError: it has another form, in words that follow the client.
+    """
+    if update.loss.dim() or not update.loss.is_floating_point():
+        raise HetflError("sent a loss that is not a number")
+    if not update.seconds.keys() <= SECONDS or not all(0 <= taken < math.inf for taken in update.seconds.values()):
+        raise HetflError("sent seconds that are not those of a clock")
+    try:
+        _FIGURES.validate_python(update.observed, strict=True)
+    except ValidationError as error:
+        raise HetflError("sent figures that are not numbers") from error
