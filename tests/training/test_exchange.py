@@ -78,7 +78,7 @@ def test_an_early_message_waits_for_those_before_it(toy_engine):
             yield Update(k, messages[k], NOTHING, {"train": 1.0, "statistics": 0.0}, {})
 
     exchange = Exchange(engine)
-    handed = exchange.uplinks(updates(), [1, 4, 6])
+    handed = exchange.uplinks(exchange.valid(updates(), [1, 4, 6]), [1, 4, 6])
     assert next(handed) is messages[1] and asked == [4, 1]
     assert next(handed) is messages[4] and asked == [4, 1]
     assert next(handed) is messages[6] and next(handed, None) is None

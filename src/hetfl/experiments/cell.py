@@ -133,7 +133,7 @@ def run_cell(
                 ResumePoints(other).clear()
         run = description(cell, workspace, setup, reads, identity)
         with ResumePoints(points / identity) as resume:
-            if run_rounds(setup.engine, setup.draws, record, resume, run, stop) is None:
+            if run_rounds(setup.engine, setup.draws, record, resume, run, stop, compute.uplinks_needed) is None:
                 return False
         shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
@@ -187,7 +187,13 @@ def _locked(path: Path, stop: Stop) -> Iterator[bool]:
 
 
 def run_rounds(
-    engine: Engine, draws: Draws, record: Record, resume: ResumePoints, run: Run, stop: Stop = never
+    engine: Engine,
+    draws: Draws,
+    record: Record,
+    resume: ResumePoints,
+    run: Run,
+    stop: Stop = never,
+    needed: int = 1,
 ) -> State | None:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
 
@@ -201,6 +207,7 @@ def run_rounds(
         resume: the run's resume points.
         run: the record's description.
         stop: is asked before each round, with the mean seconds of the last ones.
+        needed: how many valid uplinks a round needs.
 
     Returns:
         The final state; None if it stopped, so that the record is not complete.
@@ -232,7 +239,7 @@ def run_rounds(
             return None
         started = time.perf_counter()
         with _named(record, played + 1):
-            server, line = rounds.play_round(engine, server, draws.at(played + 1))
+            server, line = rounds.play_round(engine, server, draws.at(played + 1), needed)
         played = line.round
         if line.pooled is not None:
             pooled[played] = line.pooled

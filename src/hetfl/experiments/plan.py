@@ -56,6 +56,8 @@ class ComputeSettings(Settings):
         engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU.
         precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: the faster one on the
             device.
+        uplinks_needed: how many valid uplinks a round needs; a run whose clients are remote ends with fewer, and
+            goes on from there when it is started again.
         slurm: parameters of the jobs that ``hetfl sweep --on slurm`` submits, e.g. ``{partition: gpu}``.
     """
 
@@ -64,6 +66,7 @@ class ComputeSettings(Settings):
     threads: int = Field(default=1, ge=1, le=1024)
     engine: Literal["auto", "sequential", "batched"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    uplinks_needed: int = Field(default=1, ge=1)
     slurm: dict[str, str | int | float | bool] = {}
 
 

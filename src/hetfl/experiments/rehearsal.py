@@ -280,8 +280,7 @@ class Played:
 
     def registrations(self, clients: Sequence[int]) -> dict[int, Message]:
         """What clients send before the first round."""
-        updates = self.engine.introduce(clients, Draws(0))
-        return dict(zip(clients, Exchange(self.engine).uplinks(updates, clients), strict=True))
+        return {update.client: update.uplink for update in self.engine.introduce(clients, Draws(0))}
 
     def downlinks(self, server: ServerState) -> list[Message]:
         """What the server sends to the members."""

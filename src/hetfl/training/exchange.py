@@ -1,4 +1,4 @@
-"""The messages of a round: made, counted, handed on in order, and forgotten."""
+"""The messages of a round: made, counted, checked, handed on in order, and forgotten."""
 
 from __future__ import annotations
 
@@ -9,36 +9,41 @@ from dataclasses import replace
 import torch
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
-from hetfl.training.engine import Engine, Task, Update
+from hetfl.methods.base import Uplinks
+from hetfl.training.engine import Engine, Failure, Task, Update
 
 
 class Exchange:
     """What goes between server and clients in a round, and what the server notes of it.
 
     Neither downlinks nor uplinks are kept here: memory does not grow with the number of participants, but for
-    uplinks that come before those of clients with smaller numbers.
+    uplinks that come before those of clients with smaller numbers. Only where clients are remote all valid uplinks
+    of a round are held, since a sum needs to know whose they are before it begins.
 
     Attributes:
         down, up: the size of all messages so far.
         waited: seconds that the server waited for clients.
+        failed: why there is no valid uplink, by client.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.down, self.up, self.waited = Size(), Size(), 0.0
+        self.failed: dict[int, str] = {}
         self._noted: dict[int, Update] = {}
 
     @property
     def updates(self) -> list[Update]:
-        """What came back so far, by client, the messages left out."""
+        """What came back so far and is valid, by client, the messages left out."""
         return [self._noted[client] for client in sorted(self._noted)]
 
     @property
     def seconds(self) -> dict[str, float]:
         """What clients worked, by ``train`` and ``statistics``; nothing where they did neither."""
         parts = dict.fromkeys(part for update in self.updates for part in update.seconds)
-        return {part: sum(update.seconds[part] for update in self.updates) for part in parts}
+        return {part: sum(update.seconds.get(part, 0.0) for update in self.updates) for part in parts}
 
     def tasks(self, server: ServerState, clients: Iterable[int]) -> Iterator[Task]:
         """The task of each client, made when it is asked for."""
@@ -48,33 +53,98 @@ class Exchange:
             yield Task(client, downlink)
 
     def training(self, server: ServerState, clients: Sequence[int], draws: Draws) -> Iterator[Update]:
-        """The updates of a round's participants, who train all at once or, if the method says so, one by one."""
+        """The valid updates of a round's participants.
+
+        They train all at once or, if the method says so, one by one.
+        """
         method = self.engine.method
         if not method.in_turn():
-            yield from self.engine.train(self.tasks(server, clients), draws)
+            yield from self.valid(self.engine.train(self.tasks(server, clients), draws), clients)
             return
         for client in clients:
-            (update,) = self.engine.train(self.tasks(server, [client]), draws)
-            server = method.after_turn(server, update.uplink)
+            for update in self.valid(self.engine.train(self.tasks(server, [client]), draws), [client]):
+                server = method.after_turn(server, update.uplink)
+                yield update
+
+    def valid(self, updates: Iterator[Update | Failure], clients: Sequence[int]) -> Iterator[Update]:
+        """The updates of some clients that are valid, as they come; :attr:`failed` has the reasons for the others.
+
+        Raises:
+            HetflError: a client of this process sends a message that its method does not declare.
+        """
+        missing = dict.fromkeys(clients)
+        while missing and (update := self._next(updates)):
+            if update.client not in missing:
+                continue  # an answer that nobody asked for
+            del missing[update.client]
+            reason = update.reason if isinstance(update, Failure) else self._problem(update)
+            if isinstance(update, Failure) or reason:
+                self._fail(update.client, reason)
+                continue
+            self._noted[update.client] = replace(update, uplink=Message())
             yield update
+        for client in missing:
+            self._fail(client, "did not answer")
 
     def uplinks(self, updates: Iterator[Update], clients: Sequence[int]) -> Iterator[Message]:
-        """The messages in updates, in the order of ``clients``, each handed on as soon as its turn has come."""
+        """The messages in valid updates, in the order of ``clients``, each handed on as soon as its turn has come."""
         early: dict[int, Message] = {}
         for client in clients:
-            while client not in early:
-                update = self._next(updates)
+            while client not in early and client not in self.failed:
+                if (update := next(updates, None)) is None:
+                    break
                 early[update.client] = update.uplink
                 del update
-            yield early.pop(client)
+            if client in early:
+                yield early.pop(client)
 
-    def _next(self, updates: Iterator[Update]) -> Update:
-        """The next update, once a client has finished; without its message it is noted."""
+    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int, hold: bool) -> Uplinks:
+        """The valid uplinks of a round's participants.
+
+        Args:
+            updates: from :meth:`training`.
+            clients: the participants.
+            needed: how many uplinks must be valid; at most as many as there are participants.
+            hold: whether to have all of them before the first one is handed on; always where clients are remote.
+
+        Raises:
+            HetflError: fewer are.
+        """
+        messages = self.uplinks(updates, clients)
+        if not (hold or self.engine.remote):
+            return Uplinks(clients, messages)
+        held = list(messages)
+        if len(held) < min(needed, len(clients)):
+            raise HetflError(
+                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; " + self.told()
+            )
+        return Uplinks([client for client in clients if client not in self.failed], held)
+
+    def told(self) -> str:
+        """The failures in words."""
+        shown = [f"client {client} {reason}" for client, reason in sorted(self.failed.items())]
+        return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+
+    def _problem(self, update: Update) -> str:
+        """Why an update is not valid, in words that follow the client; empty if it is."""
+        return ""
+
+    def _fail(self, client: int, reason: str) -> None:
+        if not self.engine.remote:
+            raise HetflError(f"client {client} {reason}")
+        self.failed[client] = reason
+
+    def _next(self, updates: Iterator[Update | Failure]) -> Update | Failure | None:
+        """What comes back next, once a client has finished; None if nothing more does."""
         began = time.perf_counter()
         # Whoever aggregates may have switched gradients off, but clients train meanwhile.
         with torch.inference_mode(False), torch.enable_grad():
-            update = next(updates)
+            update = next(updates, None)
         self.waited += time.perf_counter() - began
-        self.up += update.uplink.size
-        self._noted[update.client] = replace(update, uplink=Message())
+        if isinstance(update, Update):
+            self.up += update.uplink.size
         return update
+
+
+SHOWN = 3
+"""How many failures a line names."""

@@ -50,6 +50,8 @@ class LocalEngine:
         self._states = ClientStates()
         self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
 
+    remote = False
+
     @property
     def name(self) -> str:
         """The trainer's."""
