@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from hetfl.config import Settings
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import identity
-from hetfl.experiments.plan import Cell, Workspace
+from hetfl.experiments.plan import Cell, Workspace, weights_read
 from hetfl.files import sha256_json
 from hetfl.models.registry import weights_checksum
 from hetfl.schema import Inputs
@@ -31,10 +31,15 @@ class Agreement(Settings):
     run: str
 
 
-def agreement(cell: Cell, workspace: Workspace, models: Iterable[str], clients: int, run: str) -> Agreement:
-    """What a side knows of a cell, with the weights of some models."""
+def agreement(cell: Cell, workspace: Workspace, models: Collection[str], clients: int, run: str) -> Agreement:
+    """What a side knows of a cell, with the weights that some of its models start from, and those of its encoder.
+
+    Raises:
+        HetflError: such weights are missing.
+    """
     without = identity(cell, Inputs(dataset="", partition="", weights={}))
-    weights = {name: weights_checksum(name, workspace.weights) for name in dict.fromkeys(models)}
+    names = [name for name in weights_read(cell) if name in models or name not in cell.models]
+    weights = {name: weights_checksum(name, workspace.weights) for name in names}
     return Agreement(
         cell=cell.path.as_posix(), settings=sha256_json(without), weights=weights, clients=clients, run=run
     )

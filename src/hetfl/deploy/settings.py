@@ -64,7 +64,6 @@ class Server(Settings):
         deadline: seconds that a node has for an answer.
         missing: what happens when a node has not answered by then: the server waits for it and asks again, or goes on
             without it.
-        fewest: a round without this many clients' valid messages ends the run.
         poll: seconds between two looks for answers.
     """
 
@@ -78,7 +77,6 @@ class Server(Settings):
     nodes: dict[NodeName, Member] = Field(min_length=1)
     deadline: Seconds = 600
     missing: Literal["wait", "go-on"] = "wait"
-    fewest: int = Field(default=1, ge=1)
     poll: Seconds = 0.1
 
     @model_validator(mode="after")

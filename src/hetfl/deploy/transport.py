@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -51,20 +50,18 @@ class Sent:
 
 @dataclass
 class Carried:
-    """What went over the network, and how long it took.
+    """What went over the network to a node and back, and how long it took.
 
     Attributes:
-        down, up: bytes of bodies.
-        messages: number of messages both ways.
-        waited: seconds from request to answer, by node.
+        down, up: bytes of requests and replies, with their headers.
+        waited: seconds from requests to replies.
         worked: seconds of them in the node's worker.
     """
 
     down: int = 0
     up: int = 0
-    messages: int = 0
-    waited: Counter[str] = field(default_factory=Counter)
-    worked: Counter[str] = field(default_factory=Counter)
+    waited: float = 0.0
+    worked: float = 0.0
 
 
 class FlowerTransport:
@@ -82,7 +79,7 @@ class FlowerTransport:
         self.server, self.insecure, self.tell = server, insecure, tell
         self.clients: Mapping[str, Sequence[int]] = {name: one.clients for name, one in server.nodes.items()}
         self.header: dict[str, Any] = {}
-        self.carried = Carried()
+        self._carried: dict[str, Carried] = {name: Carried() for name in self.clients}
         self._sent: dict[str, Sent] = {}
         self._waiting: list[Sent] = []
         self._ready: list[tuple[str, bytes | Lost]] = []
@@ -150,9 +147,9 @@ class FlowerTransport:
                 self.tell(f"waiting for nodes {', '.join(missing)}")
             time.sleep(0.3)
 
-    def take_carried(self) -> Carried:
-        """What was carried since the last call."""
-        found, self.carried = self.carried, Carried()
+    def take_carried(self) -> dict[str, Carried]:
+        """What was carried since the last call, by node."""
+        found, self._carried = self._carried, {name: Carried() for name in self.clients}
         return found
 
     def _connect(self) -> None:
@@ -201,8 +198,7 @@ class FlowerTransport:
                 self._connect_again(error)
         sent.activated, sent.resend = self._activated.get(sent.host, ""), False
         self._sent[key] = sent
-        self.carried.down += len(sent.body)
-        self.carried.messages += 1
+        self._carried[sent.host].down += len(sent.body)
 
     @property
     def _ttl(self) -> float:
@@ -225,11 +221,10 @@ class FlowerTransport:
             except ValueError as error:
                 self._ready.append((sent.host, Lost(f"sent what cannot be read: {error}")))
                 continue
-            self.carried.up += len(body)
-            self.carried.messages += 1
-            self.carried.waited[sent.host] += time.monotonic() - sent.began
-            worked = header.get("seconds")
-            self.carried.worked[sent.host] += worked if isinstance(worked, float) else 0.0
+            carried, worked = self._carried[sent.host], header.get("seconds")
+            carried.up += len(body)
+            carried.waited += time.monotonic() - sent.began
+            carried.worked += worked if isinstance(worked, float) else 0.0
             if body:
                 self._ready.append((sent.host, bytes(body)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import used
 from hetfl.methods import Method, create
 from hetfl.models import Model
-from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Run
+from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Round, Run
 from hetfl.training import rounds
 from hetfl.training.client_run import used_samples
 from hetfl.training.engine import Engine
@@ -41,15 +41,27 @@ LAST = 5
 """The rounds whose mean says how long the next one will take."""
 
 
+def as_it_is(line: Round) -> Round:
+    """The line."""
+    return line
+
+
 @dataclass(frozen=True)
 class Setup:
-    """A cell's parts, ready to run."""
+    """A cell's parts, ready to run.
+
+    Attributes:
+        counts: samples of each client and class; None: to be counted, where the data are here.
+        noted: a round's line with what only the engine's transport knows of it.
+    """
 
     method: Method
     federation: Federation
     engine: Engine
     draws: Draws
     dataset: Dataset
+    counts: ClassCounts | None = None
+    noted: Callable[[Round], Round] = as_it_is
 
 
 def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings) -> Setup:
@@ -91,6 +103,7 @@ def run_cell(
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
     callback: Callback | None = None,
     stop: Stop = never,
+    prepare: Callable[[str], Setup] | None = None,
 ) -> bool:
     """Train a cell unless its record is already complete, here or among those that were superseded.
 
@@ -105,6 +118,7 @@ def run_cell(
         compute: engine, precision and threads.
         callback: is told when the run begins, after each round and when the run is complete.
         stop: is asked before each round whether to stop; the next call goes on from there.
+        prepare: makes the cell's parts for its identity where clients are elsewhere; None: see :func:`set_up`.
 
     Returns:
         Whether the record is complete.
@@ -124,8 +138,11 @@ def run_cell(
         if not mine or stop(None):
             return False
         reset_peak_memory(device)
-        setup = set_up(cell, workspace, device, compute)
-        check_samples(cell, setup)
+        if prepare is None:
+            setup = set_up(cell, workspace, device, compute)
+            check_samples(cell, setup)
+        else:
+            setup = prepare(identity)
         earlier.make_way(identity)
         points = workspace.resume_points(cell)
         for other in points.glob("*"):
@@ -133,7 +150,8 @@ def run_cell(
                 ResumePoints(other).clear()
         run = description(cell, workspace, setup, reads, identity)
         with ResumePoints(points / identity) as resume:
-            if run_rounds(setup.engine, setup.draws, record, resume, run, stop, compute.uplinks_needed) is None:
+            needed = compute.uplinks_needed
+            if run_rounds(setup.engine, setup.draws, record, resume, run, stop, needed, setup.noted) is None:
                 return False
         shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
@@ -194,6 +212,7 @@ def run_rounds(
     run: Run,
     stop: Stop = never,
     needed: int = 1,
+    noted: Callable[[Round], Round] = as_it_is,
 ) -> State | None:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
 
@@ -208,6 +227,7 @@ def run_rounds(
         run: the record's description.
         stop: is asked before each round, with the mean seconds of the last ones.
         needed: how many valid uplinks a round needs.
+        noted: see :class:`Setup`.
 
     Returns:
         The final state; None if it stopped, so that the record is not complete.
@@ -229,7 +249,7 @@ def run_rounds(
     parameters = run.parameters.model_copy(update={"server": learned})
     record.begin(run.model_copy(update={"parameters": parameters}), completed=played)
     if fresh:
-        record.append(fresh)
+        record.append(noted(fresh))
     settings = engine.method.settings
     lines = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
     pooled = {line.round: line.pooled for line in lines if line.pooled is not None}
@@ -244,7 +264,7 @@ def run_rounds(
         if line.pooled is not None:
             pooled[played] = line.pooled
         # What the resume point before this round took from the loop; its own is known only after its line is written.
-        record.append(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}}))
+        record.append(noted(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}})))
         began = time.perf_counter()
         resume.save(State(played, server, engine.client_states()))
         waited = time.perf_counter() - began
@@ -255,7 +275,7 @@ def run_rounds(
         with _named(record, settings.rounds + 1):
             line = rounds.play_fine_tuning(engine, server, draws.at(settings.rounds + 1))
         played = line.round
-        record.append(line)
+        record.append(noted(line))
         resume.save(State(played, server, engine.client_states()))
     state = State(played, server, engine.client_states())
     record.finish(state)
@@ -295,7 +315,7 @@ def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, i
         public=None if cell.public is None else cell.public.model_dump(),
         rounds=cell.settings["rounds"],
         clients=len(models),
-        class_counts=_class_counts(setup),
+        class_counts=setup.counts or _class_counts(setup),
         inputs=reads,
         numerics=used(cell),
         data_source=read_card(workspace.dataset(cell.dataset)).source,
