@@ -75,6 +75,15 @@ class LocalEngine:
         """See :meth:`Engine.restore`."""
         self._states = ClientStates(states)
 
+    def state(self, client: int) -> ClientState:
+        """A client's latest state."""
+        return self._states.after(client)
+
+    def keep(self, round: int, states: Mapping[int, ClientState]) -> None:
+        """Take over what some clients have after their work in a round, beside what they had before it."""
+        for client, state in states.items():
+            self._states.keep(client, round, state)
+
     def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update]:
         """See :meth:`Engine.introduce`."""
         self.restore({})
