@@ -86,8 +86,8 @@ class Round(Part):
         loss: mean training loss of each participant; None if it is not finite.
         up, down: size of all messages of the round together.
         seconds: by phase.
-        nodes: of a run on machines that only share a network: the seconds that the server ``waited`` for each node and
-            the node ``worked``, and the bytes that went ``down`` and ``up``, by the node's name.
+        nodes: of a run on machines that only share a network, by the node's name: the seconds that the server
+            ``waited`` for it and that it ``worked``, and the bytes that went ``down`` and ``up``.
         peak_memory: in bytes; None if unknown.
         diagnostics: of the server, by name.
         clients: diagnostics of each participant, by name.

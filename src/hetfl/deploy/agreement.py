@@ -52,7 +52,7 @@ def check_agreement(server: Agreement, node: Agreement, name: str) -> None:
         HetflError: settings or weights differ.
     """
     if server.settings != node.settings:
-        raise HetflError(f"{name}: {server.cell} has other settings there than at the server; use the same params.yaml")
+        raise HetflError(f"{name}: {server.cell} has other settings here than at the server; use one params.yaml")
     for model, checksum in node.weights.items():
         if server.weights.get(model) != checksum:
             raise HetflError(f"{name}: the weights of {model} are not those of the server; copy its weights/")

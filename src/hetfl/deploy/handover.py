@@ -1,7 +1,7 @@
 """Bytes from one process to another of the same user, over a Unix socket that only its owner may open.
 
-A frame is its length (8 bytes, little endian) and its content. A question is two frames: a JSON header and a body. The
-answer is a frame with ``ok`` or ``error`` and one with the content or the reason.
+A frame is its length (8 bytes, little endian) and its content. A question is two frames: a JSON header and a body.
+The answer is a frame with ``ok`` or ``error`` and one with the content or the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HandoverError(Exception):
     """The other side did not answer, or answered with an error."""
 
 
-def serve(path: Path, answer: Callable[[Header, bytes], bytes], ready: Callable[[], None] = lambda: None) -> None:
+def serve(path: Path, answer: Callable[[Header, bytearray], bytes], ready: Callable[[], None] = lambda: None) -> None:
     """Answer questions one after another, for good.
 
     Args:

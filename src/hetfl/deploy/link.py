@@ -85,7 +85,7 @@ def run(file: Path, insecure: bool) -> None:
     """Connect a node to its server, until a signal ends the process."""
     node = read_node(file, insecure)
     # The two waits of the SuperNode's loop, 3 s for work and 0.5 s for a reply, are numbers in its code.
-    supernode.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, node.poll)))  # type: ignore[attr-defined]
+    vars(supernode)["time"] = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, node.poll)))
     port, secret = free_port(), new_secret(node.folder)
     arguments = ["--superlink", node.server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--superexec-auth-secret-file", str(secret)]

@@ -1,4 +1,4 @@
-"""The server of a deployment: plays cells with clients that are on nodes, and writes the records that a local run writes."""
+"""The server of a deployment: plays cells with clients that are on nodes, and writes records as a local run does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hetfl.experiments.events import Callback
 from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, check_models, load_params
 from hetfl.experiments.stop import terminable
 from hetfl.files import read_json
-from hetfl.methods import Client, create
+from hetfl.methods import create
+from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import ClassCounts, Round
 from hetfl.targets import cells_of
@@ -102,9 +103,8 @@ def play(
         }
         counts = class_counts(cell, workspace)
         models = [built[cell.models[k % len(cell.models)]] for k in range(len(counts.train))]
-        clients = tuple(
-            Client(k, model, torch.tensor(row)) for k, (model, row) in enumerate(zip(models, counts.train, strict=True))
-        )
+        rows = [torch.tensor(row) for row in counts.train]
+        clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
         agreed = agreement(cell, workspace, [*built], len(models), identity)
         transport.header = agreed.model_dump()
         server = transport.server

@@ -1,4 +1,4 @@
-"""A deployment on one machine: a project's data dealt out to folders that stand for the server's and nodes' machines."""
+"""A deployment on one machine: a project's data dealt out to folders for a server and its nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetfl.deploy.certs import make_certificates
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Cell, Workspace, parts_of, weights_read
-from hetfl.files import atomic_folder, read_json, write_json, write_text
+from hetfl.files import atomic_folder, write_json, write_text
 from hetfl.models.registry import weights_file
 
 
@@ -76,7 +76,12 @@ def write_deployment(
 
 
 def _write_server(
-    out: Path, cells: Sequence[Cell], workspace: Workspace, partition: Partition, card: dict[str, Any], dataset: Dataset
+    out: Path,
+    cells: Sequence[Cell],
+    workspace: Workspace,
+    partition: Partition,
+    card: dict[str, Any],
+    dataset: Dataset,
 ) -> None:
     target, first = Workspace(out), cells[0]
     _copy_project(cells, [model for cell in cells for model in cell.models], workspace, target)

@@ -1,7 +1,7 @@
 """The server's side of Flower: the SuperLink, a process that only passes messages on, and what commands it.
 
-The SuperLink executes nothing. Its Control API, which registers nodes and starts runs, answers only who knows a secret
-that is made anew for each start: by itself Flower lets everyone who reaches the port use it.
+The SuperLink executes nothing. Its Control API, which registers nodes and starts runs, answers only who knows a
+secret that is made anew for each start: by itself Flower lets everyone who reaches the port use it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(secret: bytes, arguments: list[str]) -> None:
             await self.app(scope, receive, send)
 
     before = extensions.get_middleware
-    extensions.get_middleware = lambda: [Middleware(Guard), *before()]
+    extensions.get_middleware = lambda: (Middleware(Guard), *before())
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
@@ -213,7 +213,7 @@ publisher = "hetfl"
 serverapp = "hetfl_node:server_app"
 clientapp = "hetfl_node:client_app"
 """,
-    "hetfl_node.py": b'"""Flower wants code with each run. Nodes and server run the hetfl that is installed there."""\n',
+    "hetfl_node.py": b"# Flower wants code with each run. Nodes and server run the hetfl that is installed there.\n",
 }
 """The app that Flower wants for a run. Neither side executes it."""
 

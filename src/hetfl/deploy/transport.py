@@ -18,7 +18,6 @@ from hetfl.deploy.files import new_secret
 from hetfl.deploy.messages import QUERY, TRAIN, pack, unpack
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
-from hetfl.errors import HetflError
 from hetfl.training.remote import Lost
 
 HEARTBEAT = 10.0

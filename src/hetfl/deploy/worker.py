@@ -50,7 +50,7 @@ class Worker:
         self._agreed: Agreement | None = None
         self._host: Host | None = None
 
-    def answer(self, header: Mapping[str, Any], body: bytes) -> bytes:
+    def answer(self, header: Mapping[str, Any], body: bytearray) -> bytes:
         """The answer to a request.
 
         Raises:
@@ -91,7 +91,9 @@ class Worker:
     def _engine(self, cell: Cell, clients: int) -> LocalEngine:
         """An engine with the data of this node's clients; others of the federation are in it without any."""
         node, models = self.node, self._models(cell)
-        dataset, partition = joined({client: read_dataset(folder) for client, folder in node.clients.items()}, clients)
+        dataset, partition = joined(
+            {client: read_dataset(folder) for client, folder in node.clients.items()}, clients
+        )
         shared = None
         if cell.public is not None:
             if node.public is None:
@@ -118,13 +120,15 @@ class Worker:
     def _note(self, wanted: Agreement, answer: bytes, seconds: float) -> None:
         """Write down what leaves the node, in full to ``sent.jsonl`` and in short to the log."""
         reply = Reply.from_bytes(answer)
-        common = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cell": wanted.cell}
+        common: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cell": wanted.cell}
         common |= {"round": reply.question.round, "kind": reply.question.kind}
         lines: list[dict[str, Any]] = []
         for update in reply.updates:
             shapes = {name: list(tensor.shape) for name, tensor in update.uplink.items()}
             figures = ["loss", "seconds", *update.observed]
-            lines.append({"client": update.client, "tensors": shapes, "bytes": update.uplink.size.bytes, "figures": figures})
+            lines.append(
+                {"client": update.client, "tensors": shapes, "bytes": update.uplink.size.bytes, "figures": figures}
+            )
         lines += [{"client": score.client, "figures": ["right", "not finite", "samples"]} for score in reply.scores]
         if reply.error:
             lines.append({"error": reply.error})
