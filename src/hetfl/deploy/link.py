@@ -40,6 +40,10 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 """Flower's call that only those who know the secret may make."""
 
 
+SHORTEST = 0.1
+"""Seconds after which the server is asked again, once a message has come."""
+
+
 def free_port() -> int:
     """A port of the loopback interface that nobody uses."""
     with socket.socket() as probe:
@@ -47,24 +51,50 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def answer_messages(node: Node, address: str, secret: bytes, every: float) -> None:
+class Waits:
+    """The waits of the SuperNode's loop, which are numbers in Flower's code: 3 s for a message, 0.5 s for its reply.
+
+    Args:
+        longest: seconds between two questions to the server whether there is a message. After one has come they begin
+            at :data:`SHORTEST` and double.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+        self.message, self.reply = threading.Event(), threading.Event()
+        self._next = SHORTEST
+
+    def sleep(self, seconds: float) -> None:
+        """Stands where the loop calls :func:`time.sleep`."""
+        if seconds < 1:
+            self.message.set()
+            self.reply.wait(seconds)
+            self.reply.clear()
+            self._next = SHORTEST
+        else:
+            time.sleep(min(self._next, self.longest))
+            self._next *= 2
+
+
+def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> None:
     """Take each message that the SuperNode has received to the worker, and give it the reply; for good.
 
     Args:
         node: the node.
         address: of the SuperNode's Runtime API.
         secret: that the SuperNode knows, too.
-        every: seconds between two questions for work.
+        waits: say when a message has come, and are told of its reply.
     """
     app = client_app(node.name, node.socket)
     version = RuntimeVersionHttpInterceptor(component_name="hetfl")
     allowed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=ACQUIRE)
     client = RuntimeHttpClient.from_server_address(address, True, None, [version, allowed])
     while True:
+        waits.message.wait()
+        waits.message.clear()
         try:
             found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
             if not found.token:
-                time.sleep(every)
                 continue
             token = RuntimeTokenHttpInterceptor(found.token)
             with RuntimeHttpClient.from_server_address(address, True, None, [version, token]) as task:
@@ -78,14 +108,14 @@ def answer_messages(node: Node, address: str, secret: bytes, every: float) -> No
                 push_task_output(task, context, SubStatus.COMPLETED, "")
         except httpx.HTTPError as error:
             log.warning("the SuperNode's Runtime API: %s", error)
-            time.sleep(1)
+        waits.reply.set()
 
 
 def run(file: Path, insecure: bool) -> None:
     """Connect a node to its server, until a signal ends the process."""
     node = read_node(file, insecure)
-    # The two waits of the SuperNode's loop, 3 s for work and 0.5 s for a reply, are numbers in its code.
-    vars(supernode)["time"] = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, node.poll)))
+    waits = Waits(node.poll)
+    vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)
     port, secret = free_port(), new_secret(node.folder)
     arguments = ["--superlink", node.server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--superexec-auth-secret-file", str(secret)]
@@ -94,8 +124,7 @@ def run(file: Path, insecure: bool) -> None:
     else:
         arguments += ["--root-certificates", str(node.authority), "--auth-supernode-private-key", str(node.key)]
     sys.argv = ["flower-supernode", *arguments]
-    every = min(node.poll, 0.1)
-    work = (node, f"127.0.0.1:{port}", secret.read_bytes(), every)
+    work = (node, f"127.0.0.1:{port}", secret.read_bytes(), waits)
     threading.Thread(target=answer_messages, args=work, daemon=True).start()
     flower_supernode()
 
@@ -103,6 +132,7 @@ def run(file: Path, insecure: bool) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("flwr").propagate = False  # it writes its own lines
     try:
         run(Path(sys.argv[1]), "--insecure" in sys.argv)
     except HetflError as error:

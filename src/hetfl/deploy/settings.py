@@ -100,7 +100,8 @@ class Node(Settings):
         public: the folder of the prepared public data set, for methods that have one.
         folder: for Flower's own files, logs, the socket and the clients' private state.
         device: as in ``compute`` of params.yaml; so are ``threads``, ``engine`` and ``precision``.
-        poll: seconds between two questions to the server whether there is work. Flower's own value is 3.
+        poll: the longest time between two questions to the server whether there is work, in seconds. Flower's own
+            value is 3.
     """
 
     name: NodeName
@@ -115,7 +116,7 @@ class Node(Settings):
     threads: int = Field(default=1, ge=1, le=1024)
     engine: Literal["auto", "sequential", "batched"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    poll: Seconds = 0.2
+    poll: Seconds = 1.0
 
     @property
     def socket(self) -> Path:
