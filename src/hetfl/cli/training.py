@@ -11,7 +11,7 @@ import hetfl.cli.names as names
 from hetfl.cli.base import TRAIN, Targets, app, doing, opened
 from hetfl.errors import HetflError
 
-Engine = Annotated[str | None, typer.Option(help="Engine: auto, sequential or batched.")]
+Engine = Annotated[str | None, typer.Option(help="Engine: auto, sequential, batched or ray.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")]
 
 

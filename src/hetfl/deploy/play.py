@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 import torch
 
-from hetfl.data.store import Dataset, read_card
+from hetfl.data.store import read_card
 from hetfl.deploy.agreement import agreement
 from hetfl.deploy.settings import Server
 from hetfl.deploy.transport import FlowerTransport
 from hetfl.draws import Draws
 from hetfl.errors import FailedCellsError, HetflError
-from hetfl.experiments.cell import Setup, run_cell
+from hetfl.experiments.cell import Elsewhere, run_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, check_models, load_params
 from hetfl.experiments.stop import terminable
@@ -91,7 +91,7 @@ def play(
     """
     device = torch.device("cpu")
 
-    def prepare(identity: str) -> Setup:
+    def elsewhere(identity: str) -> Elsewhere:
         card = read_card(workspace.dataset(cell.dataset))
         classes = len(card.class_names)
         public = 0 if cell.public is None else len(read_card(workspace.dataset(cell.public.dataset)).class_names)
@@ -110,16 +110,15 @@ def play(
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
         engine = RemoteEngine(NAME, method, models, device, transport, identity, deadline)
-        dataset = Dataset(card.name, card.title, card.class_names, {}, card.checksum, card.attributes)
         federation = Federation(clients, (), classes, device)
-        return Setup(method, federation, engine, Draws(cell.seed), dataset, counts, noted)
+        return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 
     def noted(line: Round) -> Round:
         carried = transport.take_carried()
         return line.model_copy(update={"nodes": {name: asdict(one) for name, one in carried.items()}})
 
     compute = params.compute.model_copy(update={"threads": 1})
-    return run_cell(cell, workspace, device, compute, callback, prepare=prepare)
+    return run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere)
 
 
 def class_counts(cell: Cell, workspace: Workspace) -> ClassCounts:

@@ -161,6 +161,10 @@ class Engine(Protocol):
         """Go on from what :meth:`client_states` gave."""
         ...
 
+    def close(self) -> None:
+        """Give back what is held outside this process."""
+        ...
+
 
 def own_names(method: Method, model: Model) -> set[str]:
     """The parameters that a client keeps to itself."""

@@ -75,6 +75,9 @@ class LocalEngine:
         """See :meth:`Engine.restore`."""
         self._states = ClientStates(states)
 
+    def close(self) -> None:
+        """See :meth:`Engine.close`; there is nothing."""
+
     def state(self, client: int) -> ClientState:
         """A client's latest state."""
         return self._states.after(client)
