@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -12,7 +14,15 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
+from hetfl.training.contract import Free, contracts
 from hetfl.training.engine import Engine, Failure, Task, Update
+
+
+SHOWN = 3
+"""How many failures a line names."""
+
+Kind = Literal["registration", "uplink", "nothing"]
+"""What clients send."""
 
 
 class Exchange:
@@ -33,6 +43,7 @@ class Exchange:
         self.down, self.up, self.waited = Size(), Size(), 0.0
         self.failed: dict[int, str] = {}
         self._noted: dict[int, Update] = {}
+        self._sizes: dict[int, dict[Free, int]] = {}
 
     @property
     def updates(self) -> list[Update]:
@@ -66,20 +77,26 @@ class Exchange:
                 server = method.after_turn(server, update.uplink)
                 yield update
 
-    def valid(self, updates: Iterator[Update | Failure], clients: Sequence[int]) -> Iterator[Update]:
+    def valid(
+        self, updates: Iterator[Update | Failure], clients: Sequence[int], kind: Kind = "uplink"
+    ) -> Iterator[Update]:
         """The updates of some clients that are valid, as they come; :attr:`failed` has the reasons for the others.
 
         Raises:
-            HetflError: a client of this process sends a message that its method does not declare.
+            HetflError: a client of this process sends a message that breaks its method's contract.
         """
         missing = dict.fromkeys(clients)
         while missing and (update := self._next(updates)):
             if update.client not in missing:
                 continue  # an answer that nobody asked for
             del missing[update.client]
-            reason = update.reason if isinstance(update, Failure) else self._problem(update)
-            if isinstance(update, Failure) or reason:
-                self._fail(update.client, reason)
+            if isinstance(update, Failure):
+                self._fail(update.client, update.reason)
+                continue
+            try:
+                self._check(update, kind)
+            except HetflError as error:
+                self._fail(update.client, str(error))
                 continue
             self._noted[update.client] = replace(update, uplink=Message())
             yield update
@@ -110,24 +127,48 @@ class Exchange:
         Raises:
             HetflError: fewer are.
         """
-        messages = self.uplinks(updates, clients)
         if not (hold or self.engine.remote):
-            return Uplinks(clients, messages)
-        held = list(messages)
+            return Uplinks(clients, self.uplinks(updates, clients))
+        held = {update.client: update.uplink for update in updates}
+        self.agree()
+        held = {client: held[client] for client in clients if client not in self.failed}
         if len(held) < min(needed, len(clients)):
             raise HetflError(
-                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; " + self.told()
+                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; {self.told()}"
             )
-        return Uplinks([client for client in clients if client not in self.failed], held)
+        return Uplinks(list(held), list(held.values()))
+
+    def agree(self) -> None:
+        """Reject the valid messages whose sizes are not those of most others, where all have the same."""
+        for size in {size: None for sizes in self._sizes.values() for size in sizes}:
+            given = {client: sizes[size] for client, sizes in sorted(self._sizes.items()) if size in sizes}
+            ((usual, many),) = Counter(given.values()).most_common(1)
+            for client, own in given.items():
+                if own != usual and client not in self.failed:
+                    self._fail(client, f"sent {own} rows or columns where {many} clients sent {usual}")
+                    self._noted.pop(client, None)
 
     def told(self) -> str:
         """The failures in words."""
         shown = [f"client {client} {reason}" for client, reason in sorted(self.failed.items())]
         return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
-    def _problem(self, update: Update) -> str:
-        """Why an update is not valid, in words that follow the client; empty if it is."""
-        return ""
+    def _check(self, update: Update, kind: Kind) -> None:
+        """Check an update's message against the contract; values only of remote clients, see :class:`Engine`.
+
+        Raises:
+            HetflError: it breaks it, in words that follow the client.
+        """
+        if kind == "nothing":
+            if update.uplink:
+                raise HetflError("sent a message where nothing is sent")
+            return
+        registration, uplink = contracts(self.engine.method, self.engine.models[update.client])
+        contract = registration if kind == "registration" else uplink
+        sizes = contract.sizes(update.uplink)
+        if self.engine.remote:
+            contract.check_values(update.uplink)
+        self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
 
     def _fail(self, client: int, reason: str) -> None:
         if not self.engine.remote:
@@ -144,7 +185,3 @@ class Exchange:
         if isinstance(update, Update):
             self.up += update.uplink.size
         return update
-
-
-SHOWN = 3
-"""How many failures a line names."""

@@ -29,10 +29,12 @@ def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
         HetflError: a client did not register; servers know all clients from then on.
     """
     method, clients, exchange = engine.method, members(engine), Exchange(engine)
-    messages = list(exchange.uplinks(exchange.valid(engine.introduce(clients, draws), clients), clients))
+    updates = exchange.valid(engine.introduce(clients, draws), clients, "registration")
+    messages = {update.client: update.uplink for update in updates}
+    exchange.agree()
     if exchange.failed:
         raise HetflError(f"a run begins once all clients have registered, but {exchange.told()}")
-    registrations = dict(zip(clients, messages, strict=True))
+    registrations = {client: messages[client] for client in clients}
     began = time.perf_counter()
     models = [engine.models[client] for client in clients]
     server = method.initial_server(models, registrations, draws.at(0)).to(engine.device)
@@ -94,7 +96,7 @@ def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 
 def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws) -> Round:
     """What every client does after the last round with what the server would send it next, and its test."""
     everyone, exchange = members(engine), Exchange(engine)
-    for _ in exchange.valid(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone):
+    for _ in exchange.valid(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone, "nothing"):
         pass  # nothing is sent
     began = time.perf_counter()
     test = tested(engine, server, draws)
