@@ -223,23 +223,26 @@ def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings]) -> Costs:
 
 def all_costs() -> dict[str, Costs]:
     """The costs of every method, in the order of their names."""
-    paper, own = (first_cells(root) for root in (ROOT / "papers", ROOT))
+    paper, own = first_cells(ROOT / "papers"), first_cells(ROOT)
+    workspace, params = Workspace(ROOT / "papers"), load_params(ROOT / "papers" / "params.yaml")
+    forecaster = Forecaster(params, workspace, torch.device("cpu"), exact=False)
+    labels = torch.arange(60) % 10
+    small = Holdings([labels], [labels], 10, 8, labels, 10, 8)
     found = {}
     for name in sorted(METHODS):
-        (cell, held), small = paper[name], own[name]
-        found[name] = costs(cell, held, small)
+        held = forecaster.holdings(paper[name])
+        assert held is not None, f"the sizes of {paper[name].dataset} are not known without its files"
+        found[name] = costs(paper[name], held, (own[name], small))
     return found
 
 
-def first_cells(root: Path) -> dict[str, tuple[Cell, Holdings]]:
-    """The first cell of each method in a project, and what its clients hold."""
-    params, workspace = load_params(root / "params.yaml"), Workspace(root)
-    found: dict[str, tuple[Cell, Holdings]] = {}
-    forecaster = Forecaster(params, workspace, torch.device("cpu"), exact=False)
+def first_cells(root: Path) -> dict[str, Cell]:
+    """The first cell of each method in a project."""
+    params, found = load_params(root / "params.yaml"), dict[str, Cell]()
     for name in params.experiments:
         for cell in cells(params, name):
-            if cell.method not in found and cell.settings.get("communicate", True):
-                found[cell.method] = cell, forecaster.rehearsal(cell).held
+            if cell.settings.get("communicate", True):
+                found.setdefault(cell.method, cell)
     return found
 
 
