@@ -3,15 +3,15 @@
     python benchmarks/scale.py
 
 needs no files. Each method stands with the first cell of papers/ that trains it on real images. Its messages and
-states are those of a rehearsal (see hetfl.experiments.rehearsal) with some and with twice as many clients, who hold
-what the cell's clients hold. The server's rule is timed on tensors of their sizes.
+states are those of a rehearsal (see hetfl.experiments.rehearsal) with some and with twice as many clients, who hold what
+the cell's clients hold. The server's rule is timed on tensors of their sizes.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -38,12 +38,14 @@ from hetfl.training.rounds import compares
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
-FEW = 7
-"""Clients of the smaller one of two rehearsals; the other has twice as many."""
+MOST = 20
+"""Clients of the smaller one of two rehearsals, if the cell has so many; the other has twice as many."""
+ALIKE = 11
+"""Clients that are alike, to see what a rule does with their uplinks. Nothing else in a state has so many rows."""
 SIZES = (10**3, 10**6)
 LINK = 10e9 / 8
 """Bytes a second of the link that the table assumes: 10 Gbit/s."""
-REPEATS, SECONDS = 3, 0.3
+REPEATS, SECONDS = 2, 0.3
 """A rule is timed at least so often and so long."""
 
 
@@ -57,7 +59,7 @@ class Costs:
         shared: whether all clients get the same.
         fixed, each: bytes of the server's state: without clients, and for each client that it knows.
         private: bytes that a client keeps to itself, mean over clients.
-        held: uplinks that the rule has at once, of ``2 * FEW``.
+        held: uplinks that the rule has at once, of :data:`ALIKE`.
         compares: whether a round's figures compare all uplinks, so that they are held whatever the rule does.
         summed: whether the next state is the same whoever of equal clients sends which uplink, and in which order,
             and whether what the state has of each client stays as it is.
@@ -174,9 +176,9 @@ class Play:
         server, uplinks = ServerState(real(self.before)), [Message(real(uplink)) for uplink in self.up[:clients]]
         found: list[float] = []
         while len(found) < REPEATS or sum(found) < SECONDS:
-            began = time.perf_counter()
+            began = time.process_time()
             self.aggregated(uplinks, server, clients)
-            found.append(time.perf_counter() - began)
+            found.append(time.process_time() - began)
         return min(found)
 
     def summed(self) -> bool:
@@ -203,48 +205,49 @@ def size(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
-def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings]) -> Costs:
+def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings], timed: bool = True) -> Costs:
     """What a cell's method costs; ``small`` is a cell of the method in which many clients take little memory."""
-    one, two = (Play(cell, held, clients) for clients in (FEW, 2 * FEW))
-    alike = Play(*small, 2 * FEW, alike=True)
+    clients = min(MOST, len(held.train))
+    one, two = Play(cell, held, clients), Play(cell, held, 2 * clients)
+    alike = Play(*small, ALIKE, alike=True)
     watched = Watched([Message(real(uplink)) for uplink in alike.up])
-    alike.aggregated(watched, ServerState(real(alike.before)), 2 * FEW)
-    each = (size(two.server) - size(one.server)) / FEW
+    alike.aggregated(watched, ServerState(real(alike.before)), ALIKE)
+    each = (size(two.server) - size(one.server)) / clients
     states = two.engine.client_states().values()
     private = [size({**state.params, **state.optimiser, **state.memory}) for state in states]
     learned: Any = create(cell.method, cell.settings, held.classes, held.public_classes).settings
     steps = getattr(learned, "server_epochs", None) or getattr(learned, "server_steps", 1)
-    few, many = one.seconds(FEW), two.seconds(2 * FEW)
-    more = max(0.0, many - few) / FEW
+    few, many = (one.seconds(clients), two.seconds(2 * clients)) if timed else (0.0, 0.0)
+    more = max(0.0, many - few) / clients
     return Costs(
         cell,
         mean(message.size.bytes for message in two.up),
         mean(message.size.bytes for message in two.down),
         len({tuple(map(place, message.values())) for message in two.down}) == 1,
-        size(two.server) - 2 * FEW * each,
+        size(one.server) - clients * each,
         each,
-        sum(private) / (2 * FEW),
+        sum(private) / (2 * clients),
         watched.most,
         compares(one.method),
         alike.summed(),
         one.method.in_turn(),
-        steps * max(0.0, few - FEW * more),
+        steps * max(0.0, few - clients * more),
         steps * more,
     )
 
 
-def all_costs() -> dict[str, Costs]:
-    """The costs of every method, in the order of their names."""
+def all_costs(names: Iterable[str] = METHODS, timed: bool = True) -> dict[str, Costs]:
+    """The costs of some methods, in the order of their names."""
     paper, own = first_cells(ROOT / "papers"), first_cells(ROOT)
     workspace, params = Workspace(ROOT / "papers"), load_params(ROOT / "papers" / "params.yaml")
     forecaster = Forecaster(params, workspace, torch.device("cpu"), exact=False)
     labels = torch.arange(60) % 10
     small = Holdings([labels], [labels], 10, 8, labels, 10, 8)
     found = {}
-    for name in sorted(METHODS):
+    for name in sorted(names):
         held = forecaster.holdings(paper[name])
         assert held is not None, f"the sizes of {paper[name].dataset} are not known without its files"
-        found[name] = costs(paper[name], held, (own[name], small))
+        found[name] = costs(paper[name], held, (own[name], small), timed)
     return found
 
 
@@ -253,28 +256,32 @@ def first_cells(root: Path) -> dict[str, Cell]:
     params, found = load_params(root / "params.yaml"), dict[str, Cell]()
     for name in params.experiments:
         for cell in cells(params, name):
-            if cell.settings.get("communicate", True) and (cell.dataset != "digits" or root == ROOT):
+            # Other experiments of papers/ search settings, with small networks.
+            of_paper = root == ROOT or name.startswith(f"{cell.paper}-")
+            if cell.settings.get("communicate", True) and of_paper:
                 found.setdefault(cell.method, cell)
     return found
 
 
+def row(name: str, cost: Costs) -> list[str]:
+    """A method's row of the page's first table."""
+    return [
+        METHODS[name].title,
+        cost.cell.experiment,
+        decimal(cost.up),
+        decimal(cost.down) + (" *" if cost.shared else ""),
+        "one" if cost.streams else "all",
+        "all" if cost.compares or not cost.streams else "one",
+        decimal(cost.fixed),
+        decimal(cost.each),
+        decimal(cost.private),
+        "yes" if cost.merges else "no",
+    ]
+
+
 def page(found: Mapping[str, Costs]) -> str:
     """The page: what was measured, and what it makes of many clients."""
-    measured = [
-        [
-            METHODS[name].title,
-            cost.cell.experiment,
-            decimal(cost.up),
-            decimal(cost.down) + (" *" if cost.shared else ""),
-            "one" if cost.streams else "all",
-            "all" if cost.compares or not cost.streams else "one",
-            decimal(cost.fixed),
-            decimal(cost.each),
-            decimal(cost.private),
-            "yes" if cost.merges else "no",
-        ]
-        for name, cost in found.items()
-    ]
+    measured = [row(name, cost) for name, cost in found.items()]
     scaled = [
         [
             METHODS[name].title,
@@ -314,8 +321,7 @@ def page(found: Mapping[str, Costs]) -> str:
         lists=", ".join(METHODS[name].title for name, cost in found.items() if not cost.streams),
         compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compares),
         grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each > 8),
-        few=FEW,
-        many=2 * FEW,
+        most=MOST,
     )
 
 
@@ -353,18 +359,20 @@ the engine `ray` the server has a copy for resume points.
 
 "Server memory" is its state and the uplinks that it holds; a sum in float64 and the process itself come on top.
 "At 10 Gbit/s" is the time of the larger one of both directions through one link. "The rule takes" is
-aggregation on one core ({machine}), timed with {few} and {many} clients and extended in proportion. A round
-also waits for its slowest client, whatever their number.
+aggregation on one core ({machine}), in processor time, with as many clients as the experiment
+has, {most} at most, and with twice as many, and extended in proportion.
+A round also waits for its slowest client, whatever their number.
 
 ## Hierarchical aggregation
 
-An edge server can add up the uplinks of its clients and send one message of the same size where the rule takes
-uplinks one by one, changes nothing that it keeps of single clients, and does not depend on which of several
-equal clients sent what. That was tried out with random uplinks in both orders. The result is then that of one
-server but for rounding, and a root with k edge servers receives k messages, however many clients there are.
+An edge server can send one message with the sums of its clients' uplinks where the rule takes uplinks one by
+one, changes nothing that it keeps of single clients, and does not depend on which of several equal clients sent
+what. That was tried out with random uplinks in both orders. The result is then that of one server but for
+rounding, and a root with k edge servers receives k messages, however many clients there are.
 
 - Exact but for rounding: {exact}.
-- The rule has all uplinks of a round at once, so that an edge server can only pass them on: {lists}.
+- The rule, as it is written, reads all uplinks of a round at once, so that an edge server can only pass them
+  on: {lists}.
 - The rule adds up, but the record compares all uplinks of a round, and the server holds them for that:
   {compared}.
 - The server's state grows with the clients by more than their numbers of samples: {grows}.

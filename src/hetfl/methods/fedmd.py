@@ -26,7 +26,6 @@ from hetfl.methods.base import (
     cross_entropy,
     register_method,
 )
-from hetfl.methods.parts.averages import totals
 from hetfl.methods.parts.stratified import stratified
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model, ModelOptions
@@ -127,8 +126,7 @@ class FedMD(Scratch):
 
     def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
         """The plain mean of the participants' logits, row by row of the alignment set."""
-        sums = totals({"logits": message["logits"]} for message in uplinks)
-        return ServerState({"logits": sums["logits"] / len(uplinks)})
+        return ServerState({"logits": torch.stack([message["logits"] for message in uplinks]).mean(dim=0)})
 
     def downlink(self, server: ServerState, client: int) -> Message:
         """``logits`` [n, C_public + C]: the mean for each sample of the round's alignment set."""

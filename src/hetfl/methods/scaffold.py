@@ -19,7 +19,6 @@ from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, flatten, group, ungrouped
 from hetfl.methods.base import Phase, Uplinks, Work, register_method
 from hetfl.methods.fedavg import FedAvg
-from hetfl.methods.parts.averages import totals
 from hetfl.models.base import Model
 
 
@@ -91,7 +90,8 @@ class Scaffold(FedAvg):
 
     def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
         """W += server_lr mean dw over the participants, c += sum dc / K over all K clients (Eq. 5)."""
-        total = totals(uplinks)
+        messages = list(uplinks)
+        total = {name: torch.stack([message[name] for message in messages]).sum(dim=0) for name in messages[0]}
         step, clients, change = self.settings.server_lr, len(server["samples"]), group(total, "control")
         return server | {
             "model": {n: t + step * total[n] / len(uplinks) for n, t in server.group("model").items()},

@@ -10,20 +10,6 @@ from torch import Tensor
 from hetfl.message import Tensors
 
 
-def totals(messages: Iterable[Tensors]) -> dict[str, Tensor]:
-    """The sum of each tensor of some messages, at least one, which have the same names and shapes.
-
-    Messages are read one by one: memory holds the sum and one message.
-    """
-    found: dict[str, Tensor] = {}
-    for message in messages:
-        if not found:
-            found = {name: torch.zeros_like(tensor) for name, tensor in message.items()}
-        for name, total in found.items():
-            total += message[name]
-    return found
-
-
 def weighted_mean(messages: Iterable[Tensors], weights: Tensor) -> dict[str, Tensor]:
     """sum_k w_k m_k / sum_k w_k for each tensor of the messages m_k, which have the same names and shapes.
 
