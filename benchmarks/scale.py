@@ -2,9 +2,9 @@
 
     python benchmarks/scale.py
 
-needs no files. Each method stands with the first cell of papers/ that trains it on real images. Its messages and
-states are those of a rehearsal (see hetfl.experiments.rehearsal) with some and with twice as many clients, who hold what
-the cell's clients hold. The server's rule is timed on tensors of their sizes.
+needs no files. Each method stands with the first cell of its paper's tables in papers/. Its messages and states are
+those of a rehearsal (see hetfl.experiments.rehearsal) with the cell's clients, and with twice as many who hold the same.
+The server's rule is timed on tensors of their sizes.
 """
 
 from __future__ import annotations
@@ -339,10 +339,9 @@ TEXT = """# Many clients
 What changes with 10^3 and with 10^6 participants in a round. `python benchmarks/scale.py` writes this page; no
 number in it is written by hand.
 
-Each method stands with the first experiment of `papers/` that trains it on real images. Sizes are those of the
-messages that the real loop makes, as in `hetfl plan`; where they depend on training, they are the largest
-possible. Whether a rule takes uplinks one by one was found by counting the uplinks that are still in memory
-when it asks for the next one.
+Each method stands with the first experiment of its paper in `papers/`. Sizes are those of the messages that the
+real loop makes, as in `hetfl plan`; where they depend on training, they are the largest possible. Whether a rule
+takes uplinks one by one was found by counting the uplinks that are still in memory when it asks for the next one.
 
 ## What a client costs
 
