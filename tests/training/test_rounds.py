@@ -37,7 +37,7 @@ def play(engine, folder: Path, seen: Callable[[str], None] = lambda moment: None
 
         def call(value) -> None:
             original(value)
-            resume._raise()  # waits for the thread that writes
+            resume.flush()  # waits for the thread that writes
             seen(f"{name}:{value.round}")
 
         setattr(target, name, call)
