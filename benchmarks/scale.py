@@ -3,8 +3,8 @@
     python benchmarks/scale.py
 
 needs no files. Each method stands with the first cell of its paper's tables in papers/. Its messages and states are
-those of a rehearsal (see hetfl.experiments.rehearsal) with the cell's clients, and with twice as many who hold the same.
-The server's rule is timed on tensors of their sizes.
+those of a rehearsal (see hetfl.experiments.rehearsal) with the cell's clients, and with twice as many who hold the
+same. The server's rule is timed on tensors of their sizes.
 """
 
 from __future__ import annotations
