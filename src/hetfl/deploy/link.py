@@ -7,7 +7,6 @@ the run. Here one thread asks Flower's Runtime API for work and answers it with 
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from hetfl.deploy.client_app import client_app
-from hetfl.deploy.files import new_secret
+from hetfl.deploy.processes import end_with_parent, free_port, new_secret
 from hetfl.deploy.settings import Node, read_node
 from hetfl.errors import HetflError
 
@@ -42,13 +41,6 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 SHORTEST = 0.1
 """Seconds after which the server is asked again, once a message has come."""
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Waits:
@@ -113,6 +105,7 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
 
 def run(file: Path, insecure: bool) -> None:
     """Connect a node to its server, until a signal ends the process."""
+    end_with_parent()
     node = read_node(file, insecure)
     waits = Waits(node.poll)
     vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)

@@ -14,8 +14,8 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
-from hetfl.deploy.files import new_secret
 from hetfl.deploy.messages import QUERY, TRAIN, pack, unpack
+from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
 from hetfl.training.remote import Lost

@@ -17,7 +17,6 @@ from hetfl.methods.base import Uplinks
 from hetfl.training.contract import Free, contracts
 from hetfl.training.engine import Engine, Failure, Task, Update
 
-
 SHOWN = 3
 """How many failures a line names."""
 
