@@ -67,8 +67,9 @@ def test_updates_in_any_order_give_the_same_round(toy_engine, monkeypatch, metho
     assert (other.loss, other.clients, other.up, other.down) == (line.loss, line.clients, line.up, line.down)
 
 
-def test_an_early_message_waits_for_those_before_it(toy_engine):
+def test_an_early_message_waits_for_those_before_it(toy_engine, monkeypatch):
     engine = toy_engine("fedavg")
+    monkeypatch.setattr(Exchange, "_check", lambda *given: None)
     messages = {k: Message({"x": torch.tensor(k)}) for k in (1, 4, 6)}
     asked: list[int] = []
 

@@ -94,11 +94,13 @@ class Engine(Protocol):
 
     @property
     def remote(self) -> bool:
-        """Whether clients are outside this process, so that they can fail and may send anything.
+        """Whether clients belong to others than whoever runs the server, so that they can fail and may send anything.
 
-        The server goes on without such clients, and without the messages that break the method's contract. Where all
-        clients are in this process a message that breaks it is a mistake in the method, and values that are not
-        finite are what the method gives: a client whose training diverged sends them, and the record tells of it.
+        The server goes on without such clients, and without messages that break the method's contract, see
+        :mod:`hetfl.training.contract`. Where they belong to the run, a message that breaks it is a mistake in the
+        method and ends the run, and values that are not finite are what the method gives: a client whose training
+        diverged sends them, and the record tells of it in ``diverged``. So runs that diverge have the same numbers in
+        all engines whose clients belong to the run, while a remote client that diverges is left out of the round.
         """
         ...
 

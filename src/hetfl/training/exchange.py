@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,16 +10,21 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
+from hetfl.schema import Number
 from hetfl.training.contract import Free, contracts
 from hetfl.training.engine import Engine, Failure, Task, Update
 
 SHOWN = 3
 """How many failures a line names."""
+
+SECONDS = {"train", "statistics"}
+"""What clients tell the seconds of."""
 
 Kind = Literal["registration", "uplink", "nothing"]
 """What clients send."""
@@ -29,7 +35,7 @@ class Exchange:
 
     Neither downlinks nor uplinks are kept here: memory does not grow with the number of participants, but for
     uplinks that come before those of clients with smaller numbers. Only where clients are remote all valid uplinks
-    of a round are held, since a sum needs to know whose they are before it begins.
+    of a round are held, since a mean needs to know whose they are before it begins.
 
     Attributes:
         down, up: the size of all messages so far.
@@ -153,20 +159,21 @@ class Exchange:
         return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
     def _check(self, update: Update, kind: Kind) -> None:
-        """Check an update's message against the contract; values only of remote clients, see :class:`Engine`.
+        """Check an update against the contract of its message; values only of remote clients, see :class:`Engine`.
 
         Raises:
             HetflError: it breaks it, in words that follow the client.
         """
         if kind == "nothing":
             if update.uplink:
-                raise HetflError("sent a message where nothing is sent")
+                raise HetflError(f"sent {', '.join(update.uplink)[:60]}, and nothing is sent in this round")
             return
         registration, uplink = contracts(self.engine.method, self.engine.models[update.client])
         contract = registration if kind == "registration" else uplink
         sizes = contract.sizes(update.uplink)
         if self.engine.remote:
             contract.check_values(update.uplink)
+            _check_figures(update)
         self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
 
     def _fail(self, client: int, reason: str) -> None:
@@ -184,3 +191,24 @@ class Exchange:
         if isinstance(update, Update):
             self.up += update.uplink.size
         return update
+
+
+_FIGURES: TypeAdapter[dict[str, Number | list[Number | list[Number]]]] = TypeAdapter(
+    dict[str, Number | list[Number | list[Number]]]
+)
+
+
+def _check_figures(update: Update) -> None:
+    """Check what the record keeps of an update.
+
+    Raises:
+        HetflError: it has another form, in words that follow the client.
+    """
+    if update.loss.dim() or not update.loss.is_floating_point():
+        raise HetflError("sent a loss that is not a number")
+    if not update.seconds.keys() <= SECONDS or not all(0 <= taken < math.inf for taken in update.seconds.values()):
+        raise HetflError("sent seconds that are not those of a clock")
+    try:
+        _FIGURES.validate_python(update.observed, strict=True)
+    except ValidationError as error:
+        raise HetflError("sent figures that are not numbers") from error
