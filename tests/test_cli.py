@@ -93,7 +93,7 @@ def test_status_tells_what_runs_and_what_is_stale(
 def test_a_single_run_stands_in_no_table_and_is_like_any_other(
     hetfl_: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hetfl.train, "MlflowMirror", lambda *_: sweep_project.Nobody())
+    monkeypatch.setattr(hetfl.train, "Apart", lambda make: sweep_project.Nobody())
     monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
     text = hetfl_("run --method fedprox --set mu=0.5 --rounds 1").stdout
     path = "adhoc-digits/fedprox/fedprox-mu-0.5-rounds-1/iid-s0"

@@ -78,7 +78,7 @@ def record(
         Path | None, typer.Option("--from", help="Another checkout, which has the runs and evaluations.")
     ] = None,
 ) -> None:
-    """Write compact records of the papers' trained cells into results/, which git keeps, and update the ledger.
+    """Write compact records of trained cells into results/, which git keeps, and update the ledger.
 
     Example: hetfl --cd papers record fedtgp-table-10
     """
@@ -87,10 +87,10 @@ def record(
 
     from hetfl.experiments.plan import Workspace
     from hetfl.ledger.page import write_ledger
-    from hetfl.ledger.recording import of_papers, record_cells
+    from hetfl.ledger.recording import kept_in_git, record_cells
     from hetfl.targets import cells_of
 
-    wanted = of_papers(cells_of(targets, params), params)
+    wanted = kept_in_git(cells_of(targets, params), params)
     found = record_cells(wanted, Workspace(source.resolve()) if source else workspace, workspace)
     there = [(one.cell, one.outcome, one.why) for one in found if one.outcome != "not run"]
     print(tabulate(there, headers=["cell", "record", "because"]) if there else "no cell has a run")

@@ -158,8 +158,8 @@ def run_cell(
     """Train a cell unless its record is already complete, here or among those that were superseded.
 
     A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
-    cell waits for the first and then finds it done. SIGTERM and Ctrl-C give up the current round; what was completed
-    is on disk before the call ends.
+    cell waits for the first and then finds it done. SIGTERM, SIGHUP and Ctrl-C give up the current round; what was
+    completed is on disk before the call ends.
 
     Args:
         cell: the cell.
