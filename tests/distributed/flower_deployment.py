@@ -16,6 +16,7 @@ import yaml
 
 from hetfl.deploy.processes import free_port
 from hetfl.deploy.rehearse import write_deployment
+from hetfl.deploy.superlink import QUIET
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.schema import ROUNDS
 
@@ -65,17 +66,23 @@ class Deployment:
 
     def start(self, command: str, name: str) -> subprocess.Popen[bytes]:
         """Start ``hetfl serve`` or ``hetfl join``."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": ""}
+        return self.run(name, "-m", "hetfl", command, f"{name}.yaml")
+
+    def run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a Python program that is known by a name, and by the name of its log."""
+        environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1"}
+        environment["FLWR_HOME"] = str(self.folder / name / "flwr")
         with (self.folder / f"{name}.log").open("ab") as log:
-            arguments = [sys.executable, "-m", "hetfl", command, f"{name}.yaml"]
-            process = subprocess.Popen(arguments, cwd=self.folder, stdout=log, stderr=log, env=environment)
+            command = [sys.executable, *arguments]
+            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=environment)
         self._running[name] = process
         return process
 
     def join_all(self) -> None:
         """Start all nodes."""
         for name in self.names:
-            self.start("join", name)
+            if name not in self._running:
+                self.start("join", name)
 
     def serve(self, seconds: float) -> int:
         """Start the server and wait for its end."""
@@ -109,6 +116,10 @@ class Deployment:
     def signal(self, name: str, module: str, number: signal.Signals) -> None:
         """Send a signal to such a process."""
         self.child(name, module).send_signal(number)
+
+    def ended(self, name: str, seconds: float) -> int:
+        """The exit status of a process that ends by itself."""
+        return self._running[name].wait(seconds)
 
     def lines(self, cell: Cell) -> int:
         """How many rounds a cell's record has."""
