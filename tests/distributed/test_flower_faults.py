@@ -52,10 +52,8 @@ def test_a_server_that_waits_loses_nothing(digits, sequential, tmp_path):
 
         def done(cell, fault: str, began: float, tries: int = 1) -> None:
             folder = deployment.folder / "server" / "runs" / cell.path
-            deployment.until(
-                lambda: (run := read_run(folder)) is not None and run.complete, 240, f"the end of {fault}"
-            )
-            assert same(deployment, cell, sequential(cell.method)), fault
+            deployment.until(lambda: (run := read_run(folder)) is not None and run.complete, 240, fault)
+            assert same(deployment, cell, sequential(cell.method)[0]), fault
             ROWS.append((fault, tries, f"record bit-identical, after {time.monotonic() - began:.0f} s", "nothing"))
 
         in_round(cells[0], 1)

@@ -17,6 +17,7 @@ import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -24,6 +25,7 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -39,6 +41,9 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 """Flower's call that only those who know the secret may make."""
 
 
+HEARTBEAT = 15
+"""Seconds that a node promises between two signs of life. It is away after two of them, and a node that was killed
+can come back only then. Flower's own value is 30."""
 SHORTEST = 0.1
 """Seconds after which the server is asked again, once a message has come."""
 
@@ -109,6 +114,8 @@ def run(file: Path, insecure: bool) -> None:
     node = read_node(file, insecure)
     waits = Waits(node.poll)
     vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)
+    for module in (heartbeat, fleet_http_connection):
+        vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     port, secret = free_port(), new_secret(node.folder)
     arguments = ["--superlink", node.server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--superexec-auth-secret-file", str(secret)]
