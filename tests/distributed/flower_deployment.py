@@ -34,8 +34,8 @@ class Deployment:
     def __init__(self, project: Path, cells: list[Cell], folder: Path, **server: Any) -> None:
         self.folder, self.cells = folder, cells
         run = [cell.path.as_posix() for cell in cells]
-        address = f"127.0.0.1:{free_port()}"
-        self.names = write_deployment(cells, run, Workspace(project), folder, None, address)
+        self.port = free_port()
+        self.names = write_deployment(cells, run, Workspace(project), folder, None, f"127.0.0.1:{self.port}")
         self.change("server", "server", **server)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._family: dict[int, psutil.Process] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hetfl.cli.base import Targets, app, doing, opened
+from hetfl.errors import HetflError
 
 DEPLOY = "Real clients"
 
@@ -17,12 +19,23 @@ Insecure = Annotated[
 ]
 
 
+def check_flower() -> None:
+    """Check that what carries messages is installed.
+
+    Raises:
+        HetflError: it is not.
+    """
+    if find_spec("flwr") is None:
+        raise HetflError("deployments need flwr; pip install 'hetfl[flower]'")
+
+
 @app.command(rich_help_panel=DEPLOY)
 def serve(file: File, insecure: Insecure = False) -> None:
     """Train with clients on other machines: start the server of a deployment, until its cells are done.
 
     Example: hetfl serve deployment/server.yaml
     """
+    check_flower()
     with doing(f"reading {file}", work=True):
         from hetfl.deploy.settings import read_server
 
@@ -38,6 +51,7 @@ def join(file: File, insecure: Insecure = False) -> None:
 
     Example: hetfl join deployment/node-0.yaml
     """
+    check_flower()
     import logging
 
     from hetfl.deploy.settings import read_node

@@ -48,9 +48,7 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:
-        limit = server.deadline if server.missing == "go-on" else None
-        if missing := transport.wait_for_nodes(limit):
-            tell(f"going on without nodes {', '.join(missing)}")
+        transport.wait_for_nodes(None)  # a run begins once all clients have registered
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
             for cell in chosen:
                 try:
