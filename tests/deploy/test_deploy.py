@@ -17,12 +17,30 @@ import yaml
 from typer.testing import CliRunner
 
 from hetfl.cli import app
-from hetfl.data.store import Dataset, Subset
+from hetfl.data.store import Dataset, Subset, write_dataset
+from hetfl.deploy.cards import class_counts, client_card, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.settings import read_node, read_server
 from hetfl.errors import HetflError
+from hetfl.experiments.identity import inputs
+from hetfl.experiments.plan import Workspace, cells, load_params
 
+PARAMS = {
+    "data": {"digits": {"public": 100, "test": 300}},
+    "partitions": {"digits": {"seeds": 1, "splits": {"iid": {"scheme": "iid", "clients": 2}}}},
+    "models": {"tiny": ["digits_resnet_small"]},
+    "experiments": {
+        "tiny": {
+            "title": "Tiny",
+            "dataset": "digits",
+            "models": "tiny",
+            "splits": {"iid": "IID"},
+            "seeds": 1,
+            "rows": {"fedavg": {}},
+        }
+    },
+}
 SERVER = {
     "address": "127.0.0.1:9092",
     "project": "project",
@@ -256,7 +274,31 @@ def test_clients_of_a_node_get_their_own_samples_back():
     assert partition.test is not None and len(partition.test[4]) == 2
 
 
-@pytest.mark.parametrize("command", ["serve", "join", "certs", "rehearse"])
+def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
+    folders = []
+    for client in range(2):
+        images = np.full((4, 8, 8, 1), client, dtype=np.uint8)
+        subset = Subset(images, np.array([0, 1, client, client]))
+        folders.append(tmp_path / f"client-{client}")
+        about = {"name": "x", "title": "X", "origin": "", "licence": "", "source": [], "settings": {}}
+        subsets = {"train": subset, "test": subset}
+        write_dataset(folders[-1], **about, class_names=("a", "b"), subsets=subsets)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    paths = []
+    for client, folder in enumerate(folders):
+        paths.append(tmp_path / f"{client}.json")
+        paths[-1].write_text(client_card(client, "digits", folder).model_dump_json())
+    workspace, params = Workspace(tmp_path), load_params(tmp_path / "params.yaml")
+    write_cards([paths[1], paths[0]], "iid", workspace, params)
+    (cell,) = cells(params, "tiny")
+    assert inputs(cell, workspace).weights == {}
+    found = class_counts(cell, workspace)
+    assert found.train == found.test == [[3, 1], [1, 3]]
+    with pytest.raises(HetflError, match="clients: 2, and there are cards of clients 1; give one of each from 0 on"):
+        write_cards(paths[1:], "iid", workspace, params)
+
+
+@pytest.mark.parametrize("command", ["serve", "join", "certs", "rehearse", "card", "cards"])
 def test_commands_have_help(command):
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0 and "Example: hetfl" in shown.output

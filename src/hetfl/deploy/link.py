@@ -7,13 +7,13 @@ the run. Here one thread asks Flower's Runtime API for work and answers it with 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -103,8 +103,8 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
                     reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
                 push_message(task, reply, context)
                 push_task_output(task, context, SubStatus.COMPLETED, "")
-        except httpx.HTTPError as error:
-            log.warning("the SuperNode's Runtime API: %s", error)
+        except Exception as error:  # the server asks again what it gets no answer to
+            log.warning("the SuperNode's Runtime API: %s: %s", type(error).__name__, error)
         waits.reply.set()
 
 
@@ -126,7 +126,12 @@ def run(file: Path, insecure: bool) -> None:
     sys.argv = ["flower-supernode", *arguments]
     work = (node, f"127.0.0.1:{port}", secret.read_bytes(), waits)
     threading.Thread(target=answer_messages, args=work, daemon=True).start()
-    flower_supernode()
+    try:
+        flower_supernode()
+    finally:
+        # Its HTTP server would keep a process without a connection alive. Flower gives up, for one, when a connection
+        # breaks while keys are exchanged; whoever started this process starts it again.
+        os._exit(1)
 
 
 if __name__ == "__main__":
