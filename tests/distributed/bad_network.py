@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import threading
 import time
@@ -14,13 +13,11 @@ class BadNetwork:
 
     Attributes:
         delay: seconds that each piece of data is late.
-        cut: the share of pieces after which the connection is cut.
-        cuts: connections that were.
+        cuts: how many of the next pieces are lost, with their connection.
     """
 
     def __init__(self, to: int) -> None:
-        self.to, self.delay, self.cut, self.cuts = to, 0.0, 0.0, 0
-        self._draws = random.Random(0)
+        self.to, self.delay, self.cuts = to, 0.0, 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -40,8 +37,8 @@ class BadNetwork:
         with contextlib.suppress(OSError):
             while piece := source.recv(65536):
                 time.sleep(self.delay)
-                if self._draws.random() < self.cut:
-                    self.cuts += 1
+                if self.cuts:
+                    self.cuts -= 1
                     break
                 sink.sendall(piece)
         for end in (source, sink):
