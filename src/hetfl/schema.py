@@ -86,6 +86,8 @@ class Round(Part):
         loss: mean training loss of each participant; None if it is not finite.
         up, down: size of all messages of the round together.
         seconds: by phase.
+        nodes: of a run on machines that only share a network, by the node's name: the seconds that the server
+            ``waited`` for it and that it ``worked``, and the bytes that went ``down`` and ``up``.
         peak_memory: in bytes; None if unknown.
         diagnostics: of the server, by name.
         clients: diagnostics of each participant, by name.
@@ -104,6 +106,7 @@ class Round(Part):
     up: Traffic
     down: Traffic
     seconds: dict[str, float]
+    nodes: dict[str, dict[str, Number]] = {}
     peak_memory: int | None = None
     diagnostics: dict[str, Figure] = {}
     clients: dict[str, list[Number | list[Number]]] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from hetfl.errors import HetflError
-from hetfl.files import disk_errors, sha256_file
+from hetfl.files import sha256_file, writing
 
 ATTEMPTS = 5
 """Attempts at one address before the next address, or the error."""
@@ -72,21 +72,20 @@ class Sources:
             HetflError: the file cannot be obtained, or its checksum is not the published one.
         """
         path = self.downloads / dataset / file.name
-        with disk_errors(f"{dataset}: {file.name}", path.parent):
-            if (mirrored := self._official(dataset, file)) is not None:
-                found = _digest(mirrored, file.checksum)
-                if not found.startswith(file.checksum):
-                    raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
-                self.note(file.name, "mirror", sha256_file(mirrored))
-                return mirrored
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_name(f".{file.name}.lock")):
-                if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
-                    path.unlink()
-                if not path.exists():
-                    self._download(dataset, file, path)
-            self.note(file.name, "official", sha256_file(path))
-            return path
+        if (mirrored := self._official(dataset, file)) is not None:
+            found = _digest(mirrored, file.checksum)
+            if not found.startswith(file.checksum):
+                raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
+            self.note(file.name, "mirror", sha256_file(mirrored))
+            return mirrored
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{file.name}.lock")):
+            if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
+                path.unlink()
+            if not path.exists():
+                self._download(dataset, file, path)
+        self.note(file.name, "official", sha256_file(path))
+        return path
 
     def mirrored(self, dataset: str, file: RemoteFile) -> bool:
         """Whether the mirror has a file under its published name; the checksum is not checked here."""
@@ -177,7 +176,8 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
             have = have if continues else 0
             length = response.raw.length_remaining
             total = file.bytes if length is None else have + length
-            with part.open("ab" if continues else "wb") as out, _bar(file.name, have, total) as advance:
+            mode = "ab" if continues else "wb"
+            with writing(part), part.open(mode) as out, _bar(file.name, have, total) as advance:
                 # read1 returns what has arrived without waiting for more, so a broken connection loses nothing.
                 while chunk := response.raw.read1(_CHUNK):
                     out.write(chunk)

@@ -19,7 +19,7 @@ import torch
 import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
-from hetfl.files import write_json, write_text
+from hetfl.files import write_json, write_text, writing
 from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
@@ -93,10 +93,15 @@ class Record:
 
     def append(self, line: Round) -> None:
         """Add one round; on disk before the call returns."""
-        with self._rounds.open("a") as file:
-            file.write(_line(line))
-            file.flush()
-            os.fsync(file.fileno())
+        before = self._rounds.stat().st_size
+        try:
+            with writing(self._rounds), self._rounds.open("a") as file:
+                file.write(_line(line))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(self._rounds, before)  # so that no part of the line stays
+            raise
         self.tell(rounds=[line])
 
     def lines(self) -> list[Round]:

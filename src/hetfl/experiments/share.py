@@ -153,7 +153,7 @@ def _unpack(path: Path, folder: Path) -> Manifest:
             for member in archive:
                 if member.name in manifest.files and member.isfile():
                     archive.extract(member, folder, filter="data")
-    except (OSError, tarfile.TarError, ValidationError) as error:
+    except (tarfile.TarError, ValidationError) as error:
         raise HetflError(f"{path}: is no archive of cells ({str(error).splitlines()[0]})") from error
     for name, expected in manifest.files.items():
         found = folder / name

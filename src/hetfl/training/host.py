@@ -226,7 +226,7 @@ class Host:
         return found
 
     def parts(self, content: bytes) -> Iterator[Reply]:
-        """The reply to a request in parts, each as soon as a client is done.
+        """The reply to a request in parts, each as soon as a client is done, and before states are on disk.
 
         Raises:
             ValueError: it is no request.

@@ -167,7 +167,7 @@ class RemoteEngine:
         Raises:
             HetflError: a trusted host cannot answer.
         """
-        waiting = _Waiting(tasks, self._host_of)
+        waiting = Waiting(tasks, self._host_of)
         ends = None if self.deadline is None else time.monotonic() + self.deadline
         while True:
             for host, wanted in waiting.take().items():
@@ -207,7 +207,7 @@ class RemoteEngine:
                     raise HetflError(reply.error)
                 yield from self._failed(host, waiting, f"cannot answer: {reply.error}")
 
-    def _failed(self, host: str, waiting: _Waiting, reason: str) -> Iterator[Failure]:
+    def _failed(self, host: str, waiting: Waiting, reason: str) -> Iterator[Failure]:
         """Give up what a host was asked.
 
         Raises:
@@ -246,7 +246,7 @@ class RemoteEngine:
         self.transport.send(host, Request(question, states=states).to_bytes())
 
 
-class _Waiting:
+class Waiting:
     """The tasks of one question that are not answered, in the order in which they were taken."""
 
     def __init__(self, tasks: Iterable[Task], host_of: Mapping[int, str]) -> None:
