@@ -1,0 +1,364 @@
+"""What changes with 10^3 and 10^6 participants a round, for every method; writes docs/scale.md.
+
+    python benchmarks/scale.py
+
+needs no files. Each method stands with the first cell of papers/params.yaml that trains it. Its messages and states are
+those of a rehearsal (see hetfl.experiments.rehearsal) with some and with twice as many clients, who hold what the
+cell's clients hold. The server's rule is timed on tensors of their sizes.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+
+from hetfl.draws import Draws
+from hetfl.experiments.forecast import Forecaster
+from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.record import device_name
+from hetfl.experiments.rehearsal import Played, Skipping
+from hetfl.files import decimal, write_text
+from hetfl.message import Message, ServerState, Tensors
+from hetfl.methods import METHODS, create
+from hetfl.methods.base import Uplinks
+from hetfl.models.outline import outline
+from hetfl.training.blank import Holdings, blank_federation
+from hetfl.training.local import LocalEngine
+from hetfl.training.rounds import compares
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "scale.md"
+FEW = 4
+"""Clients of the smaller one of two rehearsals; the other has twice as many."""
+SIZES = (10**3, 10**6)
+LINK = 10e9 / 8
+"""Bytes a second of the link that the table assumes: 10 Gbit/s."""
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one method costs its server.
+
+    Attributes:
+        cell: whose settings and models these are.
+        up, down: bytes of a client's messages in a round, mean over clients.
+        shared: whether all clients get the same.
+        fixed, each: bytes of the server's state: without clients, and for each client that it knows.
+        private: bytes that a client keeps to itself, mean over clients.
+        held: uplinks that the rule has at once, of ``2 * FEW``.
+        compares: whether a round's figures compare all uplinks, so that they are held whatever the rule does.
+        summed: whether the next state is the same whoever of equal clients sends which uplink, and in which order.
+        turns: whether clients train one after another.
+        once, more: seconds of the rule: of a round, and of each uplink.
+    """
+
+    cell: Cell
+    up: float
+    down: float
+    shared: bool
+    fixed: float
+    each: float
+    private: float
+    held: int
+    compares: bool
+    summed: bool
+    turns: bool
+    once: float
+    more: float
+
+    @property
+    def streams(self) -> bool:
+        """Whether the rule takes uplinks one by one."""
+        return self.held <= 2
+
+    @property
+    def merges(self) -> bool:
+        """Whether edge servers can send the sums of their clients' uplinks, with the same result but for rounding."""
+        return self.streams and self.summed and not self.each and not self.turns
+
+    def memory(self, clients: int) -> float:
+        """Bytes that the server needs: its state, and uplinks."""
+        held = clients if self.compares or not self.streams else 1
+        return self.fixed + self.each * clients + self.up * held
+
+    def seconds(self, clients: int) -> float:
+        """Of the server's rule in a round."""
+        return self.once + self.more * clients
+
+
+def real(tensors: Tensors, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Zeros in place of shapes without values; with a generator, random floating-point numbers in place of all."""
+
+    def value(tensor: Tensor) -> Tensor:
+        if generator is not None and tensor.is_floating_point():
+            return torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+
+    return {name: value(tensor) for name, tensor in tensors.items()}
+
+
+class Watched:
+    """Uplinks that are made when they are asked for, and a count of those that are still somewhere.
+
+    Attributes:
+        most: uplinks that were there at once.
+    """
+
+    def __init__(self, uplinks: Sequence[Message]) -> None:
+        self._uplinks, self._alive = uplinks, list[list[weakref.ref[Tensor]]]()
+        self.most = 0
+
+    def __iter__(self) -> Iterator[Message]:
+        for uplink in self._uplinks:
+            message = Message({name: tensor.clone() for name, tensor in uplink.items()})
+            self._alive.append([weakref.ref(tensor) for tensor in message.values()])
+            yield message
+            del message
+            self.most = max(self.most, sum(any(part() is not None for part in one) for one in self._alive))
+
+
+class Play:
+    """Two rounds of a method with some clients, without training.
+
+    Attributes:
+        server: the state after them.
+        up, down: the messages of the second round and those that would follow.
+    """
+
+    def __init__(self, cell: Cell, held: Holdings, clients: int, alike: bool = False) -> None:
+        short = {"server_epochs": 1, "server_steps": 1, "theorem": False}
+        settings = {**cell.settings, "participation": 1.0, "held_out": 0}
+        settings |= {key: value for key, value in short.items() if key in settings}
+        self.method = create(cell.method, settings, held.classes, held.public_classes)
+        options = self.method.model_options()
+        names = cell.models[:1] if alike else cell.models
+        kinds = {name: outline(name, held.classes, options, cell.input) for name in dict.fromkeys(names)}
+        whose = [0 if alike else k % len(held.train) for k in range(clients)]
+        held = replace(held, train=[held.train[k] for k in whose], test=[held.test[k] for k in whose])
+        models = [kinds[names[k % len(names)]] for k in whose]
+        self.engine = LocalEngine(
+            self.method, blank_federation(self.method, models, held, cell.input), Skipping(self.method)
+        )
+        played = Played(self.engine, range(clients))
+        self.server = self.method.initial_server(models, played.registrations(range(clients)), Draws(0))
+        for round in (1, 2):
+            self.before, self.up = self.server, played.uplinks(self.server, round)
+            self.server = self.method.aggregate(self.server, Uplinks(range(clients), self.up), Draws(0, round))
+        self.down = played.downlinks(self.server)
+
+    def aggregated(self, uplinks: Any, server: ServerState, clients: int) -> ServerState:
+        """The rule on other values."""
+        return self.method.aggregate(server, Uplinks(range(clients), iter(uplinks)), Draws(0, 2))
+
+    def seconds(self, clients: int) -> float:
+        """Of the rule with uplinks of the first clients, the best of some tries."""
+        server, uplinks = ServerState(real(self.before)), [Message(real(uplink)) for uplink in self.up[:clients]]
+        found = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            self.aggregated(uplinks, server, clients)
+            found.append(time.perf_counter() - began)
+        return min(found)
+
+    def summed(self) -> bool:
+        """Whether random uplinks of clients who are alike give the same state in the opposite order."""
+        generator = torch.Generator().manual_seed(0)
+        server = ServerState(real(self.before, generator))
+        uplinks = [Message(real(uplink, generator)) for uplink in self.up]
+        one, other = (self.aggregated(way, server, len(uplinks)) for way in (uplinks, uplinks[::-1]))
+        pairs = [(tensor, other[name]) for name, tensor in one.items()]
+        return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, equal_nan=True) for a, b in pairs)
+
+
+def place(tensor: Tensor) -> tuple[Any, ...]:
+    """What tensors have in common that share all their memory, also where they are only shapes."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape
+
+
+def size(tensors: Tensors) -> int:
+    """Bytes of some tensors, of those that share their memory once."""
+    distinct = {place(tensor): tensor for tensor in tensors.values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+
+
+def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings]) -> Costs:
+    """What a cell's method costs; ``small`` is a cell of the method in which many clients take little memory."""
+    one, two = (Play(cell, held, clients) for clients in (FEW, 2 * FEW))
+    alike = Play(*small, 2 * FEW, alike=True)
+    watched = Watched([Message(real(uplink)) for uplink in alike.up])
+    alike.aggregated(watched, ServerState(real(alike.before)), 2 * FEW)
+    each = (size(two.server) - size(one.server)) / FEW
+    states = two.engine.client_states().values()
+    private = [size({**state.params, **state.optimiser, **state.memory}) for state in states]
+    learned: Any = create(cell.method, cell.settings, held.classes, held.public_classes).settings
+    steps = getattr(learned, "server_epochs", None) or getattr(learned, "server_steps", 1)
+    few, many = one.seconds(FEW), two.seconds(2 * FEW)
+    more = max(0.0, many - few) / FEW
+    return Costs(
+        cell,
+        mean(message.size.bytes for message in two.up),
+        mean(message.size.bytes for message in two.down),
+        len({tuple(map(place, message.values())) for message in two.down}) == 1,
+        size(two.server) - 2 * FEW * each,
+        each,
+        sum(private) / (2 * FEW),
+        watched.most,
+        compares(one.method),
+        alike.summed(),
+        one.method.in_turn(),
+        steps * max(0.0, few - FEW * more),
+        steps * more,
+    )
+
+
+def all_costs() -> dict[str, Costs]:
+    """The costs of every method, in the order of their names."""
+    paper, own = (first_cells(root) for root in (ROOT / "papers", ROOT))
+    found = {}
+    for name in sorted(METHODS):
+        (cell, held), small = paper[name], own[name]
+        found[name] = costs(cell, held, small)
+    return found
+
+
+def first_cells(root: Path) -> dict[str, tuple[Cell, Holdings]]:
+    """The first cell of each method in a project, and what its clients hold."""
+    params, workspace = load_params(root / "params.yaml"), Workspace(root)
+    found: dict[str, tuple[Cell, Holdings]] = {}
+    forecaster = Forecaster(params, workspace, torch.device("cpu"), exact=False)
+    for name in params.experiments:
+        for cell in cells(params, name):
+            if cell.method not in found and cell.settings.get("communicate", True):
+                found[cell.method] = cell, forecaster.rehearsal(cell).held
+    return found
+
+
+def page(found: Mapping[str, Costs]) -> str:
+    """The page: what was measured, and what it makes of many clients."""
+    measured = [
+        [
+            METHODS[name].title,
+            cost.cell.experiment,
+            decimal(cost.up),
+            decimal(cost.down) + (" *" if cost.shared else ""),
+            "one" if cost.streams else "all",
+            "all" if cost.compares or not cost.streams else "one",
+            decimal(cost.fixed),
+            decimal(cost.each),
+            decimal(cost.private),
+            "in turn" if cost.turns else "yes" if cost.merges else "no",
+        ]
+        for name, cost in found.items()
+    ]
+    scaled = [
+        [
+            METHODS[name].title,
+            *(decimal(cost.memory(many)) for many in SIZES),
+            *(decimal(many * (cost.up + cost.down)) for many in SIZES),
+            *(duration(many * max(cost.up, cost.down) / LINK) for many in SIZES),
+            *(duration(cost.seconds(many)) for many in SIZES),
+        ]
+        for name, cost in found.items()
+    ]
+    return TEXT.format(
+        machine=f"{device_name(torch.device('cpu'))}, 1 thread, torch {torch.__version__}",
+        measured=tabulate(
+            measured,
+            headers=[
+                "method",
+                "experiment",
+                "up",
+                "down",
+                "uplinks the rule holds",
+                "uplinks the server holds",
+                "server state",
+                "and per client",
+                "private state of a client",
+                "edge servers can sum",
+            ],
+            tablefmt="github",
+            disable_numparse=True,
+        ),
+        scaled=tabulate(
+            scaled,
+            headers=["method", *(f"{what}, {words}" for what in WHATS for words in ("10^3", "10^6"))],
+            tablefmt="github",
+            disable_numparse=True,
+        ),
+        exact=", ".join(METHODS[name].title for name, cost in found.items() if cost.merges),
+        lists=", ".join(METHODS[name].title for name, cost in found.items() if not cost.streams),
+        compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compares),
+        grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each),
+        turns=", ".join(METHODS[name].title for name, cost in found.items() if cost.turns),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds with two digits, in the unit that suits them."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= unit:
+            return f"{float(f'{seconds / unit:.2g}'):g} {name}"
+    return f"{float(f'{1000 * seconds:.2g}'):g} ms"
+
+
+WHATS = ("server memory", "bytes a round", "at 10 Gbit/s", "the rule takes")
+TEXT = """# Many clients
+
+What changes with 10^3 and with 10^6 participants in a round. `python benchmarks/scale.py` writes this page; no number in
+it is written by hand.
+
+Each method stands with the first experiment of `papers/` that trains it. Sizes are those of the messages that the real
+loop makes, as in `hetfl plan`, with bodies of networks and all that travels at their real sizes; where sizes depend on
+training, they are the largest possible. Whether a rule takes uplinks one by one was found by counting the uplinks that
+are still in memory when it asks for the next one.
+
+## What a client costs
+
+{measured}
+
+`*`: all clients get the same, so a host of several clients or an edge server needs it once. "Server state, and per
+client": what the server keeps from round to round, and by how much each further client makes it larger. "Private state":
+what a client keeps to itself, without moments of an optimiser. It stays on its node; with the engine `ray` the server
+has a copy for resume points.
+
+## What that means
+
+{scaled}
+
+"Server memory": its state and the uplinks that it holds, without the process itself. "At 10 Gbit/s": the larger one of
+both directions through one link. "The rule takes": aggregation on one core ({machine}), timed with few clients and
+extended in proportion. A network's rounds also wait for the slowest client, whatever their number.
+
+## Hierarchical aggregation
+
+Edge servers can add up the uplinks of their clients and send one message of the same size, and the result is the same but
+for rounding, where the rule takes uplinks one by one, keeps nothing of single clients, and does not depend on who among
+equal clients sent what. This was tried out with random uplinks in both orders. It holds for {exact}. A root with k edge servers
+then receives k messages whatever the number of clients.
+
+- These rules need all uplinks of a round at once: {lists}. There an edge server can only pass them on.
+- These add up, but the record compares all uplinks of a round, and the server holds them for that: {compared}.
+- The server keeps something of every client that it knows: {grows}.
+- Participants train one after another, so that a round takes as long as all of them together: {turns}.
+"""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    text = page(all_costs())
+    print(text)
+    write_text(PAGE, text)
+
+
+if __name__ == "__main__":
+    main()
