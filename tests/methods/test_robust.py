@@ -121,7 +121,7 @@ def test_a_noised_uplink_is_a_short_change_and_noise_of_the_norm(toy_engine):
 
 
 def test_epsilon_is_that_of_the_gaussian_mechanism():
-    """delta(eps) = Phi(1/2s - eps s) - e^eps Phi(-1/2s - eps s) with s = noise / sqrt(uplinks), Balle and Wang 2018."""
+    """delta(e) = Phi(1/2s - e s) - exp(e) Phi(-1/2s - e s) with s = noise / sqrt(uplinks), Balle and Wang 2018."""
     pytest.importorskip("dp_accounting")
     for noise, uplinks in ((1.0, 1), (5.0, 10), (20.0, 100)):
         found, s = epsilon(noise, 1e-5, uplinks), noise / math.sqrt(uplinks)
