@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from playing import accuracies, play_round, start, train
-from record_factory import make_run
+from record_factory import make_round, make_run
 
 from hetfl.draws import Draws
 from hetfl.experiments.cell import run_rounds
