@@ -235,6 +235,11 @@ class Run(Part):
         """Whether the run has finished."""
         return self.status == "complete"
 
+    def throughout(self, name: str) -> list[Any]:
+        """The values of one of the conditions, in the order in which rounds were played under them."""
+        later = [value for change in self.changes if (value := getattr(change, name, None)) is not None]
+        return [getattr(self, name), *later]
+
     def going_on(self, now: Run, round: int) -> Run:
         """The description of this run when it goes on as ``now`` says, from a round on.
 
