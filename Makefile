@@ -36,6 +36,10 @@ docs: $(VENV)/.ready
 slow: $(VENV)/.ready
 	pytest -m slow -s
 
+# Clients in several processes on this machine.
+test-distributed: $(VENV)/.ready
+	pytest -m distributed -s
+
 # Of the papers' runs: make ui PROJECT=papers. Elsewhere: make ui HOST=0.0.0.0 PORT=8080. Behind a proxy:
 # make ui UI="--allowed-hosts runs.example.org". Files of runs are named relative to the project's folder.
 PROJECT := .
@@ -75,4 +79,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test certificates docs slow ui lint lock
+.PHONY: repro test certificates docs slow test-distributed ui lint lock

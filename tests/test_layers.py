@@ -28,7 +28,7 @@ LEVELS = [
     {"targets", "planning", "partition_doctor", "adhoc"},
     {"train", "ledger", "new", "overview", "doctor"},
     {"site"},
-    {"sweep", "api"},
+    {"sweep", "api", "deploy"},
     {"cli"},
     {"__main__"},
 ]

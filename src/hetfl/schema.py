@@ -78,12 +78,16 @@ class Round(Part):
         round: 0 before training, then 1, 2, ...; the final fine-tuning comes one after the last round.
         fine_tuning: whether this is the clients' fine-tuning after the last round; ``closing`` up to format 1.
         participants: the clients that took part; ``loss`` and ``clients`` are in this order.
+        failed: why a chosen client has no part in the round, by its number: it did not answer, or its message was
+            rejected. Absent where nothing failed.
         accuracy, pooled: as in :class:`Accuracies`; None after a round without a test.
         extra: accuracies by further inference rules, by name; ``also`` up to format 1.
         train_accuracy: of each client on its training samples, if the run's settings ask for it.
         loss: mean training loss of each participant; None if it is not finite.
         up, down: size of all messages of the round together.
         seconds: by phase.
+        nodes: of a run on machines that only share a network, by the node's name: the seconds that the server
+            ``waited`` for it and that it ``worked``, and the bytes that went ``down`` and ``up``.
         peak_memory: in bytes; None if unknown.
         diagnostics: of the server, by name.
         clients: diagnostics of each participant, by name.
@@ -93,6 +97,7 @@ class Round(Part):
     round: int
     fine_tuning: bool = _renamed("fine_tuning", "closing", False)
     participants: list[int]
+    failed: dict[str, str] = {}
     accuracy: list[Share] | None = None
     pooled: float | None = None
     extra: dict[str, Accuracies] = _renamed("extra", "also", {})
@@ -101,6 +106,7 @@ class Round(Part):
     up: Traffic
     down: Traffic
     seconds: dict[str, float]
+    nodes: dict[str, dict[str, Number]] = {}
     peak_memory: int | None = None
     diagnostics: dict[str, Figure] = {}
     clients: dict[str, list[Number | list[Number]]] = {}

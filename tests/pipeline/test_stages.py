@@ -602,9 +602,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     play = rounds.play_round
 
-    def play_and_tell(engine: Any, state: Any, draws: Any) -> Any:
+    def play_and_tell(engine: Any, state: Any, draws: Any, needed: int) -> Any:
         numbers.append(draws.round)
-        return play(engine, state, draws)
+        return play(engine, state, draws, needed)
 
     monkeypatch.setattr(rounds, "play_round", play_and_tell)
     return numbers

@@ -141,7 +141,7 @@ def continued(toy_engine, folder: Path) -> None:
 def test_a_resumed_run_starts_at_the_last_completed_round(toy_engine, stopped, monkeypatch):
     played = []
     original = rounds.play_round
-    monkeypatch.setattr(rounds, "play_round", lambda e, s, d: played.append(d.round) or original(e, s, d))
+    monkeypatch.setattr(rounds, "play_round", lambda e, s, d, n: played.append(d.round) or original(e, s, d, n))
     continued(toy_engine, stopped)
     assert played == [3]
 
@@ -302,8 +302,8 @@ def test_a_run_without_progress_stops_early_and_is_still_fine_tuned(toy_engine, 
     scores = {1: 0.4, 2: 0.6, 3: 0.5, 4: 0.6}
     real = rounds.play_round
 
-    def scripted(engine, server, draws):
-        server, line = real(engine, server, draws)
+    def scripted(engine, server, draws, needed):
+        server, line = real(engine, server, draws, needed)
         return server, line.model_copy(update={"pooled": scores[draws.round]})
 
     monkeypatch.setattr(rounds, "play_round", scripted)

@@ -78,19 +78,19 @@ def record(
         Path | None, typer.Option("--from", help="Another checkout, which has the runs and evaluations.")
     ] = None,
 ) -> None:
-    """Write compact records of the papers' trained cells into results/, which git keeps, and update the ledger.
+    """Write compact records of trained cells into results/, which git keeps, and update the ledger.
 
-    Example: hetfl record fedtgp-table-10
+    Example: hetfl --cd papers record fedtgp-table-10
     """
     workspace, params = opened()
     from tabulate import tabulate
 
     from hetfl.experiments.plan import Workspace
     from hetfl.ledger.page import write_ledger
-    from hetfl.ledger.recording import of_papers, record_cells
+    from hetfl.ledger.recording import kept_in_git, record_cells
     from hetfl.targets import cells_of
 
-    wanted = of_papers(cells_of(targets, params), params)
+    wanted = kept_in_git(cells_of(targets, params), params)
     found = record_cells(wanted, Workspace(source.resolve()) if source else workspace, workspace)
     there = [(one.cell, one.outcome, one.why) for one in found if one.outcome != "not run"]
     print(tabulate(there, headers=["cell", "record", "because"]) if there else "no cell has a run")
@@ -165,7 +165,7 @@ def export(
 ) -> None:
     """Write trained and interrupted cells into one file, to go on elsewhere: `hetfl import` takes them over.
 
-    Example: hetfl export fedtgp-table-10 -o table-10.tar
+    Example: hetfl --cd papers export fedtgp-table-10 -o table-10.tar
     """
     workspace, params = opened()
     from rich.filesize import decimal
@@ -182,7 +182,7 @@ def export(
 def import_(file: Annotated[Path, typer.Argument(help="A file that `hetfl export` wrote.")]) -> None:
     """Take over the cells of a file after checking checksums and identity. Doing it twice changes nothing.
 
-    Example: hetfl import cells.tar
+    Example: hetfl --cd papers import cells.tar
     """
     workspace, params = opened()
     from tabulate import tabulate
@@ -205,7 +205,7 @@ def weights(
 ) -> None:
     """Store a backbone's weights as safetensors, from a checkpoint, from weights/ of the mirror, or from the hub.
 
-    Example: hetfl weights vit_base_patch16_224.augreg_in21k_ft_in1k
+    Example: hetfl --cd papers weights vit_base_patch16_224.augreg_in21k_ft_in1k
     """
     with doing(f"looking for {name}", work=True):
         from hetfl.experiments.plan import load_params

@@ -21,9 +21,10 @@ from hetfl.errors import HetflError
 from hetfl.experiments.calibration import matmul_rate, rates
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
 from hetfl.experiments.record import device_name
-from hetfl.experiments.rehearsal import Holdings, Load, Rehearsal
+from hetfl.experiments.rehearsal import Load, Rehearsal
 from hetfl.experiments.status import Status, status
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run
+from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
 
 Source = Literal["records", "calibration", "operations"]

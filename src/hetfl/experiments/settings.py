@@ -79,6 +79,8 @@ class WrittenRow(Settings):
         splits: the partitions that the row is trained on, instead of the experiment's.
         seeds: the row's seeds, a part of the experiment's.
         sweep: the row's sweep, instead of the experiment's.
+        against: the row that this one differs from in one choice. The experiment's table then shows what the choice
+            changes, seed by seed.
     """
 
     method: str | None = None
@@ -90,6 +92,7 @@ class WrittenRow(Settings):
     splits: Different[Name] | None = None
     seeds: Seeds | None = None
     sweep: Sweep | None = None
+    against: Name | None = None
 
 
 class WrittenExperiment(Settings):
@@ -129,6 +132,7 @@ class Row(Settings):
     Attributes:
         written: its name in the file; a sweep makes several rows with other names from it.
         swept: this row's values of the sweep's settings.
+        against: the row that it is compared with, see :class:`WrittenRow`.
     """
 
     written: str
@@ -141,6 +145,7 @@ class Row(Settings):
     input: InputSettings | None
     splits: list[str] | None
     seeds: list[int] | None
+    against: str | None = None
 
     @classmethod
     def plain(cls, method: str) -> Row:
@@ -314,6 +319,7 @@ def _experiment(
         for written_row, entry in read.rows.items()
         for key, row in _rows(written_row, entry or WrittenRow(), read.sweep, f"{where}.rows.{written_row}")
     }
+    _check_compared(rows, where)
     return Experiment(
         file=file,
         written=written,
@@ -331,6 +337,19 @@ def _experiment(
         rows=rows,
         note=read.note,
     )
+
+
+def _check_compared(rows: Mapping[str, Row], where: str) -> None:
+    """Check that what rows are compared with are rows of the experiment, which are compared with none."""
+    for row in rows.values():
+        if row.against is None:
+            continue
+        key = f"{where}.rows.{row.written}.against"
+        plain = [other for other in rows if rows[other].against is None]
+        if row.against not in rows:
+            raise unknown("row", row.against, plain, key)
+        if row.against not in plain:
+            raise HetflError(f"{key}: {row.against!r} is itself compared with another row; name that one")
 
 
 def _protocol(name: str | None, protocols: Mapping[str, ProtocolSettings], where: str) -> ProtocolSettings:
@@ -369,6 +388,7 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
                 input=row.input,
                 splits=row.splits,
                 seeds=row.seeds,
+                against=row.against,
             ),
         )
 

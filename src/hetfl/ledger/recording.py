@@ -1,4 +1,4 @@
-"""Writes the compact records of the papers' cells into ``results/``, and one CSV of all of them."""
+"""Writes compact records of trained cells into ``results/``, and one CSV of all of them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,17 @@ class Recorded:
     why: str = ""
 
 
-def of_papers(cells: Iterable[Cell], params: Params) -> list[Cell]:
-    """The cells that belong to a paper's experiments; others, such as those on digits, have no compact record."""
-    return [cell for cell in cells if Path(params.experiments[cell.experiment].file).parent.name in PAPERS]
+def kept_in_git(cells: Iterable[Cell], params: Params) -> list[Cell]:
+    """The cells that have a compact record: of papers' experiments, and of those that compare rows with others.
+
+    Others, such as those on digits, have none. The ledger shows only what papers print.
+    """
+    chosen = {
+        name
+        for name, experiment in params.experiments.items()
+        if Path(experiment.file).parent.name in PAPERS or any(row.against for row in experiment.rows.values())
+    }
+    return [cell for cell in cells if cell.experiment in chosen]
 
 
 def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace) -> list[Recorded]:
@@ -52,7 +60,7 @@ def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace)
     of one identity the one that is recorded stays.
 
     Args:
-        cells: cells of papers.
+        cells: those of :func:`kept_in_git`.
         source: the checkout with their runs and evaluations.
         workspace: the checkout that gets the records.
 

@@ -39,6 +39,7 @@ class FedMix(PTFedAvg):
     title = "FedMix"
     source = "Yoon et al., ICLR 2021; FGPT, arXiv 2310.18285"
     travels = "prompts and heads; mean images once"
+    rows = ("pool/images", "pool/labels")
     vmappable = False  # its objective takes a gradient itself
 
     class Settings(PTFedAvg.Settings):

@@ -77,8 +77,9 @@ MINI_VITS: dict[str, dict[str, Any]] = {
 }
 """Small enough for pre-training on a CPU, and deep enough for the blocks at which FGPT and SGPT insert prompts."""
 
-MINI_TAGS = ("cifar10", "cifar100")
-"""The data sets that :data:`MINI_VITS` are pre-trained on, which are the tags of their weights."""
+OWN_TAGS = {**dict.fromkeys(MINI_VITS, ("cifar10", "cifar100")), **dict.fromkeys(DIGITS_VITS, ("mnist",))}
+"""The data sets that small transformers are pre-trained on, which are the tags of their weights; without a tag, those of
+:data:`DIGITS_VITS` are of the digits."""
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet4": {"block": "basic", "layers": (1, 0, 0, 0), "channels": (64, 64, 64, 64)},
@@ -160,8 +161,7 @@ def check_name(name: str, where: str = "") -> None:
         if architecture not in known:
             raise unknown("model", plain, (*OWN_SPECS, *known), where)
         tags += timm_registry().list_pretrained(f"{architecture}.*")
-    elif architecture in MINI_VITS:
-        tags += [f"{architecture}.{tag}" for tag in MINI_TAGS]
+    tags += [f"{architecture}.{tag}" for tag in OWN_TAGS.get(architecture, ())]
     if "." in plain and plain not in tags:
         raise unknown("weights tag", plain, tags, where)
     prefix = f"{where}: " if where else ""
@@ -463,10 +463,10 @@ def _remedy(name: str) -> str:
     if is_random(name):
         return "its weights are random, seeded by the name, and need no file"
     architecture = architecture_of(name)
-    if architecture in DIGITS_VITS or architecture in DIGITS_RESNETS:
-        return "make them with dvc repro pretrain-digits"
-    if architecture in MINI_VITS:
-        return f"make them with dvc repro pretrain-{name.partition('.')[2] or MINI_TAGS[0]}"
+    tag = name.partition(".")[2]
+    if architecture in OWN_TAGS or architecture in DIGITS_RESNETS:
+        first = OWN_TAGS[architecture][0] if architecture in MINI_VITS else "digits"
+        return f"make them with dvc repro pretrain-{tag or first}"
     if architecture in MOCO_FILES:
         return f"fetch {MOCO_FILES[architecture]} and run `hetfl weights {name} --from FILE`"
     if architecture in OWN_SPECS:

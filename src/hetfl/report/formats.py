@@ -34,7 +34,7 @@ from hetfl.report.shown import (
     show_span,
     show_traffic,
 )
-from hetfl.tables.spec import lowest, pooled
+from hetfl.tables.spec import compares, has_statistic, lowest, pooled
 from hetfl.tables.verdict import NOISE
 
 WIDTH = 150
@@ -78,6 +78,8 @@ def footnotes(table: Table) -> list[str]:
         accuracies=any(cell["unit"] == "%" for cell in cells),
         measure=show_measure(table),
         pooled=pooled(table),
+        compares=compares(table),
+        validated=has_statistic(table, "validated_pooled"),
         lowest=lowest(table),
         has_cost=has_cost(table),
         rounds=_rounds(groups, titles),

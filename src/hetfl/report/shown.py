@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hetfl.tables.spec import has_statistic, pooled
+from hetfl.tables.spec import compares, has_statistic, pooled
 
 Table = Mapping[str, Any]
 Cell = Mapping[str, Any]
@@ -32,10 +32,11 @@ class Shown(NamedTuple):
 
     Attributes:
         has_run: whether there is a number to show; otherwise ``number`` says why not.
-        best: whether it is the best accuracy of its column.
+        best: whether it is emphasised, see :func:`best_cells`.
         number, std: ``91.2`` and ``0.4``; no deviation with one seed.
         marks: of its footnotes, such as `` ‡ [1]``.
-        range: lowest to highest client, ``88.0–93.1``, or the variance between rounds, ``var 0.40``.
+        range: lowest to highest client, ``88.0–93.1``, the variance between rounds, ``var 0.40``, or the interval of
+            a difference, ``-0.40 to +1.20``.
         seeds: ``2/3 seeds`` where some are missing.
         print: what the paper prints, ``92.1``, ``92.1±0.3`` or ``92.1 var 0.4``.
         difference: ours less the paper's, ``-0.9``.
@@ -68,8 +69,8 @@ class Shown(NamedTuple):
 
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(("printed_std", "printed_variance", "variance", "window", "std", "difference")),
-    **dict.fromkeys(("lowest", "highest", "best", "last", "rounds", "parameters", *WAYS)),
-    **dict.fromkeys(("value_text", "printed_text", "footnote", "reading"), ""),
+    **dict.fromkeys(("lowest", "highest", "best", "last", "interval", "rounds", "parameters", *WAYS)),
+    **dict.fromkeys(("value_text", "printed_text", "footnote", "reading", "against"), ""),
     **{"seeds": [], "random": False, "unit": "%", "statistic": "average", "comparable": True, "provenance": []},
 }
 
@@ -102,7 +103,13 @@ def has_cost(table: Table) -> bool:
 
 
 def best_cells(table: Table) -> set[tuple[str, str]]:
-    """The (row, column) with the highest accuracy of each column of a block; equal as displayed is equal."""
+    """The (row, column) to emphasise: the highest accuracy of each column of a block; equal as displayed is equal.
+
+    In a table of differences, these are the ones whose interval does not contain zero.
+    """
+    if compares(table):
+        ends = {(cell["row"], cell["column"]): cell["interval"] for cell in table["cells"] if cell["interval"]}
+        return {place for place, (low, high) in ends.items() if low > 0 or high < 0}
     best = set()
     for block in blocks(table):
         for column in zip(*block.rows.values(), strict=True):
@@ -121,7 +128,8 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) else "")
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
     missing = cell["status"] if cell["status"] in ("not evaluated", "broken") else "not run"
-    number = cell["value_text"] or (missing if cell["value"] is None else f"{cell['value']:.{digits}f}")
+    sign = "+" if cell["against"] else ""
+    number = cell["value_text"] or (missing if cell["value"] is None else f"{cell['value']:{sign}.{digits}f}")
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
     variance = _number(cell["variance"], f".{decimals}f")
     wanted, done = len(cell.get("wanted", cell["seeds"])), len(cell["seeds"])
@@ -130,9 +138,10 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         has_run=cell["value"] is not None or bool(cell["value_text"]),
         best=(cell["row"], cell["column"]) in best,
         number=number,
-        std="" if cell["value_text"] else _number(cell["std"], f".{digits}f"),
+        std="" if cell["value_text"] or cell["against"] else _number(cell["std"], f".{digits}f"),
         marks="".join(f" {mark}" for mark in (*marks, note) if mark),
-        range=f"var {variance}" if variance else ends.strip("–"),
+        range=" to ".join(_number(end, f"+.{digits}f") for end in cell["interval"] or ())
+        or (f"var {variance}" if variance else ends.strip("–")),
         seeds=f"{done}/{wanted} seeds" if 0 < done < wanted else "",
         print=_print(cell, decimals),
         difference=_number(cell["difference"], f"+.{digits}f"),
@@ -156,7 +165,7 @@ def _number(value: float | None, form: str) -> str:
 
 def show_digits(table: Table, cell: Cell) -> int:
     """Decimals of a cell: the table's of accuracies, more of cosines and of millions."""
-    return table["decimals"] if cell["unit"] == "%" else 3 if cell["unit"] else 4
+    return table["decimals"] if cell["unit"] in ("%", "points") else 3 if cell["unit"] else 4
 
 
 def show_diverged(cell: Cell) -> str:
@@ -218,6 +227,8 @@ def costs(table: Table, cells: Sequence[Cell | None]) -> list[tuple[str, str]]:
 
 def show_measure(table: Table) -> str:
     """What the accuracies of a table are."""
+    if compares(table):
+        return "correct predictions of all clients over all their test samples"
     if not pooled(table):
         return "mean of the clients' test accuracies with the final model"
     sizes = [cell["window"] for cell in table["cells"] if cell["window"]]

@@ -19,7 +19,7 @@ from hetfl.schema import Run
 from hetfl.tables.records import Compacts, Record
 from hetfl.tables.results import CELL, WAYS, cell_of, results
 from hetfl.tables.spec import Entry, TableSpec
-from hetfl.tables.verdict import verdict
+from hetfl.tables.verdict import mean_interval, verdict
 
 
 def build_table(spec: TableSpec, runs: Path, evaluations: Path, compacts: Compacts | None = None) -> dict[str, Any]:
@@ -37,7 +37,9 @@ def build_table(spec: TableSpec, runs: Path, evaluations: Path, compacts: Compac
     finished, ``not evaluated`` where none has an evaluation, ``stale`` where there are only compact records of
     other settings or versions, ``broken`` where records are damaged and no other seed is there (in any case the
     footnote says what is wrong with a seed); ``arithmetic`` is for numbers that are
-    computed and not learned. A run that stopped early has the ``rounds`` that it played in its provenance, one that
+    computed and not learned. A cell ``against`` another row has the mean of the differences to it of the same seeds,
+    with their ``std`` and the ``interval`` of their mean (see :func:`~hetfl.tables.verdict.mean_interval`), and no
+    other accuracies. A run that stopped early has the ``rounds`` that it played in its provenance, one that
     ``diverged`` the first round in which it did. ``seeds`` names the seeds a cell was built from, ``wanted`` those
     it asks for.
 
@@ -53,10 +55,12 @@ def build_table(spec: TableSpec, runs: Path, evaluations: Path, compacts: Compac
     entries = {(row, column): entry for row, some in spec.entries.items() for column, entry in some.items()}
     frame = results(entries.values(), runs, evaluations, compacts)
     seeds = dict(iter(frame.groupby(CELL, sort=False)))
-    cells = [
-        {"row": row, "column": column} | _cell(entry, seeds[cell_of(entry)])
-        for (row, column), entry in entries.items()
-    ]
+    cells = []
+    for (row, column), entry in entries.items():
+        lines = seeds[cell_of(entry)]
+        if entry.against:
+            lines = _paired(lines, seeds[cell_of(entries[entry.against, column])])
+        cells.append({"row": row, "column": column} | _cell(entry, lines))
     blocks = {"blocks": [block.model_dump() for block in spec.blocks]} if spec.blocks else {}
     return {
         "table": spec.name,
@@ -107,10 +111,20 @@ def _without_commits(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "provenance": shared | {"differences": differences}}
 
 
+def _paired(seeds: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
+    """The lines of a cell's seeds less those of another cell; a seed is done where both are."""
+    other = base.set_index("seed").reindex(seeds.seed).set_index(seeds.index)
+    both = (seeds.status == "done") & (other.status == "done")
+    alone = (seeds.status == "done") & ~both
+    found = seeds.assign(value=seeds.get("value") - other.get("value")) if both.any() else seeds
+    nothing = dict.fromkeys(("lowest", "highest", "best", "last"))
+    return found.assign(**nothing).assign(status=seeds.status.mask(alone, "not run"))
+
+
 def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     """A cell's content, from the lines of its seeds."""
     usual = {"unit": "%", "footnote": "", "statistic": "average", "reading": "", "comparable": True}
-    usual |= {"printed_variance": None}
+    usual |= {"printed_variance": None, "against": ""}
     optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
     told: dict[str, Any] = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
     told |= _numbers(entry, seeds[seeds.status == "done"]) | optional
@@ -148,6 +162,7 @@ def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
     return {
         "value": _tidy(value),
         "std": None if std is None else _tidy(std),
+        **({"interval": [*map(_tidy, mean_interval([*done.value]))]} if entry.against and std is not None else {}),
         "difference": None if printed is None else _tidy(value - printed),
         "seeds": [*done.seed],
         "lowest": over_seeds("lowest"),

@@ -13,7 +13,7 @@ from hetfl.tables.counted.layout import laid_out
 from hetfl.tables.counted.layout import layouts as counted_layouts
 from hetfl.tables.layout import layouts, paper_table
 from hetfl.tables.notation import PAPERS
-from hetfl.tables.spec import Entry, TableSpec, entry
+from hetfl.tables.spec import Entry, Statistic, TableSpec, entry
 
 PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {name: partial(paper_table, name) for name in layouts()}
 """The tables of the papers that show runs."""
@@ -27,8 +27,9 @@ ARITHMETIC_TABLES: dict[str, list[str]] = {
 def table_spec(name: str, params: Params) -> TableSpec:
     """What a table prints; an experiment's own name stands for the table of all its rows and splits.
 
-    Where all methods report a window of rounds, it shows that window's accuracy, and of each round's lowest client;
-    a run that is also tested with ensembles has a row for each of them.
+    Where rows are compared with others, it shows what they change by each way to choose a round. Else, where all
+    methods report a window of rounds, it shows that window's accuracy, and of each round's lowest client; a run that
+    is also tested with ensembles has a row for each of them.
 
     Raises:
         HetflError: there is no table of that name.
@@ -49,9 +50,48 @@ def table_spec(name: str, params: Params) -> TableSpec:
         note=experiment.note,
         curves=all(list(some) == list(columns) for some in splits.values()),
     )
+    against = {row: settings.against for row, settings in experiment.rows.items() if settings.against}
+    if against:
+        schemes = params.partitions[experiment.dataset].splits
+        return _compared(spec, against, [split for split in columns if schemes[split].test == "own"])
     settings = {cell.row: cell.settings for cell in cells(params, name)}
     windowed = all("window" in of_row for of_row in settings.values())
     return _windowed(spec, {row: s.get("ensembles", ()) for row, s in settings.items()}) if windowed else spec
+
+
+CHOSEN: dict[Statistic, str] = {
+    "last_pooled": "last round",
+    "validated_pooled": "validated round",
+    "best_pooled": "best round",
+}
+"""Ways to choose the round whose accuracy is a run's result."""
+
+
+def _compared(spec: TableSpec, against: Mapping[str, str], own: Sequence[str]) -> TableSpec:
+    """The same table with a column for each way to choose a round, and differences in the rows that are compared.
+
+    Args:
+        spec: an experiment's table.
+        against: row -> the row that it is compared with.
+        own: splits whose clients have test samples of their own; on others no sample is left to validate with.
+    """
+    places = {
+        f"{split}-{statistic.removesuffix('_pooled')}": (split, statistic, f"{title}, {named}" if title else named)
+        for split, title in spec.columns.items()
+        for statistic, named in CHOSEN.items()
+        if split in own or statistic != "validated_pooled"
+    }
+    entries = {
+        row: {
+            column: cells[split].model_copy(update={"statistic": statistic, "against": against.get(row, "")})
+            for column, (split, statistic, _) in places.items()
+            if split in cells
+        }
+        for row, cells in spec.entries.items()
+    }
+    columns = {column: title for column, (_, _, title) in places.items()}
+    update = {"columns": columns, "entries": entries, "head": "Method, and choices", "decimals": 2, "curves": False}
+    return spec.model_copy(update=update)
 
 
 def _windowed(spec: TableSpec, ensembles: Mapping[str, Sequence[int]]) -> TableSpec:

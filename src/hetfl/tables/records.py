@@ -99,11 +99,33 @@ def accuracy_of(statistic: str, reading: str, line: Round) -> float | None:
     tested = line.test(reading)
     if tested is None:
         return None
-    if statistic in ("best_pooled", "window_pooled"):
+    if statistic.endswith("_pooled"):
         return tested.pooled
     over: dict[str, Callable[[list[float]], float]] = {"average": mean, "highest": max}
     over |= dict.fromkeys(("lowest", "window_lowest"), min)
     return over[statistic](known(tested.accuracy)) if statistic in over else None
+
+
+def validated(record: Record, reading: str = "") -> float:
+    """The accuracy over all test samples, each client's in the round that is best on the other clients' samples.
+
+    No sample helps to choose the round in which it counts, as it does where the best round is chosen on all of them.
+
+    Args:
+        record: of a run whose clients have test samples of their own.
+        reading: the inference rule, ``""`` for the method's own.
+
+    Returns:
+        The share of correct predictions.
+    """
+    sizes = [sum(row) for row in record.run.class_counts.test]
+    tests = [test for line in record.tested if (test := line.test(reading)) is not None]
+    right = [[(share or 0.0) * size for share, size in zip(test.accuracy, sizes, strict=True)] for test in tests]
+    found = 0.0
+    for client in range(len(sizes)):
+        chosen = max(range(len(right)), key=lambda at: round(sum(right[at]) - right[at][client]))
+        found += right[chosen][client]
+    return found / sum(sizes)
 
 
 class Compacts:

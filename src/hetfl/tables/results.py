@@ -11,7 +11,7 @@ import pandas as pd
 
 from hetfl.errors import HetflError
 from hetfl.schema import Round
-from hetfl.tables.records import Compacts, Record, accuracy_of, missing, read_record
+from hetfl.tables.records import Compacts, Record, accuracy_of, missing, read_record, validated
 from hetfl.tables.spec import Entry
 
 M = 1024**2
@@ -119,6 +119,10 @@ def _value(entry: Entry, record: Record, curve: list[float]) -> float:
     """What a cell reads from one run."""
     parameters = record.run.parameters
     match entry.statistic:
+        case "last_pooled":
+            return curve[-1]
+        case "validated_pooled":
+            return 100 * validated(record, entry.reading)
         case "best_pooled":
             return max(curve)
         case "up_first":

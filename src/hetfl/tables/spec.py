@@ -14,9 +14,19 @@ from hetfl.errors import unknown
 if TYPE_CHECKING:
     from hetfl.experiments.plan import Params  # imports torch, which takes seconds; whoever prints a table needs none
 
-Accuracy = Literal["average", "lowest", "highest", "best_pooled", "window_pooled", "window_lowest"]
-"""Read in percent: over clients after the last round; of all clients' test samples together in the round where it is
-best; that one or each round's lowest client, on average over the last rounds that a method reports."""
+Accuracy = Literal[
+    "average",
+    "lowest",
+    "highest",
+    "last_pooled",
+    "validated_pooled",
+    "best_pooled",
+    "window_pooled",
+    "window_lowest",
+]
+"""Read in percent: over clients after the last round; of all clients' test samples together after the last round, each
+client in the round that is best on the others' samples, or in the round where it is best; that one or each round's
+lowest client, on average over the last rounds that a method reports."""
 Size = Literal["up_first", "up_last", "parameters", "parameters_total"]
 """Elements in M = 1024^2: the uploads of all clients in the first or last round, or the trainable parameters of one
 client or of all."""
@@ -41,6 +51,7 @@ class Entry(Settings):
         printed_variance: the variance between rounds of one run that the paper prints with it, in squared points.
         comparable: whether the printed number is of the same setting; if not, it is shown and nothing concluded.
         footnote: what a reader must know about this cell.
+        against: the row whose number, in this column and of the same seed, is subtracted.
     """
 
     experiment: str
@@ -57,12 +68,13 @@ class Entry(Settings):
     printed_variance: float | None = None
     comparable: bool = True
     footnote: str = ""
+    against: str = ""
 
     @property
     def unit(self) -> str:
-        """``%`` for accuracies, ``M`` for elements, nothing for cosines."""
+        """``%`` for accuracies, ``points`` for their differences, ``M`` for elements, nothing for cosines."""
         if self.statistic in get_args(Accuracy):
-            return "%"
+            return "points" if self.against else "%"
         return "M" if self.statistic in get_args(Size) else ""
 
     def path(self, seed: int) -> Path:
@@ -130,12 +142,17 @@ def entry(params: Params, experiment: str, row: str, split: str, **more: Any) ->
 
 def pooled(table: Mapping[str, Any]) -> bool:
     """Whether the accuracies of a table, as its JSON holds it, are of all clients' test samples together."""
-    return has_statistic(table, "best_pooled", "window_pooled")
+    return has_statistic(table, "last_pooled", "best_pooled", "window_pooled")
 
 
 def lowest(table: Mapping[str, Any]) -> bool:
     """Whether a table also has the accuracies of each round's lowest client."""
     return has_statistic(table, "window_lowest")
+
+
+def compares(table: Mapping[str, Any]) -> bool:
+    """Whether rows of a table, as its JSON holds it, are differences to another row."""
+    return any(cell.get("against") for cell in table["cells"])
 
 
 def has_statistic(table: Mapping[str, Any], *statistics: str) -> bool:

@@ -18,9 +18,9 @@ Variances between the rounds of one run say nothing about other runs and enter n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import sqrt
-from statistics import variance
+from statistics import mean, stdev, variance
 from typing import get_args
 
 from hetfl.tables.spec import Cosine, Statistic
@@ -73,6 +73,14 @@ def verdict(
 def interval(std: float | None, noise: float | None = None) -> float:
     """Half the width of a side's interval, in points."""
     return 2 * (std if std is not None else NOISE if noise is None else noise)
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """The ends of Student's confidence interval of the mean of at least two values."""
+    from scipy.stats import t  # imports much, and few tables need it
+
+    half = float(t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return mean(values) - half, mean(values) + half
 
 
 def pooled_noise(repeated: Iterable[list[float]]) -> float | None:

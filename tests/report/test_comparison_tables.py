@@ -1,0 +1,157 @@
+"""Tables of rows that differ in one choice, of records with accuracies of our choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from record_factory import make_round, write_metrics, write_record
+from settings_files import ROOT
+
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import Params, load_params
+from hetfl.report.formats import filled, render_latex, render_markdown, render_text
+from hetfl.report.shown import best_cells
+from hetfl.report.table import build_table
+from hetfl.tables.catalogue import CHOSEN, table_spec
+from hetfl.tables.records import validated
+from hetfl.tables.results import results
+from hetfl.tables.spec import Entry, TableSpec
+from hetfl.tables.verdict import mean_interval
+
+SIZES = [10, 30]
+"""Test samples of two clients."""
+RIGHT = [(2, 9), (8, 6), (5, 12)]
+"""Their correct predictions by round: together best in the last one, 17; alone in the second and in the last one."""
+GAINS = {0: 1, 1: 2, 2: 3}
+"""What the choice adds to the second client's correct predictions, by seed."""
+SIZE = {"elements": 1, "bytes": 4}
+
+
+def write(root: Path, row: str, seed: int, gain: int = 0) -> None:
+    lines = [make_round(0, up=SIZE, down=SIZE, accuracy=None, pooled=None)]
+    for number, (first, second) in enumerate(RIGHT, start=1):
+        shares = [first / SIZES[0], (second + gain) / SIZES[1]]
+        pooled = (first + second + gain) / sum(SIZES)
+        lines.append(make_round(number, up=SIZE, down=SIZE, participants=[0, 1], accuracy=shares, pooled=pooled))
+    place, shared = Path("e", "fedproto", row, f"s-s{seed}"), {"fingerprint": f"{seed}".ljust(64, row[-1])}
+    counts = {"train": [[1], [1]], "test": [[size] for size in SIZES]}
+    inputs = {"dataset": "d", "partition": str(seed), "weights": {}}
+    write_record(root / "runs", place, lines, class_counts=counts, inputs=inputs, clients=2, **shared)
+    write_metrics(root / "evaluations", place, **shared)
+
+
+def entry(row: str, statistic: Any, against: str = "") -> Entry:
+    told = {"experiment": "e", "method": "fedproto", "split": "s", "seeds": [0, 1, 2]}
+    return Entry(row=row, statistic=statistic, against=against, **told)
+
+
+@pytest.fixture
+def spec() -> TableSpec:
+    rows = {"base-a": "", "choice-b": "base-a"}
+    return TableSpec(
+        name="e",
+        title="E",
+        rows={row: row for row in rows},
+        columns={statistic: name for statistic, name in CHOSEN.items()},
+        entries={row: {s: entry(row, s, against) for s in CHOSEN} for row, against in rows.items()},
+        decimals=2,
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for seed, gain in GAINS.items():
+        write(tmp_path, "base-a", seed)
+        write(tmp_path, "choice-b", seed, gain)
+    return tmp_path
+
+
+def cells(spec: TableSpec, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    table = build_table(spec, root / "runs", root / "evaluations")
+    return {(cell["row"], cell["column"]): cell for cell in filled(table)["cells"]}
+
+
+def test_no_client_chooses_the_round_in_which_it_is_tested(root: Path):
+    lines = results([entry("base-a", "validated_pooled")], root / "runs", root / "evaluations")
+    # The first client is tested in round 3, best for the second, and the second in round 2, best for the first.
+    assert [*lines.value] == pytest.approx([100 * (5 + 6) / 40] * 3)
+    assert validated(lines.record[0]) == 11 / 40
+
+
+def test_a_choice_is_worth_the_mean_difference_of_runs_of_one_seed(spec: TableSpec, root: Path):
+    found = cells(spec, root)
+    base, worth = found["base-a", "last_pooled"], found["choice-b", "last_pooled"]
+    assert (base["value"], base["unit"], base["against"]) == (42.5, "%", "")
+    assert (worth["value"], worth["unit"], worth["against"]) == (5.0, "points", "base-a")
+    assert worth["std"] == pytest.approx(2.5) and worth["seeds"] == [0, 1, 2]
+    # Student's t with two degrees of freedom: 4.303.
+    assert worth["interval"] == pytest.approx([5 - 4.30265 * 2.5 / 3**0.5, 5 + 4.30265 * 2.5 / 3**0.5], abs=1e-4)
+    assert [run["value"] for run in worth["provenance"]] == [2.5, 5.0, 7.5]
+    assert found["choice-b", "best_pooled"]["value"] == 5.0 and worth["last"] is None
+
+
+def test_differences_have_a_sign_and_an_interval_in_every_face(spec: TableSpec, root: Path):
+    table = build_table(spec, root / "runs", root / "evaluations")
+    for face in (render_markdown, render_text, render_latex):
+        shown = face(table)
+        assert "+5.00" in shown and "-1.21 to +11.21" in shown and "42.50" in shown
+        assert "Student" in shown and "Validated round" in shown
+
+
+def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: TableSpec, root: Path):
+    table = filled(build_table(spec, root / "runs", root / "evaluations"))
+    assert not best_cells(table)
+    for seed in GAINS:
+        write(root, "choice-b", seed, 3)
+    table = filled(build_table(spec, root / "runs", root / "evaluations"))
+    assert best_cells(table) == {("choice-b", column) for column in CHOSEN}
+
+
+def test_a_seed_that_only_one_of_the_two_rows_has_does_not_count(spec: TableSpec, root: Path, tmp_path: Path):
+    (tmp_path / "runs" / "e" / "fedproto" / "base-a" / "s-s1" / "run.json").unlink()
+    found = cells(spec, root)
+    assert found["base-a", "last_pooled"]["seeds"] == found["choice-b", "last_pooled"]["seeds"] == [0, 2]
+    assert found["choice-b", "last_pooled"]["value"] == 5.0
+    for seed in (0, 2):
+        (tmp_path / "runs" / "e" / "fedproto" / "base-a" / f"s-s{seed}" / "run.json").unlink()
+    lonely = cells(spec, root)["choice-b", "last_pooled"]
+    assert (lonely["status"], lonely["value"]) == ("not run", None)
+
+
+def test_the_interval_of_equal_values_is_a_point():
+    assert mean_interval([1.5, 1.5, 1.5]) == (1.5, 1.5)
+
+
+def settings_with(rows: dict[str, Any], folder: Path) -> Params:
+    """The embedded settings with one experiment of such rows."""
+    told = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"experiments": {"mine": {**MINE, "rows": rows}}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(told, sort_keys=False))
+    return load_params(folder / "params.yaml")
+
+
+def test_clients_that_share_their_test_samples_have_none_to_validate_with(tmp_path: Path):
+    rows = {"local": {"method": "fedhpl"}, "fedhpl": {"against": "local"}}
+    spec = table_spec("mine", settings_with(rows, tmp_path))
+    assert [*spec.columns.values()] == ["IID, last round", "IID, best round"]
+    assert [cell.against for cell in spec.entries["fedhpl"].values()] == ["local", "local"]
+
+
+MINE = {"title": "Mine", "dataset": "digits", "models": "digits-homogeneous", "splits": {"iid": "IID"}, "seeds": 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({"fedhpl": {"against": "fedavg"}}, "rows.fedhpl.against: unknown row 'fedavg'"),
+        (
+            {"fedhpl": {}, "b": {"method": "fedhpl", "against": "c"}, "c": {"method": "fedhpl", "against": "fedhpl"}},
+            "rows.b.against: 'c' is itself compared with another row; name that one",
+        ),
+    ],
+)
+def test_a_row_is_compared_with_one_that_is_compared_with_none(rows: dict[str, Any], words: str, tmp_path: Path):
+    with pytest.raises(HetflError, match=words):
+        settings_with(rows, tmp_path)
