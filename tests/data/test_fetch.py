@@ -119,9 +119,7 @@ def test_download_stops_beyond_the_published_size(server: Server, tmp_path: Path
     assert len(server.requests) == 1 and left(tmp_path) == {}
 
 
-def test_download_of_unknown_size_stops_too(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_of_unknown_size_stops_too(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "MOST", SIZE // 4)
     message = failure(Sources(None, tmp_path), published(server, bytes=None))
     assert f"sends more than {SIZE // 4} bytes" in message

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from hetfl.data.npz import npz
 from hetfl.data.partitions.base import Partition, Scheme, Side
+from hetfl.data.readers import reading
 from hetfl.data.store import Dataset
 from hetfl.errors import HetflError
 from hetfl.files import atomic_folder, read_json, sha256_file, write_json
@@ -75,9 +77,9 @@ def read_partition(folder: Path) -> tuple[Partition, dict[str, Any]]:
     indices = folder / "indices.npz"
     found = sha256_file(indices)
     if found != card["sha256"]:
-        raise HetflError(f"{indices}: SHA-256 is {found[:12]}, the card says {card['sha256'][:12]}; {remedy}")
-    with np.load(indices, allow_pickle=False) as arrays:
-        train = tuple(arrays[f"train-{client}"] for client in range(card["clients"]))
-        test = tuple(arrays[f"test-{client}"] for client in range(card["clients"])) if "test-0" in arrays else None
-    splits = card["splits"]
-    return Partition(train, test, tuple(splits["train"]), tuple(splits["test"])), card
+        raise HetflError(f"{indices}: SHA-256 is {found[:12]}, the card says {str(card['sha256'])[:12]}; {remedy}")
+    with reading(folder):
+        arrays, splits, clients = npz(indices), card["splits"], range(card["clients"])
+        train = tuple(arrays[f"train-{client}"] for client in clients)
+        test = tuple(arrays[f"test-{client}"] for client in clients) if "test-0" in arrays else None
+        return Partition(train, test, tuple(splits["train"]), tuple(splits["test"])), card
