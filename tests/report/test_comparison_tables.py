@@ -148,6 +148,17 @@ def test_clients_that_share_their_test_samples_have_none_to_validate_with(tmp_pa
     assert [cell.against for cell in spec.entries["fedhpl"].values()] == ["local", "local"]
 
 
+def test_another_test_of_the_same_runs_is_compared_with_the_usual_one(tmp_path: Path):
+    told = {"shared_blocks": [1], "group_blocks": [2], "groups": 2}
+    rows = {"pt-fedavg": {"settings": {key: told[key] for key in ("shared_blocks", "group_blocks")}}}
+    rows["fgpt"] = {"against": "pt-fedavg", "settings": told | {"ensembles": [2]}}
+    spec = table_spec("mine", settings_with(rows, tmp_path))
+    assert spec.rows["fgpt-top-2"] == "FGPT: top-2 ensemble"
+    # Only the last rounds have it, so there is no best one to compare.
+    ((column, cell),) = spec.entries["fgpt-top-2"].items()
+    assert (column, cell.row, cell.reading, cell.against) == ("iid-last", "fgpt", "top-2", "fgpt")
+
+
 MINE = {"title": "Mine", "dataset": "digits", "models": "digits-homogeneous", "splits": {"iid": "IID"}, "seeds": 2}
 
 
