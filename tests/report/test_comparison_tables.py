@@ -13,7 +13,7 @@ from settings_files import ROOT
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, load_params
 from hetfl.report.formats import filled, render_latex, render_markdown, render_text
-from hetfl.report.shown import best_cells
+from hetfl.report.shown import best_cells, show
 from hetfl.report.table import build_table
 from hetfl.tables.catalogue import CHOSEN, table_spec
 from hetfl.tables.records import validated
@@ -104,6 +104,9 @@ def test_differences_have_a_sign_and_an_interval_in_every_face(spec: TableSpec, 
 def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: TableSpec, root: Path):
     table = filled(build_table(spec, root / "runs", root / "evaluations"))
     assert not best_cells(table)
+    worth = {**table["cells"][-1], "value": -0.001, "interval": [-0.002, 0.002]}
+    shown = show(table, worth, set())
+    assert (shown.number, shown.range) == ("+0.00", "+0.00 to +0.00")
     for seed in GAINS:
         write(root, "choice-b", seed, 3)
     table = filled(build_table(spec, root / "runs", root / "evaluations"))
