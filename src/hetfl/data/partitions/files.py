@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hetfl.data.archive import DAMAGE
 from hetfl.data.npz import npz
 from hetfl.data.partitions.base import Partition, Scheme, Side
-from hetfl.data.readers import DAMAGE
 from hetfl.data.store import Dataset
 from hetfl.errors import HetflError, one_line
 from hetfl.files import atomic_folder, read_json, sha256_file, write_json
