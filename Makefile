@@ -34,7 +34,15 @@ docs: $(VENV)/.ready
 	@echo "docs:    build/docs/index.html"
 
 slow: $(VENV)/.ready
-	pytest -m slow -s
+	pytest -m 'slow and not faults' -s
+
+# Breaks everything on purpose and prints the table: fault, tries, survived, lost. QUICK=1: a few of each.
+test-faults: $(VENV)/.ready
+	QUICK=$(QUICK) pytest -m faults -n 2 --dist worksteal
+
+# Clients in several processes on this machine.
+test-distributed: $(VENV)/.ready
+	pytest -m distributed -s
 
 # Of the papers' runs: make ui PROJECT=papers. Elsewhere: make ui HOST=0.0.0.0 PORT=8080. Behind a proxy:
 # make ui UI="--allowed-hosts runs.example.org". Files of runs are named relative to the project's folder.
@@ -75,4 +83,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test certificates docs slow ui lint lock
+.PHONY: repro test certificates docs slow test-distributed ui lint lock test-faults

@@ -20,15 +20,16 @@ import torch
 from tabulate import tabulate
 
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Split
+from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 from hetfl.methods import create
 from hetfl.training import rounds
-from hetfl.training.engine import Task
+from hetfl.training.engine import Engine, Task
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
+from hetfl.training.local import LocalEngine
 from hetfl.training.memory import peak_memory, reset_peak_memory
 
 MODEL, CLASSES, SIDE = "digits_cnn1.random", 10, 16
@@ -37,25 +38,34 @@ WAYS = ("one by one", "all held")
 CPU = torch.device("cpu")
 
 
-def case(participants: int, way: str) -> dict[str, float]:
-    """One round in this process: MiB that it adds to the peak of resident memory, and the bytes of a message."""
+def clients(participants: int, model: str = MODEL, rounds: int = 1) -> LocalEngine:
+    """FedAvg's clients with a few samples of noise each, who train one after another; a test after the last round."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
 
-    def split(samples: int) -> Split:
+    def subset(samples: int) -> Subset:
         images = rng.integers(0, 256, (samples, SIDE, SIDE, 1), dtype=np.uint8)
-        return Split(images, np.arange(samples, dtype=np.int64) % CLASSES)
+        return Subset(images, np.arange(samples, dtype=np.int64) % CLASSES)
 
-    splits = {"train": split(SAMPLES * participants), "test": split(TESTS)}
-    dataset = Dataset("noise", "Noise", tuple(map(str, range(CLASSES))), splits, "noise")
+    subsets = {"train": subset(SAMPLES * participants), "test": subset(TESTS)}
+    dataset = Dataset("noise", "Noise", tuple(map(str, range(CLASSES))), subsets, "noise")
     partition = Partition(tuple(np.arange(SAMPLES * participants).reshape(participants, SAMPLES)), None)
-    settings = {"rounds": 1, "batch_size": SAMPLES, "local_epochs": 1, "optimiser": "sgd"}
-    method = create("fedavg", settings, CLASSES)
-    engine = make_engine(method, build_federation(method, [MODEL], dataset, partition, Path(), CPU), "sequential")
+    settings = {"batch_size": SAMPLES, "local_epochs": 1, "optimiser": "sgd"}
+    method = create("fedavg", {**settings, "rounds": rounds, "evaluate_every": rounds}, CLASSES)
+    return make_engine(method, build_federation(method, [model], dataset, partition, Path(), CPU), "sequential")
+
+
+def case(participants: int, way: str) -> dict[str, float]:
+    """One round in this process: MiB that it adds to the peak of resident memory, and the bytes of a message."""
+    return added(clients(participants), participants, way)
+
+
+def added(engine: Engine, participants: int, way: str) -> dict[str, float]:
+    """See :func:`case`, of an engine whose clients may be in other processes."""
+    method = engine.method
     server, _ = rounds.start(engine, Draws(0))
-    list(
-        engine.train([Task(0, method.downlink(server, 0))], Draws(0).at(1))
-    )  # whatever a first step leaves in memory
+    # Whatever a first step leaves in memory.
+    list(engine.train([Task(0, method.downlink(server, 0))], Draws(0).at(1)))
     # A method that compares messages has all of them.
     with patch.object(rounds, "compares", return_value=way == "all held"):
         reset_peak_memory(CPU)

@@ -223,7 +223,7 @@ def hetfl(folder: str, name: str, clock: Clock) -> None:
         assert line.participants == plan["participants"][round]
         clock.lap(clock.rounds)
         clock.rounds[-1] -= line.seconds["evaluate"]
-        if "pooled" in line:
+        if line.pooled is not None:
             clock.evaluations.append(line.seconds["evaluate"])
             clock.accuracy = line.pooled
 
@@ -300,6 +300,89 @@ def fedlab(folder: str, name: str, clock: Clock) -> None:
     pipeline.main()
 
 
+def blazefl(folder: str, name: str, clock: Clock) -> None:
+    """BlazeFL's FedAvg with one thread for all clients."""
+    from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
+
+    task = read_task(folder, name)
+
+    class Selector:
+        def select_model(self, model_name: str) -> nn.Module:
+            return task.network()
+
+    class Shares:
+        def get_dataloader(self, type_: Any, cid: int, batch_size: int, generator: Any) -> Any:
+            return task.batches(handler.round, task.participants[handler.round].index(cid))
+
+    class Handler(FedAvgBaseServerHandler):  # type: ignore[misc]
+        def sample_clients(self) -> list[int]:
+            return task.participants[self.round]
+
+    class Trainer(FedAvgThreadPoolClientTrainer):  # type: ignore[misc]
+        def progress_fn(self, it: Any) -> Any:
+            return it
+
+    device = "cuda" if task.images.is_cuda else "cpu"
+    common = {"model_selector": Selector(), "model_name": name, "dataset": Shares(), "device": device, "seed": 0}
+    handler = Handler(
+        global_round=task.rounds, num_clients=CLIENTS, sample_ratio=COHORT / CLIENTS, batch_size=BATCH, **common
+    )
+    handler.model.to(device)
+    trainer = Trainer(num_clients=CLIENTS, epochs=1, batch_size=BATCH, lr=RATE, num_parallels=1, **common)
+    clock.skip()
+    while not handler.if_stop():
+        trainer.local_process(handler.downlink_package(), handler.sample_clients())
+        for package in trainer.uplink_package():
+            handler.load(package)
+        clock.lap(clock.rounds)
+        if task.tests(handler.round - 1):
+            clock.evaluated(task.accuracy(handler.model))
+
+
+def fluke(folder: str, name: str, clock: Clock) -> None:
+    """fluke's FedAvg, whose clients train one after another in the server's process."""
+    from fluke import FlukeENV
+    from fluke.client import Client
+    from fluke.config import OptimizerConfigurator
+    from fluke.server import Server
+
+    task = read_task(folder, name)
+
+    class Share:
+        """The batches of a client in the round that is played."""
+
+        def __init__(self, client: int) -> None:
+            self.client = client
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return task.batches(played, task.participants[played].index(self.client))
+
+        def __len__(self) -> int:
+            return SAMPLES // BATCH
+
+    FlukeENV().set_device("cuda:0" if task.images.is_cuda else "cpu")
+    optimiser = OptimizerConfigurator(
+        {"name": torch.optim.SGD, "lr": RATE}, {"name": "StepLR", "step_size": 1, "gamma": 1}
+    )
+    clients = [
+        Client(k, Share(k), None, optimiser, nn.CrossEntropyLoss(), local_epochs=1, persistency=False)
+        for k in range(CLIENTS)
+    ]
+    server = Server(task.network(), None, clients)
+    for client in clients:
+        client.set_channel(server.channel)
+    clock.skip()
+    for played in range(task.rounds):
+        chosen = [clients[k] for k in task.participants[played]]
+        server.broadcast_model(chosen)
+        for client in chosen:
+            client.local_update(played + 1)
+        server.aggregate(chosen, server.receive_client_models(chosen, state_dict=False))
+        clock.lap(clock.rounds)
+        if task.tests(played):
+            clock.evaluated(task.accuracy(server.model))
+
+
 def flower(folder: str, name: str, clock: Clock) -> None:
     """Flower's simulation in Ray with one actor."""
     # Ray's actors import functions of a module by name, and then keep the module's caches.
@@ -374,9 +457,11 @@ CONTENDERS: dict[str, tuple[str, Callable[[str, str, Clock], None]]] = {
     "hetfl": ("hetfl", hetfl),
     "pfl": ("pfl", pfl),
     "fedlab": ("FedLab", fedlab),
+    "blazefl": ("BlazeFL, 1 thread", blazefl),
+    "fluke": ("fluke", fluke),
     "flower": ("Flower, 1 actor beside the server's process", flower),
 }
-PEERS = {"pfl": "pfl", "fedlab": "fedlab", "flower": "flwr"}
+PEERS = {"pfl": "pfl", "fedlab": "fedlab", "blazefl": "blazefl", "fluke": "fluke-fl", "flower": "flwr"}
 """The package of each framework."""
 SETTINGS = {
     "participation": COHORT / CLIENTS,
@@ -561,9 +646,9 @@ def report(
             "time of a round is the median over all rounds but the first, without evaluation. The first round is "
             "measured from the start of the process: interpreter, imports, data, set-up, hetfl's registration of "
             "clients, Ray's start for Flower, and for pfl the test of the participants on their own data that its "
-            "first round requires. All have the same initial weights, participants and batches; FedLab and pfl get "
-            "tensors in memory instead of a DataLoader. hetfl selects its engine by device: sequential on a CPU, "
-            "batched on a GPU.",
+            "first round requires. All have the same initial weights, participants and batches; the other "
+            "frameworks but Flower get tensors in memory instead of a DataLoader. hetfl selects its engine by "
+            "device: sequential on a CPU, batched on a GPU.",
             *tables,
             "## Targets",
             tabulate(checks, ["", "target", "seen", ""], tablefmt="github", disable_numparse=True),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from fault_table import pytest_runtest_logreport, pytest_runtest_setup, pytest_terminal_summary, tries
 from playing import Trained, play_round, start, with_states
 from toy import CLASSES, GROUPS, TOY
 
@@ -28,6 +29,8 @@ from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import State
+
+__all__ = ["pytest_runtest_logreport", "pytest_runtest_setup", "pytest_terminal_summary", "tries"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 TOOLS = {"dvc", "ruamel-yaml-clib", "setuptools", "pytest-xdist", "ruff", "mypy", "types-pyyaml"}
 """Distributions that are run, not imported."""
-PEERS = {"fedlab", "flwr", "pfl"}
+PEERS = {"blazefl", "fedlab", "fluke", "pfl"}
 """Frameworks that benchmarks/peers.py compares with; whoever runs it installs them."""
 
 
@@ -32,7 +32,7 @@ def listed(extra: str = "") -> set[str]:
 
 
 CORE_LIST, TEST = listed(), listed("test")
-PIPELINE = listed("pipeline") | listed("slurm") | listed("ray") | listed("tables")
+PIPELINE = listed("pipeline") | listed("slurm") | listed("ray") | listed("tables") | listed("flower")
 
 
 def core_files() -> list[Path]:

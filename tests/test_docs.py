@@ -1,4 +1,4 @@
-"""The commands that README and documentation show exist, with these options, tables, stages and files."""
+"""The commands that README, documentation and help texts show exist, with these options, tables, stages and files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OWN = {"fedmine", "mine", "fedprox", "flowers"}
 
 
 def commands() -> list[tuple[str, str]]:
-    """Lines of shell blocks, and code in sentences that begins with a program's name, by page."""
-    found = []
+    """Lines of shell blocks, code in sentences that begins with a program's name, and examples in help, by page."""
+    found = [("help", line) for line in examples(typer.main.get_command(app))]
     for page in PAGES:
         text = page.read_text()
         blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
@@ -30,6 +30,12 @@ def commands() -> list[tuple[str, str]]:
             if not re.search(r"<|\bTABLE\b|\bEXPERIMENT\b|\bFOLDER\b", line):
                 found.append((page.name, line.partition(" #")[0].strip()))
     return list(dict.fromkeys(one for one in found if one[1]))
+
+
+def examples(command: Any) -> list[str]:
+    """The examples in the help texts of a command and those below it."""
+    inner = [line for each in getattr(command, "commands", {}).values() for line in examples(each)]
+    return [*re.findall(r"Example: (.+)", command.help or ""), *inner]
 
 
 @cache
@@ -81,7 +87,7 @@ def test_a_command_is_one_that_exists(page: str, line: str, monkeypatch: pytest.
         targets = [word for word in action[1:] if action[0] in ("repro", "pull")]
         assert all(is_known(word) for word in targets), f"{page}: {targets}"
     elif program == "make":
-        goals = re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text())
+        goals = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
         assert {word for word in words if "=" not in word} <= {*goals}
     else:
         assert program in {"export", "cd", ".", "git", "pip", "bash"}, f"{page}: {line}"

@@ -53,7 +53,7 @@ class Silent:
 @pytest.fixture
 def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(project)
-    monkeypatch.setattr("hetfl.train.MlflowMirror", lambda *where: Silent())  # its import takes seconds
+    monkeypatch.setattr("hetfl.train.Apart", lambda make: Silent())  # its import takes seconds
     monkeypatch.setattr("hetfl.train.try_sync", lambda *where: None)
     monkeypatch.setenv("MPLBACKEND", "agg")
     return project

@@ -12,7 +12,7 @@ import hetfl
 ROOT = Path(hetfl.__file__).parent
 LEVELS = [
     {"errors"},
-    {"draws", "files", "config", "torch_private"},
+    {"draws", "files", "config", "spawn", "torch_private"},
     {"message", "tensors", "optimisers", "schema"},
     {"captured", "compact"},
     {"data"},
@@ -28,7 +28,7 @@ LEVELS = [
     {"targets", "planning", "partition_doctor", "adhoc"},
     {"train", "ledger", "new", "overview", "doctor"},
     {"site"},
-    {"sweep", "api"},
+    {"sweep", "api", "deploy"},
     {"cli"},
     {"__main__"},
 ]

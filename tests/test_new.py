@@ -164,7 +164,7 @@ def test_an_own_folder_of_images_has_its_table_by_the_lines_of_params_yaml_alone
     text = (tmp_path / "params.yaml").read_text().replace("rounds: 3", "rounds: 1")
     (tmp_path / "params.yaml").write_text(text)
     assert len(block["rows"]) == 3 and len(block["splits"]) == 2
-    monkeypatch.setattr(hetfl.train, "MlflowMirror", lambda *_: sweep_project.Nobody())
+    monkeypatch.setattr(hetfl.train, "Apart", lambda make: sweep_project.Nobody())
     monkeypatch.setattr(hetfl.train, "try_sync", lambda *_: None)
     lines = stages_in_order(tmp_path, "mine")
     assert lines[0] == "python pipeline/prepare.py pets" and lines[-1] == "python pipeline/table.py mine"

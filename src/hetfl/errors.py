@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -10,6 +12,8 @@ NAMED = 5
 """How many cells an error names when many fail for the same reason."""
 LISTED = 40
 """How many known names an error lists if none is near."""
+AGAIN = "then run the same command again"
+"""How what the operating system refuses ends; see :func:`foreseen`."""
 
 
 class HetflError(Exception):
@@ -26,9 +30,15 @@ class FailedCellsError(HetflError):
     def __init__(self, failures: Mapping[Path, str]) -> None:
         self.failures = dict(failures)
         cells: dict[str, list[str]] = {}
+        disk: dict[str, list[str]] = {}
         for folder, reason in self.failures.items():
-            cells.setdefault(reason, []).append(str(folder))
-        super().__init__("\n".join(_name_cells(reason, names) for reason, names in cells.items()))
+            if reason.endswith(AGAIN):  # the disk fails the cells at different files
+                disk.setdefault(reason.partition(": ")[2], []).append(reason)
+            else:
+                cells.setdefault(reason, []).append(str(folder))
+        lines = [_name_cells(reason, names) for reason, names in cells.items()]
+        lines += [f"{same[0]} ({len(same)} cells)" if len(same) > 1 else same[0] for same in disk.values()]
+        super().__init__("\n".join(lines))
 
 
 def _name_cells(reason: str, names: list[str]) -> str:
@@ -39,9 +49,59 @@ def _name_cells(reason: str, names: list[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error; its type comes first unless the error is a :class:`HetflError`."""
-    text = (str(error).splitlines() or [""])[0]
-    return text if isinstance(error, HetflError) else f"{type(error).__name__}: {text[:200]}"
+    """The first line of an error; its type comes first unless :func:`foreseen` knows it."""
+    known = foreseen(error)
+    text = (str(known or error).splitlines() or [""])[0]
+    return text if known else f"{type(error).__name__}: {text[:200]}"
+
+
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+_REMEDIES = {
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files",
+    errno.EROFS: "make the file system writable",
+    errno.EACCES: "change its permissions or those of its folder",
+    errno.EPERM: "change its permissions or those of its folder",
+    errno.EIO: "check the disk",
+    errno.ESTALE: "check the network file system",
+    errno.ENAMETOOLONG: "use a shorter folder",
+}
+
+
+def foreseen(error: BaseException) -> HetflError | None:
+    """An error as a user is told of it: a :class:`HetflError`, or one of the operating system that names a file.
+
+    Returns:
+        The error with a message that names the path and what to do; None if a traceback should tell of it.
+    """
+    if isinstance(error, HetflError):
+        return error
+    if not isinstance(error, OSError) or (error.filename is None and error.errno not in (*_FULL, *_REMEDIES)):
+        return None
+    path = os.fspath(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else "a file"
+    path = os.fsdecode(path)
+    if error.errno in _FULL:
+        return HetflError(f"{path}: {_FULL[error.errno]}; make room, {AGAIN}")
+    reason = error.strerror or str(error)
+    if error.errno in _REMEDIES:
+        return HetflError(f"{path}: cannot be written or read ({reason}); {_REMEDIES[error.errno]}, {AGAIN}")
+    return HetflError(
+        f"{path}: {_obstacle(Path(path)) or f'cannot be written or read ({reason}); check it'}, {AGAIN}"
+    )
+
+
+def _obstacle(path: Path) -> str:
+    """What stands where a folder or file should be, and what to do; empty if nothing does."""
+    for place in (path, *path.parents):
+        inside = place != path
+        if place.is_symlink() and not place.exists():
+            return f"{place} is a link to {place.readlink()}, which does not exist; make that or remove the link"
+        if place.is_dir():
+            return "" if inside else "is a folder where a file is needed; move it away"
+        if place.exists():
+            return f"{place} is a file where a folder is needed; move it away"
+    return ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> HetflError:

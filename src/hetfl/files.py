@@ -17,55 +17,60 @@ from hetfl.errors import HetflError
 
 
 @contextmanager
-def disk_errors(what: str, folder: Path) -> Iterator[None]:
-    """Report an error of the operating system in one line.
+def writing(path: Path) -> Iterator[None]:
+    """Have errors of the operating system name ``path``, so that :func:`hetfl.errors.foreseen` can tell of them.
+
+    They name no file where a write fails, and a temporary one where that cannot be made.
 
     Args:
-        what: what the block reads and writes, for the message.
-        folder: where it writes.
+        path: what the block writes.
 
     Raises:
-        HetflError: the disk is full, or a file cannot be read or written.
+        OSError: instead of one that names no file or one beside ``path``.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, None):  # numpy sets no errno when it cannot write a whole array
-            raise HetflError(f"{what}: the disk of {folder} is full; free disk space and run it again") from error
-        place = error.filename or folder
-        raise HetflError(f"{what}: {place} cannot be read or written ({error.strerror}); check it") from error
+        named = () if error.filename is None else Path(os.fsdecode(error.filename)).parts
+        if named and not any(part.startswith(f".{path.name}.") for part in named):
+            raise
+        # numpy sets no errno when it cannot write a whole array.
+        number = errno.ENOSPC if error.errno is None else error.errno
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that replaces it when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside ``path`` that replaces it when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.replace(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            if path.exists():
+                shutil.rmtree(path)
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

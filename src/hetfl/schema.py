@@ -78,12 +78,16 @@ class Round(Part):
         round: 0 before training, then 1, 2, ...; the final fine-tuning comes one after the last round.
         fine_tuning: whether this is the clients' fine-tuning after the last round; ``closing`` up to format 1.
         participants: the clients that took part; ``loss`` and ``clients`` are in this order.
+        failed: why a chosen client has no part in the round, by its number: it did not answer, or its message was
+            rejected. Absent where nothing failed.
         accuracy, pooled: as in :class:`Accuracies`; None after a round without a test.
         extra: accuracies by further inference rules, by name; ``also`` up to format 1.
         train_accuracy: of each client on its training samples, if the run's settings ask for it.
         loss: mean training loss of each participant; None if it is not finite.
         up, down: size of all messages of the round together.
         seconds: by phase.
+        nodes: of a run on machines that only share a network, by the node's name: the seconds that the server
+            ``waited`` for it and that it ``worked``, and the bytes that went ``down`` and ``up``.
         peak_memory: in bytes; None if unknown.
         diagnostics: of the server, by name.
         clients: diagnostics of each participant, by name.
@@ -93,6 +97,7 @@ class Round(Part):
     round: int
     fine_tuning: bool = _renamed("fine_tuning", "closing", False)
     participants: list[int]
+    failed: dict[str, str] = {}
     accuracy: list[Share] | None = None
     pooled: float | None = None
     extra: dict[str, Accuracies] = _renamed("extra", "also", {})
@@ -101,6 +106,7 @@ class Round(Part):
     up: Traffic
     down: Traffic
     seconds: dict[str, float]
+    nodes: dict[str, dict[str, Number]] = {}
     peak_memory: int | None = None
     diagnostics: dict[str, Figure] = {}
     clients: dict[str, list[Number | list[Number]]] = {}
@@ -139,6 +145,27 @@ class Parameters(Part):
     server: int = 0
 
 
+class Conditions(Part):
+    """What decides the last bits of a run's numbers and is not part of its identity; None: as before."""
+
+    device: str | None = None
+    engine: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    versions: dict[str, str] | None = None
+    source: str | None = None
+
+
+class Change(Conditions):
+    """Conditions under which a run went on that are other than those before.
+
+    Attributes:
+        round: the first that was played under them.
+    """
+
+    round: int
+
+
 class Run(Part):
     """``run.json``: the settings of a run, its inputs, and when and where it ran.
 
@@ -150,7 +177,9 @@ class Run(Part):
         models: the name of each client's model.
         public: the public data set and its subset, if the method has one.
         numerics: the versions that decide the run's numbers, see :mod:`hetfl.experiments.versions`.
-        threads, source: None in records of format 0.
+        device, engine, precision, threads, versions, source: the :class:`Conditions` that the run began under;
+            threads and source are None in records of format 0.
+        changes: of these conditions, in the order of the rounds. Absent where there is none.
         finished: when the run was completed; None before.
         class_names: of the data sets that are not in the catalogue, by data set.
         diverged: the first round in which a client's loss or logits were not finite.
@@ -185,6 +214,7 @@ class Run(Part):
     precision: str
     threads: int | None = None
     source: str | None = None
+    changes: list[Change] = []
     commit: str
     status: Literal["running", "complete"]
     started: str
@@ -204,6 +234,26 @@ class Run(Part):
     def complete(self) -> bool:
         """Whether the run has finished."""
         return self.status == "complete"
+
+    def throughout(self, name: str) -> list[Any]:
+        """The values of one of the conditions, in the order in which rounds were played under them."""
+        later = [value for change in self.changes if (value := getattr(change, name, None)) is not None]
+        return [getattr(self, name), *later]
+
+    def going_on(self, now: Run, round: int) -> Run:
+        """The description of this run when it goes on as ``now`` says, from a round on.
+
+        It keeps the conditions that it began under, and notes what is other than in the round before.
+        """
+        began = {name: getattr(self, name) for name in Conditions.model_fields}
+        changes = [change for change in self.changes if change.round < round]
+        before = began | {
+            name: value for change in changes for name, value in change.as_json().items() if name != "round"
+        }
+        other = {name: getattr(now, name) for name, value in before.items() if getattr(now, name) != value}
+        if other:
+            changes.append(Change(round=round, **other))
+        return now.model_copy(update={**began, **({"changes": changes} if changes else {})})
 
 
 class Windowed(Part):

@@ -23,7 +23,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         place = value.untyped_storage().data_ptr()
         contiguous[name] = value.clone() if place in written else value
         written.add(place)
-    write_bytes(path, save(contiguous, dict(metadata or {})))
+    # Of no tensors and empty metadata safetensors makes a header that it cannot read.
+    told = dict(metadata or {}) if metadata or contiguous else None
+    write_bytes(path, save(contiguous, told))
 
 
 def read_metadata(path: Path) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -22,11 +23,10 @@ from hetfl.experiments.plan import (
     pick,
 )
 from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, run_cells, unfinished
-from hetfl.experiments.stop import terminable
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.planning import duration, rest_of_tables, short_plan, summary
 from hetfl.schema import needed_run, read_rounds
-from hetfl.tracking import MlflowMirror, Progress, following
+from hetfl.tracking import Apart, MlflowMirror, Progress, following
 from hetfl.tracking.mlflow_mirror import try_sync
 
 
@@ -93,7 +93,7 @@ def train_cells(
         print(f"{table}: {len(plan.left)} more cells of this table are left, {duration(plan)}", flush=True)
     beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
-    with terminable(), following([progress, MlflowMirror(root, list(expected))]) as callback:
+    with following([progress, Apart(partial(MlflowMirror, root, list(expected)))]) as callback:
         pending = unfinished(chosen, workspace, expected, callback)
         failures = run_cells(pending, workspace, compute, callback)
     done = [cell for cell in pending if workspace.runs / cell.path not in failures]

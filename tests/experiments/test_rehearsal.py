@@ -9,12 +9,13 @@ from toy import CLASSES, GROUPS, TOY
 
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
-from hetfl.experiments.rehearsal import Holdings, Rehearsal, own_cost
+from hetfl.experiments.rehearsal import Rehearsal, own_cost
 from hetfl.methods import METHODS
 from hetfl.metrics.flops import step_flops
 from hetfl.models import build
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
+from hetfl.training.blank import Holdings
 
 
 @pytest.fixture(scope="module")

@@ -479,8 +479,9 @@ def test_mistake_is_one_line_and_leaves_nothing_behind(untrained: Path, mistake:
     # What is wrong with all cells is said once.
     assert len(said) == (len(CELLS) if mistake == "evaluation before training" else 1), stderr
     assert [part for part in expected if part not in stderr] == [], stderr
-    # A lock is empty and nobody's result.
-    assert {path: time for path, time in times(untrained).items() if not path.startswith(".hetfl/locks/")} == before
+    # Locks are empty, and what was verified of data is nobody's result.
+    beside = (".hetfl/locks/", ".hetfl/verified/")
+    assert {path: time for path, time in times(untrained).items() if not path.startswith(beside)} == before
 
 
 def test_broken_checkpoint_keeps_no_other_cell_from_its_evaluation(project: Path) -> None:
@@ -602,9 +603,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     play = rounds.play_round
 
-    def play_and_tell(engine: Any, state: Any, draws: Any) -> Any:
+    def play_and_tell(engine: Any, state: Any, draws: Any, needed: int) -> Any:
         numbers.append(draws.round)
-        return play(engine, state, draws)
+        return play(engine, state, draws, needed)
 
     monkeypatch.setattr(rounds, "play_round", play_and_tell)
     return numbers

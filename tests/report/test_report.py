@@ -576,6 +576,14 @@ def test_comparison_of_sizes_that_depend_on_training(finished: Path) -> None:
     assert not all(row["ok"] for row in compare_tables(table, fresh, 0, size_tolerance=0.009))
 
 
+@pytest.mark.parametrize(("missing", "where"), [("old", "reference"), ("new", "fresh table")])
+def test_comparison_of_sizes_that_one_table_lacks(finished: Path, missing: str, where: str) -> None:
+    tables = {name: make(finished) for name in ("old", "new")}
+    cell_of(tables[missing], "fedhpl", "iid").pop("up")
+    (problem,) = [row["problem"] for row in compare_tables(*tables.values(), 0.5) if row["problem"]]
+    assert problem == f"sizes of messages are missing in the {where}"
+
+
 def test_comparison_of_absent_cells(finished: Path, experiment: Path) -> None:
     shutil.rmtree(experiment / "runs/digits-homogeneous/local")
     shutil.rmtree(experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s2")

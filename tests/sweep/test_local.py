@@ -81,10 +81,20 @@ def test_no_round_begins_that_would_end_too_late():
     assert soon(None) and not soon(5) and soon(15)
 
 
-def test_sigterm_ends_a_training_as_ctrl_c_does():
-    with pytest.raises(KeyboardInterrupt), terminable():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_end_a_training_with_the_statuses_of_shells(number, status):
+    with pytest.raises(SystemExit) as ended, terminable():
+        signal.raise_signal(number)
+    assert ended.value.code == status and signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_a_sweep_made_the_stages_accept(made, reference, tmp_path, capsys, monkeypatch):

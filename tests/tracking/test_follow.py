@@ -1,10 +1,12 @@
 """Events of runs come to their subscribers from any process, and nothing that these do reaches the training."""
 
+import json
 import os
 import pickle
 import signal
 import threading
 import time
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Client
 
@@ -33,6 +35,8 @@ class Notes:
 
 
 class Broken(Notes):
+    remedy = "ask again"
+
     def told(self, event):
         super().told(event)
         raise ConnectionError("no server\nand a long trace")
@@ -98,7 +102,7 @@ def test_events_come_from_other_processes(tmp_path):
     lines, run = [make_round(number) for number in range(20)], make_run()
     with following([notes]) as callback:
         events = [[Event(cell, run), *(Event(cell, None, [line]) for line in lines)] for cell in cells]
-        sent = [pickle.dumps((callback, mine)) for mine in events]  # as joblib sends what a worker needs
+        sent = [pickle.dumps((callback, mine)) for mine in events]  # as a worker is sent what it needs
         workers = [get_context("fork").Process(target=send, args=(content,)) for content in sent]
         for worker in workers:
             worker.start()
@@ -128,7 +132,7 @@ def test_a_raising_subscriber_is_dropped(tmp_path, capsys):
     assert notes.events == [*told_of("cell"), "close"]
     assert broken.events == [("cell", "running", []), "close"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert "Broken stopped: ConnectionError: no server" in line and "hetfl sync" in line
+    assert line == "hetfl: Broken stopped (ConnectionError: no server); the records have everything, and ask again"
 
 
 def test_a_stuck_subscriber_holds_up_nobody_and_fills_no_memory(tmp_path, monkeypatch):
@@ -152,8 +156,44 @@ def test_interruption_ends_promptly(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
     assert time.monotonic() - began < 8
     assert notes.events == [(tmp_path.name, "running", []), "close"]
-    assert "Stuck was still busy" in capsys.readouterr().err
+    assert "Stuck was not done after 0.2 s" in capsys.readouterr().err
     stuck.release.set()
+
+
+def test_who_is_slow_in_the_end_is_waited_for_only_so_long(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(follow, "QUIET", 0.1)
+    monkeypatch.setattr(follow, "PATIENCE", 0.6)
+    stuck, began = Stuck(), time.monotonic()
+    with following([stuck]) as callback:
+        train(tmp_path / "cell", callback)
+    assert time.monotonic() - began < 8 and Record(tmp_path / "cell").finished
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("hetfl: Stuck is not done; waiting for it, ")
+    assert second == "hetfl: Stuck was not done after 0.6 s; the records have everything"
+    stuck.release.set()
+
+
+class Elsewhere(Notes):
+    """A subscriber that writes down in a file what it is told, and with what priority."""
+
+    title = "A file"
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def close(self):
+        super().close()
+        self.path.write_text(json.dumps([os.getpid(), os.nice(0), *self.events]))
+
+
+def test_a_subscriber_in_a_process_of_its_own_is_told_all_and_is_last_in_line(tmp_path):
+    apart = follow.Apart(partial(Elsewhere, tmp_path / "told.json"))
+    with following([apart]) as callback:
+        train(tmp_path / "cell", callback)
+    process, priority, *events = json.loads((tmp_path / "told.json").read_text())
+    assert [*map(tuple, events[:-1]), events[-1]] == [*told_of("cell"), "close"]
+    assert process != os.getpid() and priority == 19 and apart.title == "A file"
 
 
 def test_a_callback_that_raises_is_one_line_and_the_run_goes_on(tmp_path, capsys):

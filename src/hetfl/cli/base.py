@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,8 @@ import typer
 
 import hetfl
 import hetfl.cli.names as names
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, foreseen
+from hetfl.experiments.stop import terminable
 
 if TYPE_CHECKING:
     from hetfl.experiments.plan import Params, Workspace
@@ -41,27 +42,35 @@ Targets = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
+ENDED = {130: "interrupted", 143: "ended by SIGTERM", 129: "ended by SIGHUP"}
+"""Exit statuses of a command that a signal ended; typer turns Ctrl-C into the first."""
+
+
 def run(command: Callable[..., Any]) -> None:
-    """Run a typer command or app. A :class:`HetflError` is printed in one line, with exit status 2."""
+    """Run a typer command or app. What :func:`hetfl.errors.foreseen` knows is printed in one line, with status 2."""
     began = Path.cwd()
     try:
-        typer.run(command) if not isinstance(command, typer.Typer) else command()
-    except HetflError as error:
-        for line in str(error).replace(f"{Path.cwd()}/", "").splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        if "unknown" in str(error) and (remark := names.elsewhere(sys.argv[1:])):
-            print(remark, file=sys.stderr)
-        if Path.cwd() != began:
-            print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        with terminable():
+            typer.run(command) if not isinstance(command, typer.Typer) else command()
     except BrokenPipeError:
         # Whoever reads the output, such as head, has enough of it.
         sys.stderr.close()
         raise SystemExit(0) from None
+    except (HetflError, OSError) as error:
+        known = foreseen(error)
+        if known is None:
+            raise
+        for line in str(known).replace(f"{Path.cwd()}/", "").splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        if "unknown" in str(known) and (remark := names.elsewhere(sys.argv[1:])):
+            print(remark, file=sys.stderr)
+        if Path.cwd() != began:
+            print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
+        raise SystemExit(2) from None
     except SystemExit as end:
-        # typer turns Ctrl-C into this status.
-        if end.code == 130:
-            print("interrupted; the same command continues from the last completed round", file=sys.stderr)
+        if end.code in ENDED:
+            with suppress(OSError):  # the terminal is gone
+                print(f"{ENDED[end.code]}; the same command continues from the last completed round", file=sys.stderr)
         raise
 
 

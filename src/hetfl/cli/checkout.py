@@ -80,7 +80,7 @@ def record(
 ) -> None:
     """Write compact records of trained cells into results/, which git keeps, and update the ledger.
 
-    Example: hetfl record fedtgp-table-10
+    Example: hetfl --cd papers record fedtgp-table-10
     """
     workspace, params = opened()
     from tabulate import tabulate
@@ -165,7 +165,7 @@ def export(
 ) -> None:
     """Write trained and interrupted cells into one file, to go on elsewhere: `hetfl import` takes them over.
 
-    Example: hetfl export fedtgp-table-10 -o table-10.tar
+    Example: hetfl --cd papers export fedtgp-table-10 -o table-10.tar
     """
     workspace, params = opened()
     from rich.filesize import decimal
@@ -182,7 +182,7 @@ def export(
 def import_(file: Annotated[Path, typer.Argument(help="A file that `hetfl export` wrote.")]) -> None:
     """Take over the cells of a file after checking checksums and identity. Doing it twice changes nothing.
 
-    Example: hetfl import cells.tar
+    Example: hetfl --cd papers import cells.tar
     """
     workspace, params = opened()
     from tabulate import tabulate
@@ -205,7 +205,7 @@ def weights(
 ) -> None:
     """Store a backbone's weights as safetensors, from a checkpoint, from weights/ of the mirror, or from the hub.
 
-    Example: hetfl weights vit_base_patch16_224.augreg_in21k_ft_in1k
+    Example: hetfl --cd papers weights vit_base_patch16_224.augreg_in21k_ft_in1k
     """
     with doing(f"looking for {name}", work=True):
         from hetfl.experiments.plan import load_params

@@ -79,6 +79,15 @@ def splits(incomplete: str) -> list[str]:
     return _matching(incomplete, re.findall(r"(?m)^ {6}([\w.-]+):", block))
 
 
+def rows(incomplete: str) -> list[str]:
+    """Rows of any experiment."""
+    found = []
+    for path in [Path("params.yaml"), *sorted(Path().glob("*/params.yaml"))]:
+        for indent, block in re.findall(r"(?m)^( +)rows:\n((?:\1 .*\n)+)", _text(path)):
+            found += re.findall(rf"(?m)^{indent}  ([\w.-]+):", block)
+    return _matching(incomplete, found)
+
+
 def _matching(incomplete: str, found: list[str]) -> list[str]:
     return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
 

@@ -175,7 +175,7 @@ def list_cells(
 ) -> None:
     """List cells: whether they are done and, if a record is stale, why.
 
-    Example: hetfl cells fedtgp-table-10
+    Example: hetfl --cd papers cells fedtgp-table-10
 
     Example: hetfl cells digits-homogeneous --settings
     """
@@ -237,7 +237,7 @@ def plan(
 ) -> None:
     """Say what training would take: cells, rounds, images, operations, bytes, time, data and weights.
 
-    Example: hetfl plan fedtgp-table-10
+    Example: hetfl --cd papers plan fedtgp-table-10
     """
     workspace, params = opened()
     with doing("counting images, operations and bytes"):
@@ -262,7 +262,7 @@ def doctor(
 
     Example: hetfl doctor
 
-    Example: hetfl doctor fedhpl-table-3
+    Example: hetfl --cd papers doctor fedhpl-table-3
     """
     from hetfl.doctor import examine
 

@@ -49,7 +49,7 @@ def table(
 ) -> None:
     """Write and print tables from what is there of their cells, if only in results/; nothing is trained.
 
-    Example: hetfl table fedhpl-table-3
+    Example: hetfl --cd papers table fedhpl-table-3
     """
     with doing(f"collecting the cells of {', '.join(tables)}"):
         from hetfl.experiments.plan import Workspace

@@ -11,7 +11,7 @@ import hetfl.cli.names as names
 from hetfl.cli.base import TRAIN, Targets, app, doing, opened
 from hetfl.errors import HetflError
 
-Engine = Annotated[str | None, typer.Option(help="Engine: auto, sequential or batched.")]
+Engine = Annotated[str | None, typer.Option(help="Engine: auto, sequential, batched or ray.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")]
 
 
@@ -23,7 +23,7 @@ def train(
     method: Annotated[
         str | None, typer.Option(help="Only the rows of this method.", autocompletion=names.methods)
     ] = None,
-    row: Annotated[str | None, typer.Option(help="Only this row.")] = None,
+    row: Annotated[str | None, typer.Option(help="Only this row.", autocompletion=names.rows)] = None,
     split: Annotated[
         str | None, typer.Option(help="Only this split, i.e. partition.", autocompletion=names.splits)
     ] = None,
@@ -71,7 +71,7 @@ def run_cell(
 ) -> None:
     """Train and evaluate a single cell that stands in no table, outside DVC; its record is like any other's.
 
-    Example: hetfl run --method fedhpl --data cifar10 --split dir --rounds 5
+    Example: hetfl run --method fedhpl --data digits --split dir --rounds 5
 
     Example: hetfl run --method fedprox --set mu=0.5 --set local_epochs=1
     """
@@ -135,7 +135,7 @@ def sweep(
 ) -> None:
     """Train and evaluate cells, the most valuable per second first; the same command goes on where it stopped.
 
-    Example: hetfl sweep fedtgp-table-10 --budget 25m
+    Example: hetfl --cd papers sweep fedtgp-table-10 --budget 25m
     """
     with doing(f"choosing among the cells of {', '.join(targets)}", work=True):
         import math
@@ -160,7 +160,7 @@ def reproduce(
 ) -> None:
     """Train a recorded cell anew, beside all others, and compare; fail if it differs by more than it may.
 
-    Example: hetfl reproduce fedtgp-htcnn8-fashion-mnist/fedproto/fedproto/blocks-s0 --dry-run
+    Example: hetfl --cd papers reproduce fedtgp-htcnn8-fashion-mnist/fedproto/fedproto/blocks-s0 --dry-run
     """
     workspace, params = opened(f"reading the record of {cell}", work=True)
     from hetfl.ledger.reproduce import compare, describe, one_cell, plan_reproduction

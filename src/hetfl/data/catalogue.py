@@ -10,7 +10,6 @@ from hetfl.data.fetch import Sources
 from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import write_dataset
 from hetfl.errors import HetflError, unknown
-from hetfl.files import disk_errors
 
 __all__ = ["CATALOGUE", "entry", "prepare_dataset"]
 
@@ -47,16 +46,15 @@ def prepare_dataset(name: str, settings: Settings, folder: Path, sources: Source
     for subset, size in known.sizes.items():
         if len(subsets[subset]) != size:
             raise HetflError(f"data set {name}: {subset} has {len(subsets[subset])} images, {size} are published")
-    with disk_errors(f"data set {name}", folder.parent):
-        write_dataset(
-            folder,
-            name=known.name,
-            title=known.title,
-            origin=known.origin,
-            licence=known.licence,
-            source=sources.used,
-            settings=settings.model_dump(mode="json"),
-            class_names=known.class_names,
-            subsets=subsets,
-            attributes=known.attributes,
-        )
+    write_dataset(
+        folder,
+        name=known.name,
+        title=known.title,
+        origin=known.origin,
+        licence=known.licence,
+        source=sources.used,
+        settings=settings.model_dump(mode="json"),
+        class_names=known.class_names,
+        subsets=subsets,
+        attributes=known.attributes,
+    )

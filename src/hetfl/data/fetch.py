@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from hetfl.errors import HetflError
-from hetfl.files import disk_errors, sha256_file
+from hetfl.files import sha256_file, writing
 
 ATTEMPTS = 5
-"""Attempts at one address before the next address, or the error."""
+"""Attempts in a row that bring no new byte, before the next address or the error."""
 WAIT = 1.0
-"""Seconds before the second attempt; doubled before each later one."""
+"""Seconds before the attempt after one that brought bytes; doubled before each later one."""
+MOST = 2**30
+"""Size limit in bytes of a file whose size is not known."""
 TIMEOUT = (10.0, 30.0)
 """Timeouts in seconds: to connect, and between bytes."""
 
@@ -72,21 +75,20 @@ class Sources:
             HetflError: the file cannot be obtained, or its checksum is not the published one.
         """
         path = self.downloads / dataset / file.name
-        with disk_errors(f"{dataset}: {file.name}", path.parent):
-            if (mirrored := self._official(dataset, file)) is not None:
-                found = _digest(mirrored, file.checksum)
-                if not found.startswith(file.checksum):
-                    raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
-                self.note(file.name, "mirror", sha256_file(mirrored))
-                return mirrored
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_name(f".{file.name}.lock")):
-                if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
-                    path.unlink()
-                if not path.exists():
-                    self._download(dataset, file, path)
-            self.note(file.name, "official", sha256_file(path))
-            return path
+        if (mirrored := self._official(dataset, file)) is not None:
+            found = _digest(mirrored, file.checksum)
+            if not found.startswith(file.checksum):
+                raise HetflError(f"{mirrored}: its {_differ(found, file.checksum)}; copy it again")
+            self.note(file.name, "mirror", sha256_file(mirrored))
+            return mirrored
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{file.name}.lock")):
+            if path.exists() and not _digest(path, file.checksum).startswith(file.checksum):
+                path.unlink()
+            if not path.exists():
+                self._download(dataset, file, path)
+        self.note(file.name, "official", sha256_file(path))
+        return path
 
     def mirrored(self, dataset: str, file: RemoteFile) -> bool:
         """Whether the mirror has a file under its published name; the checksum is not checked here."""
@@ -143,19 +145,26 @@ class _DownloadError(Exception):
 
 
 def _fetch(url: str, part: Path, file: RemoteFile) -> None:
-    """Download ``part`` until its checksum is right, in at most :data:`ATTEMPTS` attempts."""
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
-
-    passing = retry_if_exception(lambda error: isinstance(error, _DownloadError) and error.passing)
-    for attempt in Retrying(
-        retry=passing, stop=stop_after_attempt(ATTEMPTS), wait=wait_exponential(multiplier=WAIT), reraise=True
-    ):
-        with attempt:
+    """Download ``part`` until its checksum is right; gives up after :data:`ATTEMPTS` without a new byte."""
+    most, failed = _size(part), 0
+    while True:
+        try:
             _continue(url, part, file)
             found = _digest(part, file.checksum)
-            if not found.startswith(file.checksum):
-                part.unlink()
-                raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
+            if found.startswith(file.checksum):
+                return
+            part.unlink()
+            raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
+        except _DownloadError as error:
+            failed = 1 if (have := _size(part)) > most else failed + 1
+            most = max(most, have)
+            if not error.passing or failed == ATTEMPTS:
+                raise
+        time.sleep(WAIT * 2 ** (failed - 1))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _continue(url: str, part: Path, file: RemoteFile) -> None:
@@ -163,7 +172,7 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
     import requests
     from urllib3.exceptions import HTTPError, TimeoutError
 
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     # With compression, the length and the range would not be those of the file.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -177,9 +186,15 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
             have = have if continues else 0
             length = response.raw.length_remaining
             total = file.bytes if length is None else have + length
-            with part.open("ab" if continues else "wb") as out, _bar(file.name, have, total) as advance:
+            mode = "ab" if continues else "wb"
+            with writing(part), part.open(mode) as out, _bar(file.name, have, total) as advance:
                 # read1 returns what has arrived without waiting for more, so a broken connection loses nothing.
                 while chunk := response.raw.read1(_CHUNK):
+                    have += len(chunk)
+                    if have > (file.bytes or MOST):
+                        part.unlink()
+                        reason = f"{url}: sends more than {file.bytes or MOST} bytes"
+                        raise _DownloadError(reason, passing=continues)  # the part may be of something else
                     out.write(chunk)
                     advance(len(chunk))
     except (requests.RequestException, HTTPError) as error:
@@ -217,7 +232,7 @@ def _check_space(what: str, file: RemoteFile, part: Path) -> None:
     """Check the disk before an hour of download, not after it."""
     from rich.filesize import decimal
 
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     free = shutil.disk_usage(part.parent).free
     if file.bytes is not None and (need := file.bytes - have) > free:
         needed = f"needs {decimal(need)}, {part.parent} has {decimal(free)} free"

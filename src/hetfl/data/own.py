@@ -23,7 +23,6 @@ from hetfl.data.readers import held_out, take
 from hetfl.data.store import Dataset, Subset, write_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, unknown
-from hetfl.files import disk_errors
 
 Layout = Literal["images", "datasets", "parquet"]
 """``images``: a folder for each class with its image files. ``datasets``: what ``save_to_disk`` of Hugging Face's
@@ -173,18 +172,17 @@ def prepare_own(name: str, settings: OwnSettings, root: Path, folder: Path) -> N
     found = look(name, settings, root)
     images, digest = _decoded(found.samples, settings)
     subsets = divided(name, settings, found, images)
-    with disk_errors(f"data set {name}", folder.parent):
-        write_dataset(
-            folder,
-            name=name,
-            title=settings.title or name,
-            origin=f"{settings.path} ({settings.layout})",
-            licence=settings.licence,
-            source=[{"name": settings.path, "from": "your folder", "sha256": digest}],
-            settings=settings.model_dump(mode="json"),
-            class_names=found.class_names,
-            subsets=subsets,
-        )
+    write_dataset(
+        folder,
+        name=name,
+        title=settings.title or name,
+        origin=f"{settings.path} ({settings.layout})",
+        licence=settings.licence,
+        source=[{"name": settings.path, "from": "your folder", "sha256": digest}],
+        settings=settings.model_dump(mode="json"),
+        class_names=found.class_names,
+        subsets=subsets,
+    )
 
 
 def outline(name: str, settings: OwnSettings, root: Path) -> Dataset:

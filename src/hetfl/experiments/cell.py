@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -16,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.partitions import read_partition
-from hetfl.data.store import Dataset, read_card, read_dataset
+from hetfl.data.store import Dataset, read_card, verified_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.events import Callback
@@ -28,28 +29,55 @@ from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import used
 from hetfl.methods import Method, create
 from hetfl.models import Model
-from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Run
+from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Round, Run
 from hetfl.training import rounds
 from hetfl.training.client_run import used_samples
 from hetfl.training.engine import Engine
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import ClientData, Federation, build_federation
+from hetfl.training.host import Host
+from hetfl.training.local import LocalEngine
 from hetfl.training.memory import reset_peak_memory
+from hetfl.training.ray import Actors
+from hetfl.training.remote import RemoteEngine
 from hetfl.training.state import ResumePoints, State
 
 LAST = 5
 """The rounds whose mean says how long the next one will take."""
 
 
+def as_it_is(line: Round) -> Round:
+    """The line."""
+    return line
+
+
 @dataclass(frozen=True)
 class Setup:
-    """A cell's parts, ready to run."""
+    """A cell's parts, ready to run in this process."""
+
+    method: Method
+    federation: Federation
+    engine: LocalEngine
+    draws: Draws
+    dataset: Dataset
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A cell whose clients and data are on other machines, ready to run.
+
+    Attributes:
+        federation: the clients and their models, without data.
+        counts: samples of each client and class.
+        noted: a round's line with what only the engine's transport knows of it.
+    """
 
     method: Method
     federation: Federation
     engine: Engine
     draws: Draws
-    dataset: Dataset
+    counts: ClassCounts
+    noted: Callable[[Round], Round]
 
 
 def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings) -> Setup:
@@ -58,14 +86,10 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
     Raises:
         HetflError: an input is missing or broken.
     """
-    dataset = read_dataset(workspace.dataset(cell.dataset))
-    partition, card = read_partition(workspace.partition(cell.dataset, cell.split, cell.seed))
-    if card["dataset_checksum"] != dataset.checksum:
-        raise HetflError(
-            f"{workspace.partition(cell.dataset, cell.split, cell.seed)}: was made from other data; "
-            f"run dvc repro partition@{cell.dataset}"
-        )
-    shared = None if cell.public is None else read_dataset(workspace.dataset(cell.public.dataset))
+    dataset = verified_dataset(workspace.dataset(cell.dataset), workspace.verified)
+    partition, _ = read_partition(workspace.partition(cell.dataset, cell.split, cell.seed), dataset)
+    public_folder = None if cell.public is None else workspace.dataset(cell.public.dataset)
+    shared = None if public_folder is None else verified_dataset(public_folder, workspace.verified)
     public_classes = shared.num_classes if shared else 0
     method = create(cell.method, cell.settings, dataset.num_classes, public_classes, seed=cell.seed)
     public = shared.subset(cell.public.subset) if shared and cell.public else None
@@ -81,7 +105,41 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
         features=workspace.scratch / "features",
         precision=compute.precision,
     )
-    return Setup(method, federation, make_engine(method, federation, compute.engine), Draws(cell.seed), dataset)
+    here = "auto" if compute.engine == "ray" else compute.engine
+    return Setup(method, federation, make_engine(method, federation, here), Draws(cell.seed), dataset)
+
+
+def host(cell: Cell, root: Path, compute: ComputeSettings, identity: str = "") -> Host:
+    """All of a cell's clients as a host, in whichever process it is called.
+
+    Args:
+        cell: the cell.
+        root: the checkout's, as this process sees it.
+        compute: device, precision and threads.
+        identity: the run's fingerprint.
+
+    Raises:
+        HetflError: an input is missing or broken.
+    """
+    torch.set_num_threads(compute.threads)
+    device = torch.device("cuda" if compute.device != "cpu" and torch.cuda.is_available() else "cpu")
+    setup = set_up(cell, Workspace(root), device, compute)
+    return Host(setup.engine, setup.draws, identity)
+
+
+@contextmanager
+def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, identity: str) -> Iterator[Engine]:
+    """The engine that the settings name, for as long as a cell trains."""
+    if compute.engine != "ray":
+        yield setup.engine
+        return
+    method, federation, ray = setup.method, setup.federation, compute.ray
+    theirs = compute.model_copy(update={"precision": federation.precision})
+    make = partial(host, cell, root.resolve(), theirs, identity)
+    clients, gpu = len(federation.clients), compute.device != "cpu"
+    actors = Actors(make, clients, ray.actors, compute.threads, gpu, ray.address)
+    with closing(RemoteEngine("ray", method, federation.models, federation.device, actors, identity)) as engine:
+        yield engine
 
 
 def run_cell(
@@ -91,12 +149,13 @@ def run_cell(
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
     callback: Callback | None = None,
     stop: Stop = never,
+    elsewhere: Callable[[str], Elsewhere] | None = None,
 ) -> bool:
     """Train a cell unless its record is already complete, here or among those that were superseded.
 
     A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
-    cell waits for the first and then finds it done. SIGTERM and Ctrl-C give up the current round; what was completed
-    is on disk before the call ends.
+    cell waits for the first and then finds it done. SIGTERM, SIGHUP and Ctrl-C give up the current round; what was
+    completed is on disk before the call ends.
 
     Args:
         cell: the cell.
@@ -105,6 +164,7 @@ def run_cell(
         compute: engine, precision and threads.
         callback: is told when the run begins, after each round and when the run is complete.
         stop: is asked before each round whether to stop; the next call goes on from there.
+        elsewhere: makes the cell's parts for its identity if its clients are on other machines; None: they are here.
 
     Returns:
         Whether the record is complete.
@@ -124,16 +184,24 @@ def run_cell(
         if not mine or stop(None):
             return False
         reset_peak_memory(device)
-        setup = set_up(cell, workspace, device, compute)
-        check_samples(cell, setup)
+        engines: AbstractContextManager[Engine]
+        noted: Callable[[Round], Round]
+        if elsewhere is None:
+            setup: Setup | Elsewhere = (here := set_up(cell, workspace, device, compute))
+            check_samples(cell, here)
+            engines, noted = _engine(cell, workspace.root, here, compute, identity), as_it_is
+        else:
+            setup = (there := elsewhere(identity))
+            engines, noted = nullcontext(there.engine), there.noted
         earlier.make_way(identity)
         points = workspace.resume_points(cell)
         for other in points.glob("*"):
             if other.name != identity:
                 ResumePoints(other).clear()
-        run = description(cell, workspace, setup, reads, identity)
-        with ResumePoints(points / identity) as resume:
-            if run_rounds(setup.engine, setup.draws, record, resume, run, stop) is None:
+        with engines as engine, ResumePoints(points / identity) as resume:
+            run = description(cell, workspace, setup, engine.name, reads, identity)
+            needed = compute.uplinks_needed
+            if run_rounds(engine, setup.draws, record, resume, run, stop, needed, noted) is None:
                 return False
         shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
@@ -187,7 +255,14 @@ def _locked(path: Path, stop: Stop) -> Iterator[bool]:
 
 
 def run_rounds(
-    engine: Engine, draws: Draws, record: Record, resume: ResumePoints, run: Run, stop: Stop = never
+    engine: Engine,
+    draws: Draws,
+    record: Record,
+    resume: ResumePoints,
+    run: Run,
+    stop: Stop = never,
+    needed: int = 1,
+    noted: Callable[[Round], Round] = as_it_is,
 ) -> State | None:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
 
@@ -201,6 +276,8 @@ def run_rounds(
         resume: the run's resume points.
         run: the record's description.
         stop: is asked before each round, with the mean seconds of the last ones.
+        needed: how many valid uplinks a round needs.
+        noted: see :class:`Elsewhere`.
 
     Returns:
         The final state; None if it stopped, so that the record is not complete.
@@ -222,7 +299,7 @@ def run_rounds(
     parameters = run.parameters.model_copy(update={"server": learned})
     record.begin(run.model_copy(update={"parameters": parameters}), completed=played)
     if fresh:
-        record.append(fresh)
+        record.append(noted(fresh))
     settings = engine.method.settings
     lines = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
     pooled = {line.round: line.pooled for line in lines if line.pooled is not None}
@@ -232,12 +309,12 @@ def run_rounds(
             return None
         started = time.perf_counter()
         with _named(record, played + 1):
-            server, line = rounds.play_round(engine, server, draws.at(played + 1))
+            server, line = rounds.play_round(engine, server, draws.at(played + 1), needed)
         played = line.round
         if line.pooled is not None:
             pooled[played] = line.pooled
         # What the resume point before this round took from the loop; its own is known only after its line is written.
-        record.append(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}}))
+        record.append(noted(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}})))
         began = time.perf_counter()
         resume.save(State(played, server, engine.client_states()))
         waited = time.perf_counter() - began
@@ -248,7 +325,7 @@ def run_rounds(
         with _named(record, settings.rounds + 1):
             line = rounds.play_fine_tuning(engine, server, draws.at(settings.rounds + 1))
         played = line.round
-        record.append(line)
+        record.append(noted(line))
         resume.save(State(played, server, engine.client_states()))
     state = State(played, server, engine.client_states())
     record.finish(state)
@@ -265,7 +342,9 @@ def _named(record: Record, round: int) -> Iterator[None]:
         raise HetflError(f"{record.folder}: round {round}: {error}") from error
 
 
-def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, identity: str) -> Run:
+def description(
+    cell: Cell, workspace: Workspace, setup: Setup | Elsewhere, engine: str, reads: Inputs, identity: str
+) -> Run:
     """A run as its record describes it when it begins."""
     models = setup.federation.models
     trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
@@ -288,7 +367,7 @@ def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, i
         public=None if cell.public is None else cell.public.model_dump(),
         rounds=cell.settings["rounds"],
         clients=len(models),
-        class_counts=_class_counts(setup),
+        class_counts=setup.counts if isinstance(setup, Elsewhere) else _class_counts(setup),
         inputs=reads,
         numerics=used(cell),
         data_source=read_card(workspace.dataset(cell.dataset)).source,
@@ -297,7 +376,7 @@ def description(cell: Cell, workspace: Workspace, setup: Setup, reads: Inputs, i
         ),
         versions=versions(),
         device=device_name(setup.federation.device),
-        engine=setup.engine.name,
+        engine=engine,
         precision=setup.federation.precision,
         threads=torch.get_num_threads(),
         source=source_digest(),
@@ -315,7 +394,7 @@ def _class_names(cell: Cell, workspace: Workspace) -> dict[str, list[str]]:
     return {name: [*read_card(workspace.dataset(name)).class_names] for name in sorted(used - CATALOGUE.keys())}
 
 
-def _trained(setup: Setup, model: Model) -> int:
+def _trained(setup: Setup | Elsewhere, model: Model) -> int:
     """Elements that a client's first round changes."""
     wanted = {name for phase in setup.method.phases(1) for name in model.names(phase.trains)}
     return sum(tensor.numel() for name, tensor in model.init(setup.draws, 0).items() if name in wanted)

@@ -46,24 +46,44 @@ class PartitionsSettings(Settings):
     splits: dict[Name, PartitionSettings] = Field(min_length=1)
 
 
+class RaySettings(Settings):
+    """The actors of the engine ``ray``.
+
+    Attributes:
+        actors: how many train a run's clients; 0: one for each GPU, or for each ``threads`` CPU cores.
+        address: of an existing cluster whose nodes share this checkout's file system, e.g. ``auto`` or
+            ``ray://head:10001``; without one, a cluster on this machine is started.
+    """
+
+    actors: int = Field(default=0, ge=0, le=10_000)
+    address: str | None = Field(default=None, min_length=1)
+
+
 class ComputeSettings(Settings):
     """Where and how runs are computed. These settings are not part of a run's identity.
 
     Attributes:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<n>``.
-        jobs: number of cells that run at the same time; 0: one per CPU core, or one on a GPU.
+        jobs: number of cells that run at the same time; 0: one per CPU core, or one on a GPU or with the engine
+            ``ray``.
         threads: torch threads of each job.
-        engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU.
+        engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU; or ``ray``: actors of a Ray cluster, each
+            of which does what ``auto`` stands for on its device.
+        ray: settings of the engine ``ray``.
         precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: the faster one on the
             device.
+        uplinks_needed: how many valid uplinks a round needs; a run whose clients are remote ends with fewer, and
+            goes on from there when it is started again.
         slurm: parameters of the jobs that ``hetfl sweep --on slurm`` submits, e.g. ``{partition: gpu}``.
     """
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
     jobs: int = Field(default=0, ge=0, le=1024)
     threads: int = Field(default=1, ge=1, le=1024)
-    engine: Literal["auto", "sequential", "batched"] = "auto"
+    engine: Literal["auto", "sequential", "batched", "ray"] = "auto"
+    ray: RaySettings = RaySettings()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    uplinks_needed: int = Field(default=1, ge=1)
     slurm: dict[str, str | int | float | bool] = {}
 
 
@@ -161,6 +181,7 @@ class Workspace:
         self.runs, self.evaluations, self.results = root / "runs", root / "evaluations", root / "results"
         self.tables, self.figures, self.report = root / "tables", root / "figures", root / "report"
         self.scratch = root / ".hetfl"
+        self.verified = self.scratch / "verified"
 
     def dataset(self, name: str) -> Path:
         """The folder of a prepared data set."""

@@ -19,7 +19,7 @@ import torch
 import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
-from hetfl.files import write_json, write_text
+from hetfl.files import write_json, write_text, writing
 from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
@@ -79,8 +79,14 @@ class Record:
         return read_run(self.folder)
 
     def begin(self, run: Run, completed: int) -> None:
-        """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
+        """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after.
+
+        A run that goes on under other conditions says so, see :meth:`hetfl.schema.Run.going_on`.
+        """
         kept = [line for line in self.lines() if line.round <= completed] if completed else []
+        before = self.read() if kept else None
+        if before is not None and before.fingerprint == run.fingerprint:
+            run = before.going_on(run, completed + 1)
         self.run = run
         for name in (RUN, ROUNDS, MODEL):
             for left in self.folder.glob(f".{name}.*"):  # what a killed process could not rename
@@ -93,10 +99,15 @@ class Record:
 
     def append(self, line: Round) -> None:
         """Add one round; on disk before the call returns."""
-        with self._rounds.open("a") as file:
-            file.write(_line(line))
-            file.flush()
-            os.fsync(file.fileno())
+        before = self._rounds.stat().st_size
+        try:
+            with writing(self._rounds), self._rounds.open("a") as file:
+                file.write(_line(line))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(self._rounds, before)  # so that no part of the line stays
+            raise
         self.tell(rounds=[line])
 
     def lines(self) -> list[Round]:

@@ -18,46 +18,22 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hetfl.data.batches import Batch, DeviceImages, InputSpec, Transform
+from hetfl.data.batches import InputSpec
 from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
-from hetfl.methods.base import Client, Method, Phase, Uplinks, create
+from hetfl.methods.base import Method, Phase, Uplinks, create
 from hetfl.metrics.flops import flops
-from hetfl.models.base import Model, ModelOptions
+from hetfl.models.base import Model
 from hetfl.models.outline import Outline, outline
+from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
 from hetfl.training.engine import same_for_all
 from hetfl.training.exchange import Exchange
-from hetfl.training.federation import ClientData, Federation
 from hetfl.training.local import LocalEngine, predict
 from hetfl.training.sampling import participants
 from hetfl.training.scoring import scoring_tasks
 from hetfl.training.sequential import LastOutput
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """The labels that a run sees, by client; no images.
-
-    Attributes:
-        train: of each client's training samples, in the partition's order, int64 [n_k].
-        test: of each client's test samples; if all clients share them, the same object.
-        public: of the public data set; None without one.
-        side: height and width of the stored images in pixels.
-        public_side: of the public ones.
-    """
-
-    train: Sequence[Tensor]
-    test: Sequence[Tensor]
-    classes: int
-    side: int
-    public: Tensor | None = None
-    public_classes: int = 0
-    public_side: int = 0
-
 
 Kind = tuple[str, Literal["train", "look"]]
 """An architecture, and whether images are trained on or only looked at."""
@@ -97,48 +73,6 @@ class Load:
             round(self.down + times * other.down),
             self.server + times * other.server,
         )
-
-
-class Blank(DeviceImages):
-    """Images that cost nothing to read: all pixels have the sample's label [N], so that outlines can predict it.
-
-    Args:
-        side: of the stored images in pixels.
-        queries: size of the features that samples are sorted by; 0: they are not sorted.
-    """
-
-    def __init__(self, labels: Tensor, spec: InputSpec, side: int, queries: int = 0) -> None:
-        self.labels, self.spec, self.device, self.dtype = labels, spec, CPU, torch.float32
-        self._side, self._width = side, queries
-        self.queries = torch.zeros(1, queries).expand(len(labels), -1) if queries else None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def large_batch(self, largest_map: int = 0) -> int:
-        """All of them."""
-        return max(1, len(self))
-
-    def tensors(self) -> list[Tensor]:
-        """None that is worth counting."""
-        return []
-
-    def stored(self) -> Blank:
-        """The same in the size in which they are stored."""
-        return Blank(self.labels, replace(self.spec, size=self._side), self._side, self._width)
-
-    def batch(
-        self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
-    ) -> Batch:
-        """Images of one value each, and the samples' labels."""
-        size, labels = self.spec.size, self.labels.index_select(0, index)
-        images = labels.to(self.dtype).view(-1, 1, 1, 1).expand(-1, self.spec.channels, size, size)
-        queries = None if self.queries is None else torch.zeros(1, self._width).expand(len(index), -1)
-        return Batch(images, labels, queries=queries)
-
-    def batches(self, index: Tensor, batch_size: int, transform: Transform | None = None, seed: int = 0) -> Any:
-        """Batches of such images."""
-        return (self.batch(part) for part in index.split(batch_size))
 
 
 class Skipping:
@@ -227,46 +161,6 @@ def _zero(dimensions: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros((1,) * dimensions, dtype=dtype)
 
 
-def blank_federation(
-    method: Method,
-    models: Sequence[Model],
-    held: Holdings,
-    inputs: InputSettings = InputSettings(),  # noqa: B008
-) -> Federation:
-    """Clients with blank images of the labels that they hold.
-
-    Args:
-        method: that they follow.
-        models: every client's architecture.
-        held: the labels.
-        inputs: what the experiment does to images.
-    """
-    query = method.queries()
-    by = query and query.model and outline(query.model, held.classes, ModelOptions(weights="scratch"), inputs)
-    made: dict[tuple[int, InputSpec], Blank] = {}
-
-    def blank(labels: Tensor, model: Model, side: int) -> Blank:
-        key = id(labels), model.spec
-        if key not in made:
-            made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0)
-        return made[key]
-
-    clients, data = [], []
-    for k, (model, train, test) in enumerate(zip(models, held.train, held.test, strict=True)):
-        clients.append(Client(k, model, torch.bincount(train, minlength=held.classes)))
-        public = None if held.public is None else blank(held.public, model, held.public_side)
-        data.append(
-            ClientData(
-                blank(train, model, held.side),
-                torch.arange(len(train)),
-                blank(test, model, held.side),
-                torch.arange(len(test)),
-                public_images=public,
-            )
-        )
-    return Federation(tuple(clients), tuple(data), held.classes, CPU)
-
-
 class Played:
     """The messages of a run whose clients skip their training.
 
@@ -280,8 +174,7 @@ class Played:
 
     def registrations(self, clients: Sequence[int]) -> dict[int, Message]:
         """What clients send before the first round."""
-        updates = self.engine.introduce(clients, Draws(0))
-        return dict(zip(clients, Exchange(self.engine).uplinks(updates, clients), strict=True))
+        return {update.client: update.uplink for update in self.engine.introduce(clients, Draws(0))}
 
     def downlinks(self, server: ServerState) -> list[Message]:
         """What the server sends to the members."""

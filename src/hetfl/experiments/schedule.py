@@ -5,21 +5,23 @@ from __future__ import annotations
 import shutil
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
-from joblib import Parallel, cpu_count, delayed
+from joblib import cpu_count
 
-from hetfl.errors import HetflError, one_line
+from hetfl.errors import HetflError, foreseen, one_line
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record
+from hetfl.experiments.workers import Worker, end, orphaned
 
 
 def pick_device(name: str) -> torch.device:
@@ -78,9 +80,9 @@ def run_cells(
         What went wrong in one line, by the folder of the cell's record.
 
     Raises:
-        HetflError: there is no such device, or the system ended a process that trains.
+        HetflError: there is no such device.
     """
-    return _each(partial(run_cell, callback=callback), pending, workspace, compute)
+    return _each(partial(run_cell, callback=callback, stop=orphaned), pending, workspace, compute)
 
 
 def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
@@ -93,25 +95,56 @@ Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], object]
 
 def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
     device = pick_device(compute.device)
+    do = partial(_attempt_on, work, workspace, device, compute)
     jobs = at_once(device, compute, len(chosen))
-    attempts = (delayed(attempt)(work, cell, workspace, device, compute) for cell in chosen)
+    if jobs == 1:
+        reasons = {cell.path: do(cell) for cell in chosen}
+    else:
+        reasons = _side_by_side(do, chosen, jobs, compute.threads)
+    return {workspace.runs / cell.path: reason for cell in chosen if (reason := reasons[cell.path])}
+
+
+def _attempt_on(
+    work: Work, workspace: Workspace, device: torch.device, compute: ComputeSettings, cell: Cell
+) -> str | None:
+    return attempt(work, cell, workspace, device, compute)
+
+
+def _side_by_side(
+    do: Callable[[Cell], str | None], chosen: Sequence[Cell], jobs: int, threads: int
+) -> dict[Path, str | None]:
+    """Do cells in so many processes. Each takes the next when it is free, since the longest cells are few."""
+    waiting, reasons = deque(chosen), dict[Path, str | None]()
+    workers: list[Worker[Cell]] = []
+    interrupted = True
     try:
-        # One cell a task: the longest cells are few, and a worker that is free takes the next.
-        reasons = Parallel(n_jobs=jobs, batch_size=1)(attempts)
-    except BrokenProcessPool as error:
-        raise HetflError(
-            f"params.yaml: compute.jobs: {jobs} processes at once, and the system ended one of them, perhaps for "
-            "memory; set fewer and run the same command again, which continues"
-        ) from error
-    return {workspace.runs / cell.path: reason for cell, reason in zip(chosen, reasons, strict=True) if reason}
+        while len(reasons) < len(chosen):
+            while waiting and len(workers) < jobs:
+                workers.append(Worker(do, threads))
+                workers[-1].give(waiting.popleft())
+            by_pipe = {worker.pipe: worker for worker in workers}
+            for pipe in wait(list(by_pipe)):
+                worker = by_pipe[pipe]  # type: ignore[index]
+                cell = worker.done
+                reasons[cell.path] = worker.result()
+                if worker.process.is_alive() and waiting:
+                    worker.give(waiting.popleft())
+                else:
+                    workers.remove(worker)
+                    end([worker])
+        interrupted = False
+    finally:
+        end(workers, interrupted)
+    return reasons
 
 
 def at_once(device: torch.device, compute: ComputeSettings, cells: int = sys.maxsize) -> int:
     """How many of some cells are computed at the same time on a device.
 
-    As many as set; else one per CPU core, or one on a GPU.
+    As many as set; else one per CPU core, or one on a GPU or where Ray's actors have the cores.
     """
-    many = compute.jobs or (cpu_count() // compute.threads if device.type == "cpu" else 1)
+    alone = device.type != "cpu" or compute.engine == "ray"
+    many = compute.jobs or (1 if alone else cpu_count() // compute.threads)
     return max(1, min(many, cells))
 
 
@@ -122,7 +155,7 @@ def attempt(
     try:
         work(cell, workspace, device, compute)
     except Exception as error:
-        if not isinstance(error, HetflError):
+        if not foreseen(error):
             traceback.print_exc()  # nobody foresaw it, so whoever mends it needs all of it
         return one_line(error)
     return None

@@ -35,18 +35,29 @@ class Deadline:
         return time.time() + (self.round if seconds is None else seconds) > self.at
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command: from a scheduler or a shutdown, and from a terminal that closes."""
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within, SIGTERM raises KeyboardInterrupt, as Ctrl-C does: the round is given up, what was begun is closed.
+    """Within, SIGTERM and SIGHUP raise SystemExit, with the status 128 + their number that shells use.
 
-    Signals that the process handles itself are left alone, and so are threads, which get none.
+    So the round is given up, and what was begun is closed. Signals that the process handles or ignores (``nohup``)
+    are left alone, and so are threads, which get none.
     """
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    taken = [number for number in SIGNALS if ours and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: object) -> None:
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)  # a second one would interrupt the closing
+    raise SystemExit(128 + number)

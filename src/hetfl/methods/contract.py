@@ -258,6 +258,8 @@ class Method(ABC):
         resets_momentum: whether a kept optimiser drops its state for a parameter that the server replaces; else it
             continues with it, as torch's optimisers do.
         vmappable: whether ``torch.vmap`` can map the objective over clients.
+        rows: names of tensors in messages whose number of rows depends on the client's samples where a few samples do
+            not show it; see :mod:`hetfl.training.contract`, which finds the others.
         Settings: the method's settings, with the paper's defaults. A method with settings of its own also declares
             ``settings: Settings``, so that its functions read them typed.
         seed: the run's, for what all clients can draw alike without sending it.
@@ -274,6 +276,7 @@ class Method(ABC):
     linear_heads: ClassVar[bool] = False
     resets_momentum: ClassVar[bool] = False
     vmappable: ClassVar[bool] = True
+    rows: ClassVar[tuple[str, ...]] = ()
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     settings: MethodSettings
 
@@ -400,6 +403,13 @@ class Method(ABC):
     def uplink(self, work: Work) -> Message:
         """What a participant sends at the end of a round."""
         return Message()
+
+    def contents(self, message: Message) -> Tensors:
+        """What a registration or uplink stands for, whose names, types and shapes the server checks.
+
+        A method that sends something in a form whose sizes depend on its values gives what it is made from.
+        """
+        return message
 
     def remember(self, work: Work) -> Tensors:
         """What a client keeps for its next round besides its parameters; asked in round 0 too if it trains then."""

@@ -97,6 +97,10 @@ class FedKD(FML):
         """The factors of the client's common network; see :func:`truncate`."""
         return Message(truncate(super().uplink(work), self.energy(work.round)))
 
+    def contents(self, message: Message) -> Tensors:
+        """The restored common network."""
+        return restore(message)
+
     def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
         """The plain mean of the participants' restored networks, truncated again."""
         mean = weighted_mean(map(restore, uplinks), torch.ones(len(uplinks)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 
@@ -22,6 +22,10 @@ NETWORKS = ("body", "auxiliary", "buffers")
 """Roles of parameters that are shapes only: whole networks, of which no method reads values to know what to send."""
 
 
+BODY = ("body",)
+"""The name of a whole body that trains."""
+
+
 class Outline(Model):
     """A model of which only the shapes are there.
 
@@ -30,17 +34,23 @@ class Outline(Model):
     the CPU, since methods read their values. A body that trains is one vector, ``body``: methods send and combine it
     as a whole, and hundreds of tensors for each client take a hundred times as long.
 
+    Args:
+        model: whose shapes it has.
+        options: that it was built with.
+        whole: whether a body that trains has all of its tensors by name instead.
+
     Attributes:
         seen: how many images went through the client's own network and through the second one, ``auxiliary``, so far.
     """
 
-    def __init__(self, model: Model, options: ModelOptions) -> None:
+    def __init__(self, model: Model, options: ModelOptions, whole: bool = False) -> None:
         vars(self).update(vars(model))
+        vars(self).pop("_initial", None)  # of another outline
         self.options = options
         self.seen: Counter[str] = Counter()
-        self._tensors = model.groups
-        if model.groups.get("body"):
-            self.groups = {**model.groups, "body": ("body",)}
+        self._tensors: Mapping[str, tuple[str, ...]] = getattr(model, "_tensors", model.groups)
+        together = self._tensors.get("body") and not whole
+        self.groups = {**self._tensors, "body": BODY} if together else self._tensors
 
     def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
         """Run nothing; an image that is predicted with several groups counts as often."""
@@ -82,12 +92,13 @@ class Outline(Model):
     def _initial(self) -> dict[str, Tensor]:
         known, initial = self._known, dict[str, Tensor]()
         for role, names in self.groups.items():
-            if role == "body" and names:
+            if names == BODY:
                 initial["body"] = torch.empty(self._elements(self._tensors["body"]), device="meta")
                 continue
             for name in names:
                 shape = known[name]
-                initial[name] = torch.empty_like(shape) if role in NETWORKS else torch.zeros(shape.shape)
+                like = torch.empty_like if role in NETWORKS else torch.zeros_like
+                initial[name] = like(shape, device="meta" if role in NETWORKS else "cpu")
         return initial
 
     @cached_property

@@ -89,9 +89,12 @@ def _problems(
             yield f"an accuracy moved by {moved:.2f} points"
         if old.get("parameters") != new.get("parameters"):
             yield "trainable parameters differ"
-        made = _sizes(new)
-        for name, size in _sizes(old).items():
-            if abs(made[name] - size) > (size_tolerance * size if _varies(old, new, name) else 0):
+        told, made = _sizes(old), _sizes(new)
+        if told.keys() != made.keys():
+            lacking = "reference" if told.keys() < made.keys() else "fresh table"
+            yield f"sizes of messages are missing in the {lacking}"
+        for name, size in told.items():
+            if name in made and abs(made[name] - size) > (size_tolerance * size if _varies(old, new, name) else 0):
                 yield f"{name} {made[name]:,}, not {size:,}"
 
 

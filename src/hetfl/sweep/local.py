@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gc
 import math
-import multiprocessing
-import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
-from threadpoolctl import threadpool_limits
 
 from hetfl.errors import HetflError
 from hetfl.experiments.events import Callback
@@ -24,6 +20,7 @@ from hetfl.experiments.plan import ComputeSettings, Workspace
 from hetfl.experiments.record import device_name
 from hetfl.experiments.schedule import at_once, attempt
 from hetfl.experiments.stop import Deadline
+from hetfl.experiments.workers import Worker, end, orphaned
 from hetfl.files import read_json, write_json
 from hetfl.sweep.backend import POLL, train_and_evaluate
 from hetfl.sweep.choice import Choice
@@ -31,11 +28,6 @@ from hetfl.sweep.devices import devices, held
 from hetfl.sweep.together import Together, kind
 from hetfl.tracking.follow import Subscriber, following
 from hetfl.training.memory import SHARE, free_bytes
-
-GRACE = 30.0
-"""Seconds that an interrupted process has to write what it completed."""
-SPAWN = multiprocessing.get_context("spawn")
-"""A process that has used a GPU cannot be forked."""
 
 
 class Local:
@@ -53,7 +45,8 @@ class Local:
 
     def __init__(self, workspace: Workspace, compute: ComputeSettings, wait: bool = False) -> None:
         self._workspace, self._compute, self._wait = workspace, compute, wait
-        self._devices = devices(compute.device)
+        # The actors of one cell have all devices.
+        self._devices = devices(compute.device)[: 1 if compute.engine == "ray" else None]
         self.device = self._devices[0]
         self._measured = workspace.scratch / "together.json"
 
@@ -82,6 +75,7 @@ class Local:
                 self._fill(places, waiting, until, tell)
                 busy = {worker.pipe: (place, worker) for place in places for worker in place.busy}
                 if not busy:
+                    end(worker for place in places for worker in place.workers)
                     return failures
                 for pipe in wait(list(busy), timeout=POLL):
                     place, worker = busy[pipe]  # type: ignore[index]
@@ -93,14 +87,8 @@ class Local:
                     if reason:
                         failures[folder] = reason
         except BaseException:
-            for place in places:
-                for worker in place.workers:
-                    worker.process.terminate()
+            end((worker for place in places for worker in place.workers), interrupted=True)
             raise
-        finally:
-            for place in places:
-                for worker in place.workers:
-                    worker.end()
 
     def _fill(self, places: Sequence[_Place], waiting: list[Choice], until: float, tell: Callback | None) -> None:
         """Give out cells while there is time and room."""
@@ -115,9 +103,10 @@ class Local:
             if place is None or choice is None:
                 return
             waiting.remove(choice)
-            worker = next((worker for worker in place.workers if worker.choice is None), None)
+            worker = next((worker for worker in place.workers if worker.task is None), None)
             if worker is None:
-                worker = _Worker(self._workspace, place.device, self._compute, tell, until)
+                do = partial(_do, self._workspace, place.device, self._compute, tell, until)
+                worker = Worker(do, self._compute.threads)
                 place.workers.append(worker)
             place.begins(self._workspace.runs / choice.cell.path, choice)
             worker.give(choice)
@@ -133,7 +122,7 @@ class Local:
         return len(place.busy) < many and place.fits(choice)
 
     def _timing(self, device: torch.device) -> Together | None:
-        if device.type != "cuda":
+        if device.type != "cuda" or self._compute.engine == "ray":
             return None
         known = self._known().get(device_name(device), {})
         return Together({name: {int(n): speed for n, speed in of.items()} for name, of in known.items()})
@@ -159,11 +148,11 @@ class _Place:
     device: torch.device
     free: int | None
     timing: Together | None
-    workers: list[_Worker] = field(default_factory=list)
+    workers: list[Worker[Choice]] = field(default_factory=list)
 
     @property
-    def busy(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.choice]
+    def busy(self) -> list[Worker[Choice]]:
+        return [worker for worker in self.workers if worker.task]
 
     def fits(self, choice: Choice) -> bool:
         """Whether memory holds a cell beside the others, as predicted; on a GPU, only if all of it is predicted."""
@@ -181,84 +170,25 @@ class _Place:
             self.timing.ends(folder)
 
 
-class _Worker:
-    """A process that does one cell after another."""
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        device: torch.device,
-        compute: ComputeSettings,
-        tell: Callback | None,
-        until: float,
-    ) -> None:
-        self.pipe, theirs = SPAWN.Pipe()
-        arguments = (theirs, workspace, device, compute, tell, until)
-        self.process = SPAWN.Process(target=_work, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()  # so that the pipe ends with the process
-        self.choice: Choice | None = None
-
-    @property
-    def done(self) -> Choice:
-        """The cell that it was given."""
-        assert self.choice
-        return self.choice
-
-    def give(self, choice: Choice) -> None:
-        self.choice = choice
-        with suppress(OSError):  # if it has died, its result says so
-            self.pipe.send(choice)
-
-    def result(self) -> str | None:
-        """What went wrong with its cell in one line, or None."""
-        try:
-            reason: str | None = self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            code = self.process.exitcode
-            reason = f"its process ended with status {code}, perhaps for memory; the same command goes on"
-        self.choice = None
-        return reason
-
-    def end(self) -> None:
-        """Let it go; what it completed is on disk afterwards."""
-        self.pipe.close()
-        self.process.join(GRACE)
-        self.process.kill()
-        self.process.join()
-
-
-def _work(
-    pipe: Connection,
+def _do(
     workspace: Workspace,
     device: torch.device,
     compute: ComputeSettings,
     tell: Callback | None,
     until: float,
-) -> None:
-    """Do cells until the pipe is closed; if the sweep has died, stop at the next resume point."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the sweep decides
-    parent = multiprocessing.parent_process()
+    choice: Choice,
+) -> str | None:
+    """Train and evaluate a cell in a process of its own; if the sweep has died, stop at the next resume point."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    while True:
-        try:
-            choice: Choice = pipe.recv()
-        except (EOFError, OSError):
-            return
-        deadline = Deadline(until, choice.round)
+    deadline = Deadline(until, choice.round)
 
-        def stop(seconds: float | None, deadline: Deadline = deadline) -> bool:
-            return deadline(seconds) or parent is None or not parent.is_alive()
+    def stop(seconds: float | None) -> bool:
+        return deadline(seconds) or orphaned()
 
-        work = partial(train_and_evaluate, callback=tell, stop=stop)
-        try:
-            with threadpool_limits(compute.threads):
-                reason = attempt(work, choice.cell, workspace, device, compute)
-            pipe.send(reason)
-        except (KeyboardInterrupt, OSError):
-            return
-        gc.collect()
+    try:
+        return attempt(partial(train_and_evaluate, callback=tell, stop=stop), choice.cell, workspace, device, compute)
+    finally:
         if device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from tabulate import tabulate
 from hetfl.errors import FailedCellsError, HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.experiments.status import status
-from hetfl.experiments.stop import terminable
 from hetfl.planning import clock
 from hetfl.sweep.backend import Backend
 from hetfl.sweep.choice import Choice, Chosen, choose, ends
 from hetfl.targets import cells_of
-from hetfl.tracking import MlflowMirror, Progress
+from hetfl.tracking import Apart, MlflowMirror, Progress
 from hetfl.tracking.follow import Subscriber
 from hetfl.tracking.mlflow_mirror import try_sync
 from hetfl.train import check_cells
@@ -74,9 +74,9 @@ def sweep(
         return
     if able:
         rounds = sum(choice.status.rounds for choice in able)
-        subscribers: list[Subscriber] = [Progress(len(able), rounds), MlflowMirror(root, list(chosen.identities))]
-        with terminable():
-            failures |= backend.do(able, until, subscribers)
+        mirror = Apart(partial(MlflowMirror, root, list(chosen.identities)))
+        subscribers: list[Subscriber] = [Progress(len(able), rounds), mirror]
+        failures |= backend.do(able, until, subscribers)
         try_sync(chosen.identities, root)
     print(_after(able, workspace, failures))
     if failures:

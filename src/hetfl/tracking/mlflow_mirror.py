@@ -15,13 +15,15 @@ from typing import Any
 
 from filelock import FileLock
 
-from hetfl.errors import FailedCellsError, HetflError, one_line
+from hetfl.errors import FailedCellsError, HetflError, foreseen, one_line
 from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
 from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
+from hetfl.tracking.follow import following
 from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
 from hetfl.tracking.mlflow_database import (
     create_database,
+    origin,
     place_artifacts,
     repair_database,
     set_environment,
@@ -58,6 +60,9 @@ ALL = 3
 """MLflow's number for all runs, the deleted ones too (``ViewType.ALL``)."""
 CALL = {"metrics": 800, "params": 100, "tags": 100}
 """Entries of one call: MLflow takes 1000 in all, and no more parameters and tags than these."""
+
+TITLE, REMEDY = "MLflow", "`hetfl sync` copies them to MLflow"
+"""What messages call the mirror, and what does later what it could not do."""
 
 REMOTE = ("http", "databricks")
 """How the addresses of servers begin, which keep files themselves."""
@@ -103,12 +108,30 @@ def sync(folders: Iterable[Path], root: Path = Path()) -> int:
 
 
 def try_sync(folders: Iterable[Path], root: Path = Path()) -> None:
-    """:func:`sync` where MLflow must not stop anything: what goes wrong is said on stderr, and what repairs it."""
-    try:
-        sync(folders, root)
-    except HetflError as error:
-        for line in str(error).splitlines():
-            print(f"hetfl: {line}; nothing else needs MLflow, run `hetfl sync` afterwards", file=sys.stderr)
+    """:func:`sync` where MLflow must not stop anything, nor for longer than :data:`hetfl.tracking.follow.PATIENCE`.
+
+    What goes wrong is said on stderr, and what repairs it.
+    """
+    with following([_Sync(folders, root)]):
+        pass
+
+
+class _Sync:
+    """A subscriber that needs to be told of nothing."""
+
+    title, remedy = TITLE, REMEDY
+
+    def __init__(self, folders: Iterable[Path], root: Path) -> None:
+        self._folders, self._root = list(folders), root
+
+    def told(self, event: Event) -> None: ...
+
+    def close(self) -> None:
+        try:
+            sync(self._folders, self._root)
+        except FailedCellsError as error:
+            for line in str(error).splitlines():
+                print(f"hetfl: {line}", file=sys.stderr)
 
 
 @dataclass
@@ -140,6 +163,8 @@ class MlflowMirror:
         HetflError: ``HETFL_MLFLOW`` is not valid.
     """
 
+    title, remedy = TITLE, REMEDY
+
     def __init__(self, root: Path = Path(), folders: Iterable[Path] = ()) -> None:
         self.root = root.resolve()
         self.uri = tracking_uri(self.root)
@@ -166,23 +191,24 @@ class MlflowMirror:
     def close(self) -> None:
         """Write what is not written yet."""
         for folder in list(self._behind):
-            try:
-                read_run(folder)
-            except HetflError:
-                continue  # whoever trains the cell says what is wrong with its record
             self._write(folder)
         if self._experiments:
             self.describe()
 
     def _write(self, folder: Path) -> None:
         began = time.monotonic()
+        del self._behind[folder]
         try:
-            self.mirror(folder)
-        except Exception:
+            found = _read(folder)
+        except HetflError:
+            return  # whoever trains the cell says what is wrong with its record
+        try:
+            if found is not None:
+                self._mirror(folder, *found)
+        except Exception as error:
             # Closing a mirror that has failed must not fail again for every cell.
             self._behind.clear()
-            raise
-        del self._behind[folder]
+            raise origin(error, self._database) from error
         now = time.monotonic()
         self._due[folder] = now + max(EVERY, SHARE * (now - began))
 
@@ -196,10 +222,11 @@ class MlflowMirror:
             HetflError: MLflow is not installed or the experiment was deleted in it.
             Exception: whatever MLflow, its database or its server raise.
         """
-        run = read_run(folder)
-        if run is None:
-            return None
-        client, shown = self.open(), points(run, read_rounds(folder, finished=run.complete))
+        found = _read(folder)
+        return None if found is None else self._mirror(folder, *found)
+
+    def _mirror(self, folder: Path, run: Run, shown: Mapping[int, Point]) -> str:
+        client = self.open()
         place = self._places.get(folder)
         if place is None or run.complete or place.fingerprint != run.fingerprint:
             place = self._places[folder] = self._find_or_create(folder, run, shown)
@@ -278,10 +305,11 @@ class MlflowMirror:
         try:
             yield
         except Exception as error:
-            what, check = "MLflow could not be reached", "check MLFLOW_TRACKING_URI and the server"
-            if self._database is not None:
-                what, check = f"{self._database}: MLflow could not open it", "check its permissions and its disk"
-            raise HetflError(f"{what} ({one_line(error)}); {check}") from error
+            if self._database is None:
+                check = "check MLFLOW_TRACKING_URI and the server"
+                raise HetflError(f"MLflow could not be reached ({one_line(error)}); {check}") from error
+            cause = origin(error, self._database)
+            raise (foreseen(cause) or HetflError(f"{self._database}: {cause}; check its permissions")) from error
 
     def _rebuild(self, broken: Path, error: Exception) -> None:
         print(
@@ -431,6 +459,16 @@ class MlflowMirror:
         metrics = evaluated(found, time.time_ns() // 1_000_000, run.rounds)
         self._log(place.run_id, metrics=metrics, tags={"evaluation": checksum})
         place.evaluation = checksum
+
+
+def _read(folder: Path) -> tuple[Run, dict[int, Point]] | None:
+    """A record's description and its rounds; None where there is no record.
+
+    Raises:
+        HetflError: it is damaged.
+    """
+    run = read_run(folder)
+    return None if run is None else (run, points(run, read_rounds(folder, finished=run.complete)))
 
 
 def _identity(found: Any) -> tuple[str | None, str | None]:

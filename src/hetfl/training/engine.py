@@ -52,6 +52,19 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """What is there instead of an update of a client that did not answer, or whose answer is not valid.
+
+    Attributes:
+        client: its number.
+        reason: in words that follow "client 3 ", such as ``did not answer within 60 s``, for the record.
+    """
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Score:
     """A client's test.
 
@@ -80,6 +93,18 @@ class Engine(Protocol):
         ...
 
     @property
+    def remote(self) -> bool:
+        """Whether clients belong to others than whoever runs the server, so that they can fail and may send anything.
+
+        The server goes on without such clients, and without messages that break the method's contract, see
+        :mod:`hetfl.training.contract`. Where they belong to the run, a message that breaks it is a mistake in the
+        method and ends the run, and values that are not finite are what the method gives: a client whose training
+        diverged sends them, and the record tells of it in ``diverged``. So runs that diverge have the same numbers in
+        all engines whose clients belong to the run, while a remote client that diverges is left out of the round.
+        """
+        ...
+
+    @property
     def method(self) -> Method:
         """The method that clients and server follow."""
         ...
@@ -94,15 +119,17 @@ class Engine(Protocol):
         """Where uplinks arrive and the server computes."""
         ...
 
-    def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update]:
+    def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update | Failure]:
         """Round 0: what clients do before they meet the server; uplinks are their registrations.
 
         Whatever clients had before is forgotten.
         """
         ...
 
-    def train(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update]:
-        """A round's local training of some clients. Updates come in any order, each as soon as its client is done.
+    def train(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
+        """A round's local training of some clients: an update or a failure for each task.
+
+        They come in any order, each as soon as its client is done.
 
         Args:
             tasks: each with a downlink; taken when there is room for another client.
@@ -110,7 +137,7 @@ class Engine(Protocol):
         """
         ...
 
-    def fine_tune(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update]:
+    def fine_tune(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
         """Local training after the last round; from then on clients keep all parameters. Uplinks are empty."""
         ...
 
@@ -134,6 +161,10 @@ class Engine(Protocol):
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """Go on from what :meth:`client_states` gave."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held outside this process."""
         ...
 
 

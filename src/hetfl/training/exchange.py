@@ -1,44 +1,65 @@
-"""The messages of a round: made, counted, handed on in order, and forgotten."""
+"""The messages of a round: made, counted, checked, handed on in order, and forgotten."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
-from hetfl.training.engine import Engine, Task, Update
+from hetfl.methods.base import Uplinks
+from hetfl.schema import Number
+from hetfl.training.contract import Free, contracts
+from hetfl.training.engine import Engine, Failure, Task, Update
+
+SHOWN = 3
+"""How many failures a line names."""
+
+SECONDS = {"train", "statistics"}
+"""What clients tell the seconds of."""
+
+Kind = Literal["registration", "uplink", "nothing"]
+"""What clients send."""
 
 
 class Exchange:
     """What goes between server and clients in a round, and what the server notes of it.
 
     Neither downlinks nor uplinks are kept here: memory does not grow with the number of participants, but for
-    uplinks that come before those of clients with smaller numbers.
+    uplinks that come before those of clients with smaller numbers. Only where clients are remote all valid uplinks
+    of a round are held, since a mean needs to know whose they are before it begins.
 
     Attributes:
         down, up: the size of all messages so far.
         waited: seconds that the server waited for clients.
+        failed: why there is no valid uplink, by client.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.down, self.up, self.waited = Size(), Size(), 0.0
+        self.failed: dict[int, str] = {}
         self._noted: dict[int, Update] = {}
+        self._sizes: dict[int, dict[Free, int]] = {}
 
     @property
     def updates(self) -> list[Update]:
-        """What came back so far, by client, the messages left out."""
+        """What came back so far and is valid, by client, the messages left out."""
         return [self._noted[client] for client in sorted(self._noted)]
 
     @property
     def seconds(self) -> dict[str, float]:
         """What clients worked, by ``train`` and ``statistics``; nothing where they did neither."""
         parts = dict.fromkeys(part for update in self.updates for part in update.seconds)
-        return {part: sum(update.seconds[part] for update in self.updates) for part in parts}
+        return {part: sum(update.seconds.get(part, 0.0) for update in self.updates) for part in parts}
 
     def tasks(self, server: ServerState, clients: Iterable[int]) -> Iterator[Task]:
         """The task of each client, made when it is asked for."""
@@ -48,33 +69,146 @@ class Exchange:
             yield Task(client, downlink)
 
     def training(self, server: ServerState, clients: Sequence[int], draws: Draws) -> Iterator[Update]:
-        """The updates of a round's participants, who train all at once or, if the method says so, one by one."""
+        """The valid updates of a round's participants.
+
+        They train all at once or, if the method says so, one by one.
+        """
         method = self.engine.method
         if not method.in_turn():
-            yield from self.engine.train(self.tasks(server, clients), draws)
+            yield from self.valid(self.engine.train(self.tasks(server, clients), draws), clients)
             return
         for client in clients:
-            (update,) = self.engine.train(self.tasks(server, [client]), draws)
-            server = method.after_turn(server, update.uplink)
+            for update in self.valid(self.engine.train(self.tasks(server, [client]), draws), [client]):
+                server = method.after_turn(server, update.uplink)
+                yield update
+
+    def valid(
+        self, updates: Iterator[Update | Failure], clients: Sequence[int], kind: Kind = "uplink"
+    ) -> Iterator[Update]:
+        """The updates of some clients that are valid, as they come; :attr:`failed` has the reasons for the others.
+
+        Raises:
+            HetflError: a client of this process sends a message that breaks its method's contract.
+        """
+        missing = dict.fromkeys(clients)
+        while missing and (update := self._next(updates)):
+            if update.client not in missing:
+                continue  # an answer that nobody asked for
+            del missing[update.client]
+            if isinstance(update, Failure):
+                self._fail(update.client, update.reason)
+                continue
+            try:
+                self._check(update, kind)
+            except HetflError as error:
+                self._fail(update.client, str(error))
+                continue
+            self._noted[update.client] = replace(update, uplink=Message())
             yield update
+        for client in missing:
+            self._fail(client, "did not answer")
 
     def uplinks(self, updates: Iterator[Update], clients: Sequence[int]) -> Iterator[Message]:
-        """The messages in updates, in the order of ``clients``, each handed on as soon as its turn has come."""
+        """The messages in valid updates, in the order of ``clients``, each handed on as soon as its turn has come."""
         early: dict[int, Message] = {}
         for client in clients:
-            while client not in early:
-                update = self._next(updates)
+            while client not in early and client not in self.failed:
+                if (update := next(updates, None)) is None:
+                    break
                 early[update.client] = update.uplink
                 del update
-            yield early.pop(client)
+            if client in early:
+                yield early.pop(client)
 
-    def _next(self, updates: Iterator[Update]) -> Update:
-        """The next update, once a client has finished; without its message it is noted."""
+    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int, hold: bool) -> Uplinks:
+        """The valid uplinks of a round's participants.
+
+        Args:
+            updates: from :meth:`training`.
+            clients: the participants.
+            needed: how many uplinks must be valid; at most as many as there are participants.
+            hold: whether to have all of them before the first one is handed on; always where clients are remote.
+
+        Raises:
+            HetflError: fewer are.
+        """
+        if not (hold or self.engine.remote):
+            return Uplinks(clients, self.uplinks(updates, clients))
+        held = {update.client: update.uplink for update in updates}
+        self.agree()
+        held = {client: held[client] for client in clients if client not in self.failed}
+        if len(held) < min(needed, len(clients)):
+            raise HetflError(
+                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; {self.told()}"
+            )
+        return Uplinks(list(held), list(held.values()))
+
+    def agree(self) -> None:
+        """Reject the valid messages whose sizes are not those of most others, where all have the same."""
+        for size in {size: None for sizes in self._sizes.values() for size in sizes}:
+            given = {client: sizes[size] for client, sizes in sorted(self._sizes.items()) if size in sizes}
+            ((usual, many),) = Counter(given.values()).most_common(1)
+            for client, own in given.items():
+                if own != usual and client not in self.failed:
+                    self._fail(client, f"sent {own} rows or columns where {many} clients sent {usual}")
+                    self._noted.pop(client, None)
+
+    def told(self) -> str:
+        """The failures in words."""
+        shown = [f"client {client} {reason}" for client, reason in sorted(self.failed.items())]
+        return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+
+    def _check(self, update: Update, kind: Kind) -> None:
+        """Check an update against the contract of its message; values only of remote clients, see :class:`Engine`.
+
+        Raises:
+            HetflError: it breaks it, in words that follow the client.
+        """
+        if kind == "nothing":
+            if update.uplink:
+                raise HetflError(f"sent {', '.join(update.uplink)[:60]}, and nothing is sent in this round")
+            return
+        registration, uplink = contracts(self.engine.method, self.engine.models[update.client])
+        contract = registration if kind == "registration" else uplink
+        sizes = contract.sizes(update.uplink)
+        if self.engine.remote:
+            contract.check_values(update.uplink)
+            _check_figures(update)
+        self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
+
+    def _fail(self, client: int, reason: str) -> None:
+        if not self.engine.remote:
+            raise HetflError(f"client {client} {reason}")
+        self.failed[client] = reason
+
+    def _next(self, updates: Iterator[Update | Failure]) -> Update | Failure | None:
+        """What comes back next, once a client has finished; None if nothing more does."""
         began = time.perf_counter()
         # Whoever aggregates may have switched gradients off, but clients train meanwhile.
         with torch.inference_mode(False), torch.enable_grad():
-            update = next(updates)
+            update = next(updates, None)
         self.waited += time.perf_counter() - began
-        self.up += update.uplink.size
-        self._noted[update.client] = replace(update, uplink=Message())
+        if isinstance(update, Update):
+            self.up += update.uplink.size
         return update
+
+
+_FIGURES: TypeAdapter[dict[str, Number | list[Number | list[Number]]]] = TypeAdapter(
+    dict[str, Number | list[Number | list[Number]]]
+)
+
+
+def _check_figures(update: Update) -> None:
+    """Check what the record keeps of an update.
+
+    Raises:
+        HetflError: it has another form, in words that follow the client.
+    """
+    if update.loss.dim() or not update.loss.is_floating_point():
+        raise HetflError("sent a loss that is not a number")
+    if not update.seconds.keys() <= SECONDS or not all(0 <= taken < math.inf for taken in update.seconds.values()):
+        raise HetflError("sent seconds that are not those of a clock")
+    try:
+        _FIGURES.validate_python(update.observed, strict=True)
+    except ValidationError as error:
+        raise HetflError("sent figures that are not numbers") from error

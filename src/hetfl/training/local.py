@@ -50,6 +50,8 @@ class LocalEngine:
         self._states = ClientStates()
         self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
 
+    remote = False
+
     @property
     def name(self) -> str:
         """The trainer's."""
@@ -72,6 +74,18 @@ class LocalEngine:
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """See :meth:`Engine.restore`."""
         self._states = ClientStates(states)
+
+    def close(self) -> None:
+        """See :meth:`Engine.close`; there is nothing."""
+
+    def state(self, client: int) -> ClientState:
+        """A client's latest state."""
+        return self._states.after(client)
+
+    def keep(self, round: int, states: Mapping[int, ClientState]) -> None:
+        """Take over what some clients have after their work in a round, beside what they had before it."""
+        for client, state in states.items():
+            self._states.keep(client, round, state)
 
     def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update]:
         """See :meth:`Engine.introduce`."""

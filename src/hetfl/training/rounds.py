@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import ServerState, Size
-from hetfl.methods.base import Method, Uplinks
+from hetfl.methods.base import Method
 from hetfl.schema import Round, Traffic
 from hetfl.training.engine import Engine, Update
 from hetfl.training.exchange import Exchange
@@ -22,10 +23,18 @@ from hetfl.training.scoring import Tests, tested, tests_after
 
 
 def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
-    """Registration and the server's first state; returns it with round 0 of the record."""
+    """Registration and the server's first state; returns it with round 0 of the record.
+
+    Raises:
+        HetflError: a client did not register; servers know all clients from then on.
+    """
     method, clients, exchange = engine.method, members(engine), Exchange(engine)
-    messages = exchange.uplinks(engine.introduce(clients, draws), clients)
-    registrations = dict(zip(clients, messages, strict=True))
+    updates = exchange.valid(engine.introduce(clients, draws), clients, "registration")
+    messages = {update.client: update.uplink for update in updates}
+    exchange.agree()
+    if exchange.failed:
+        raise HetflError(f"a run begins once all clients have registered, but {exchange.told()}")
+    registrations = {client: messages[client] for client in clients}
     began = time.perf_counter()
     models = [engine.models[client] for client in clients]
     server = method.initial_server(models, registrations, draws.at(0)).to(engine.device)
@@ -38,26 +47,31 @@ def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
     )
 
 
-def play_round(engine: Engine, server: ServerState, draws: Draws) -> tuple[ServerState, Round]:
+def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 1) -> tuple[ServerState, Round]:
     """One global round: downlink, local training, uplink, aggregation, evaluation.
 
     Args:
         engine: whose clients are as the round before left them, or have already played a part of this one.
         server: its state after the round before.
         draws: keyed randomness of the round.
+        needed: how many valid uplinks the round needs.
 
     Returns:
-        The server's next state and the round of the record.
+        The server's next state and the round of the record. Participants whose uplink is missing or not valid are in
+        its ``failed``, and everything else goes on as if they had not been chosen.
+
+    Raises:
+        HetflError: fewer uplinks are valid.
     """
     method, exchange = engine.method, Exchange(engine)
     chosen = participants(len(members(engine)), method.settings.participation, draws)
 
     began = time.perf_counter()
-    messages = exchange.uplinks(exchange.training(server, chosen, draws), chosen)
+    updates = exchange.training(server, chosen, draws)
     # One by one, unless the method compares them with each other.
-    uplinks = Uplinks(chosen, list(messages) if compares(method) else messages)
+    uplinks = exchange.received(updates, chosen, needed, hold=compares(method))
     following = method.aggregate(server, uplinks, draws)
-    for _ in messages:
+    for _ in updates:
         pass  # of a method that does not look at them
     aggregated = time.perf_counter()
     tests = tests_after(engine, following, draws)
@@ -67,7 +81,8 @@ def play_round(engine: Engine, server: ServerState, draws: Draws) -> tuple[Serve
     diagnostics = {**(method.compare(list(uplinks)) if compares(method) else {}), **method.diagnostics(following)}
     return following, Round(
         round=draws.round,
-        participants=chosen,
+        participants=uplinks.clients,
+        **_failures(exchange),
         up=_traffic(exchange.up),
         down=_traffic(exchange.down),
         seconds={**exchange.seconds, **seconds},
@@ -81,7 +96,7 @@ def play_round(engine: Engine, server: ServerState, draws: Draws) -> tuple[Serve
 def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws) -> Round:
     """What every client does after the last round with what the server would send it next, and its test."""
     everyone, exchange = members(engine), Exchange(engine)
-    for _ in exchange.uplinks(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone):
+    for _ in exchange.valid(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone, "nothing"):
         pass  # nothing is sent
     began = time.perf_counter()
     test = tested(engine, server, draws)
@@ -89,7 +104,8 @@ def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws) -> Round
     return Round(
         round=draws.round,
         fine_tuning=True,
-        participants=list(everyone),
+        participants=[client for client in everyone if client not in exchange.failed],
+        **_failures(exchange),
         up=_traffic(exchange.up),
         down=_traffic(exchange.down),
         seconds=seconds,
@@ -111,6 +127,12 @@ def compares(method: Method) -> bool:
 def stalls(pooled: Mapping[int, float], patience: int | None) -> bool:
     """Whether the best of some rounds' accuracies is at least ``patience`` rounds old; never without one."""
     return patience is not None and bool(pooled) and max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
+
+
+def _failures(exchange: Exchange) -> dict[str, Any]:
+    """The field of a round about the participants without a valid uplink; nothing where there are none."""
+    failed = {str(client): reason for client, reason in sorted(exchange.failed.items())}
+    return {"failed": failed} if failed else {}
 
 
 def _findings(tests: Tests, updates: Sequence[Update] = ()) -> dict[str, Any]:

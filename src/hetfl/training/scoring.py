@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import ServerState
 from hetfl.schema import Accuracies
 from hetfl.training.engine import Engine, Samples, Task, same_for_all
@@ -50,7 +51,14 @@ def tested(
     scores = list(engine.test(scoring_tasks(engine, server, draws.round), draws, rule, samples))
     # Read back once, not client by client.
     correct, missing = torch.stack([score.counts for score in scores], dim=1).tolist()
-    totals = [score.samples for score in scores]
+    totals = [
+        # What is no possible score of a remote client is none.
+        score.samples if right >= 0 <= lost and right + lost <= score.samples else 0
+        for score, right, lost in zip(scores, correct, missing, strict=True)
+    ]
+    if not any(totals):
+        raise HetflError("no client has been tested")
+    correct = [right if total else 0 for right, total in zip(correct, totals, strict=True)]
     return Accuracies(
         accuracy=[right / total if total else None for right, total in zip(correct, totals, strict=True)],
         pooled=sum(correct) / sum(totals),

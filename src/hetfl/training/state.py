@@ -74,6 +74,15 @@ class ClientStates:
         """The latest states of the clients that have something to remember."""
         return {client: state for client, state in (self._before | self._after).items() if not state.empty}
 
+    @property
+    def round(self) -> int | None:
+        """The current round; None before the first."""
+        return self._round
+
+    def halves(self) -> tuple[dict[int, ClientState], dict[int, ClientState]]:
+        """The states from when the current round began, and those of clients that have done their work in it."""
+        return self._before, self._after
+
     def _begin(self, round: int) -> None:
         if self._round is not None and round < self._round:
             raise ValueError(
@@ -123,12 +132,13 @@ class ResumePoints:
 
     Args:
         folder: named after the run's fingerprint, so that other settings never meet them.
+        keep: how many.
     """
 
     KEEP = 2
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, keep: int = KEEP) -> None:
+        self.folder, self._keep = folder, keep
         self._writer = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
 
@@ -137,40 +147,46 @@ class ResumePoints:
 
     def __exit__(self, *error: object) -> None:
         self._writer.shutdown(wait=True)
-        self._raise()
+        self.flush()
 
     def save(self, state: State) -> None:
         """Have a state written atomically, its checksum in the file's name, and the oldest dropped.
 
-        Returns once the state before it is on disk, so that never more than one waits in memory.
+        Of a round that was saved before, the new state stays. Returns once the state before it is on disk, so that
+        never more than one waits in memory.
 
         Raises:
             OSError: that state could not be written.
         """
         tensors = {name: tensor.cpu() for name, tensor in state.tensors().items()}
-        self._raise()
+        self.flush()
         self._pending = self._writer.submit(self._write, state.round, tensors)
 
     def _write(self, round: int, tensors: Tensors) -> None:
         temporary = self.folder / "writing.safetensors"
         write_tensors(temporary, tensors)
         checksum = sha256_file(temporary)[:16]
-        temporary.replace(self.folder / f"round-{round:06d}-{checksum}.safetensors")
-        for old in self._files()[: -self.KEEP]:
+        written = self.folder / f"round-{round:06d}-{checksum}.safetensors"
+        temporary.replace(written)
+        for same in self.folder.glob(f"round-{round:06d}-*.safetensors"):
+            if same != written:
+                same.unlink()
+        for old in self._files()[: -self._keep]:
             old.unlink()
 
-    def _raise(self) -> None:
+    def flush(self) -> None:
         """Wait for the state that is being written, and raise what went wrong with it."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
-    def load(self, device: torch.device, recorded: Collection[int] | None = None) -> State | None:
-        """The newest state whose content is what was written; None where there is none. Newer ones are removed.
+    def load(self, device: torch.device, recorded: Collection[int] | None = None, tidy: bool = True) -> State | None:
+        """The newest state whose content is what was written; None where there is none.
 
         Args:
             device: where its tensors are loaded.
             recorded: the rounds that the record has, all before them included; None: any.
+            tidy: whether to remove newer ones.
         """
         for path in reversed(self._files()):
             round, checksum = path.stem.split("-")[1:]
@@ -183,12 +199,13 @@ class ResumePoints:
                     return State.from_tensors(int(round), tensors)
             except HetflError:
                 pass
-            path.unlink(missing_ok=True)
+            if tidy:
+                path.unlink(missing_ok=True)
         return None
 
     def clear(self) -> None:
         """Remove everything, once nothing is being written."""
-        self._raise()
+        self.flush()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self) -> list[Path]:

@@ -19,13 +19,14 @@ from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Cell, Params, cells, shared_settings
-from hetfl.experiments.rehearsal import Holdings, Played, Skipping, blank_federation
+from hetfl.experiments.rehearsal import Played, Skipping
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Method, Uplinks, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.metrics.flops import StepFlops, flops, step_flops
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.outline import Outline, outline
+from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import ClientState
 

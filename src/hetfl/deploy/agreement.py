@@ -1,0 +1,58 @@
+"""What server and nodes have to agree on before they train together. No data is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hetfl.config import Settings
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import identity
+from hetfl.experiments.plan import Cell, Workspace, weights_read
+from hetfl.files import sha256_json
+from hetfl.models.registry import weights_checksum
+from hetfl.schema import Inputs
+
+
+class Agreement(Settings):
+    """Goes with each request, so that a node notices a server that plays something else.
+
+    Attributes:
+        cell: path of the cell below ``runs/``.
+        settings: checksum of method, settings, models, input, seed and the versions that decide numbers.
+        weights: checksums of the weights that models start from.
+        clients: number of clients in the federation.
+        run: fingerprint of the run.
+    """
+
+    cell: str
+    settings: str
+    weights: dict[str, str]
+    clients: int
+    run: str
+
+
+def agreement(cell: Cell, workspace: Workspace, models: Collection[str], clients: int, run: str) -> Agreement:
+    """What a side knows of a cell, with the weights that some of its models start from, and those of its encoder.
+
+    Raises:
+        HetflError: such weights are missing.
+    """
+    without = identity(cell, Inputs(dataset="", partition="", weights={}))
+    names = [name for name in weights_read(cell) if name in models or name not in cell.models]
+    weights = {name: weights_checksum(name, workspace.weights) for name in names}
+    return Agreement(
+        cell=cell.path.as_posix(), settings=sha256_json(without), weights=weights, clients=clients, run=run
+    )
+
+
+def check_agreement(server: Agreement, node: Agreement, name: str) -> None:
+    """Check that a server means the same as a node.
+
+    Raises:
+        HetflError: settings or weights differ.
+    """
+    if server.settings != node.settings:
+        raise HetflError(f"{name}: {server.cell} has other settings here than at the server; use one params.yaml")
+    for model, checksum in node.weights.items():
+        if server.weights.get(model) != checksum:
+            raise HetflError(f"{name}: the weights of {model} are not those of the server; copy its weights/")

@@ -1,0 +1,46 @@
+"""Flower's ClientApp of a node: takes a message's bytes to the resident worker and brings back the answer.
+
+It imports no torch, and runs only what is installed on the node, never code that came with a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from hetfl.deploy.handover import ask
+from hetfl.deploy.messages import pack, unpack
+
+log = logging.getLogger("hetfl.node")
+
+
+def client_app(name: str, socket: Path, patience: float = 600.0) -> ClientApp:
+    """The app of a node.
+
+    Args:
+        name: the node's.
+        socket: where its worker listens.
+        patience: seconds that it waits for a worker that starts anew.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        """The node's name, which a server without authentication cannot know otherwise."""
+        return Message(pack({"node": name}, b""), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """The answer of the worker."""
+        header, body = unpack(message.content)
+        began = time.perf_counter()
+        answer = ask(socket, header, body, patience)
+        seconds = time.perf_counter() - began
+        log.info("%s: took %d bytes, sent %d bytes after %.2f s", header.get("cell"), len(body), len(answer), seconds)
+        return Message(pack({"node": name, "seconds": seconds}, answer), reply_to=message)
+
+    return app

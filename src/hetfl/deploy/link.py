@@ -1,0 +1,144 @@
+"""A node's connection to the server: Flower's SuperNode, and beside it what answers its messages.
+
+Flower would start a process for every message, which costs seconds of imports, and would run the code that came with
+the run. Here one thread asks Flower's Runtime API for work and answers it with the installed ClientApp.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore import heartbeat
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode import fleet_http_connection
+from flwr.supernode import start_client_internal as supernode
+from flwr.supernode.cli import flower_supernode
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from hetfl.deploy.client_app import client_app
+from hetfl.deploy.processes import end_with_parent, free_port, new_secret
+from hetfl.deploy.settings import Node, read_node
+from hetfl.errors import HetflError
+
+log = logging.getLogger("hetfl.node")
+
+ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+"""Flower's call that only those who know the secret may make."""
+
+
+HEARTBEAT = 15
+"""Seconds that a node promises between two signs of life. It is away after two of them, and a node that was killed
+can come back only then. Flower's own value is 30."""
+SHORTEST = 0.1
+"""Seconds after which the server is asked again, once a message has come."""
+
+
+class Waits:
+    """The waits of the SuperNode's loop, which are numbers in Flower's code: 3 s for a message, 0.5 s for its reply.
+
+    Args:
+        longest: seconds between two questions to the server whether there is a message. After one has come they begin
+            at :data:`SHORTEST` and double.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+        self.message, self.reply = threading.Event(), threading.Event()
+        self._next = SHORTEST
+
+    def sleep(self, seconds: float) -> None:
+        """Stands where the loop calls :func:`time.sleep`."""
+        if seconds < 1:
+            self.message.set()
+            self.reply.wait(seconds)
+            self.reply.clear()
+            self._next = SHORTEST
+        else:
+            time.sleep(min(self._next, self.longest))
+            self._next *= 2
+
+
+def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> None:
+    """Take each message that the SuperNode has received to the worker, and give it the reply; for good.
+
+    Args:
+        node: the node.
+        address: of the SuperNode's Runtime API.
+        secret: that the SuperNode knows, too.
+        waits: say when a message has come, and are told of its reply.
+    """
+    app = client_app(node.name, node.socket)
+    version = RuntimeVersionHttpInterceptor(component_name="hetfl")
+    allowed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=ACQUIRE)
+    client = RuntimeHttpClient.from_server_address(address, True, None, [version, allowed])
+    while True:
+        waits.message.wait()
+        waits.message.clear()
+        try:
+            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+            if not found.token:
+                continue
+            token = RuntimeTokenHttpInterceptor(found.token)
+            with RuntimeHttpClient.from_server_address(address, True, None, [version, token]) as task:
+                message, context, _, _ = pull_task_input(task)
+                try:
+                    reply = app(message=message, context=context)
+                except Exception as error:
+                    log.error("%s", error)
+                    reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+                push_message(task, reply, context)
+                push_task_output(task, context, SubStatus.COMPLETED, "")
+        except Exception as error:  # the server asks again what it gets no answer to
+            log.warning("the SuperNode's Runtime API: %s: %s", type(error).__name__, error)
+        waits.reply.set()
+
+
+def run(file: Path, insecure: bool) -> None:
+    """Connect a node to its server, until a signal ends the process."""
+    end_with_parent()
+    node = read_node(file, insecure)
+    waits = Waits(node.poll)
+    vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)
+    for module in (heartbeat, fleet_http_connection):
+        vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+    port, secret = free_port(), new_secret(node.folder)
+    arguments = ["--superlink", node.server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--superexec-auth-secret-file", str(secret)]
+    if insecure:
+        arguments += ["--insecure"]
+    else:
+        arguments += ["--root-certificates", str(node.authority), "--auth-supernode-private-key", str(node.key)]
+    sys.argv = ["flower-supernode", *arguments]
+    work = (node, f"127.0.0.1:{port}", secret.read_bytes(), waits)
+    threading.Thread(target=answer_messages, args=work, daemon=True).start()
+    try:
+        flower_supernode()
+    finally:
+        # Its HTTP server would keep a process without a connection alive. Flower gives up, for one, when a connection
+        # breaks while keys are exchanged; whoever started this process starts it again.
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("flwr").propagate = False  # it writes its own lines
+    try:
+        run(Path(sys.argv[1]), "--insecure" in sys.argv)
+    except HetflError as error:
+        sys.exit(f"error: {error}")

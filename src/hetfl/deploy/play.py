@@ -1,0 +1,119 @@
+"""The server of a deployment: plays cells with clients that are on nodes, and writes records as a local run does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import torch
+
+from hetfl.data.store import read_card
+from hetfl.deploy.agreement import agreement
+from hetfl.deploy.cards import class_counts
+from hetfl.deploy.settings import Server
+from hetfl.deploy.transport import FlowerTransport
+from hetfl.draws import Draws
+from hetfl.errors import FailedCellsError, HetflError
+from hetfl.experiments.cell import Elsewhere, run_cell
+from hetfl.experiments.events import Callback
+from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, check_models, load_params
+from hetfl.experiments.stop import terminable
+from hetfl.methods import create
+from hetfl.methods.base import Client
+from hetfl.models import build
+from hetfl.schema import Round
+from hetfl.targets import cells_of
+from hetfl.training.federation import Federation
+from hetfl.training.remote import RemoteEngine
+
+NAME = "flower"
+"""The engine's name in records."""
+
+
+def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -> None:
+    """Train the cells of a deployment, one after another; finished ones are kept.
+
+    Raises:
+        HetflError: a setting or an input is wrong, or the SuperLink cannot be started.
+        FailedCellsError: some cells failed; the others are complete.
+    """
+    from hetfl.tracking import MlflowMirror, Progress, following
+
+    workspace = Workspace(server.project)
+    params = load_params(workspace.params)
+    chosen = cells_of(server.run, params)
+    check(chosen, params, workspace, server)
+    failures = {}
+    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
+    folders = [workspace.runs / cell.path for cell in chosen]
+    transport = FlowerTransport(server, insecure, tell)
+    try:
+        transport.wait_for_nodes(None)  # a run begins once all clients have registered
+        with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
+            for cell in chosen:
+                try:
+                    play(cell, params, workspace, transport, callback)
+                except HetflError as error:
+                    failures[workspace.runs / cell.path] = str(error)
+                finally:
+                    transport.forget()
+    finally:
+        transport.close()
+    if failures:
+        raise FailedCellsError(failures)
+
+
+def check(chosen: Sequence[Cell], params: Params, workspace: Workspace, server: Server) -> None:
+    """Check cells before anything is started.
+
+    Raises:
+        HetflError: a cell cannot be played with these nodes.
+    """
+    check_fit(params, chosen)
+    clients = sum(len(member.clients) for member in server.nodes.values())
+    for cell in chosen:
+        settings = params.experiments[cell.experiment]
+        check_models(params, settings.rows[cell.row].models or settings.models)
+        wanted = cell.partition["clients"]
+        if wanted != clients:
+            raise HetflError(f"server.nodes: have {clients} clients, {cell.path} has {wanted}")
+
+
+def play(
+    cell: Cell, params: Params, workspace: Workspace, transport: FlowerTransport, callback: Callback | None = None
+) -> bool:
+    """Train a cell unless its record is complete; see :func:`hetfl.experiments.cell.run_cell`.
+
+    Raises:
+        HetflError: an input is missing, or a round has too few valid uplinks.
+    """
+    device = torch.device("cpu")
+
+    def elsewhere(identity: str) -> Elsewhere:
+        card = read_card(workspace.dataset(cell.dataset))
+        classes = len(card.class_names)
+        public = 0 if cell.public is None else len(read_card(workspace.dataset(cell.public.dataset)).class_names)
+        method = create(cell.method, cell.settings, classes, public, seed=cell.seed)
+        options = method.model_options()
+        built = {
+            name: build(name, classes, options, workspace.weights, cell.input).to(device, torch.float32)
+            for name in dict.fromkeys(cell.models)
+        }
+        counts = class_counts(cell, workspace)
+        models = [built[cell.models[k % len(cell.models)]] for k in range(len(counts.train))]
+        rows = [torch.tensor(row) for row in counts.train]
+        clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
+        agreed = agreement(cell, workspace, [*built], len(models), identity)
+        transport.header = agreed.model_dump()
+        server = transport.server
+        deadline = server.deadline if server.missing == "go-on" else None
+        engine = RemoteEngine(NAME, method, models, device, transport, identity, deadline)
+        federation = Federation(clients, (), classes, device)
+        return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
+
+    def noted(line: Round) -> Round:
+        carried = transport.take_carried()
+        return line.model_copy(update={"nodes": {name: asdict(one) for name, one in carried.items()}})
+
+    compute = params.compute.model_copy(update={"threads": 1})
+    return run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere)

@@ -1,0 +1,226 @@
+"""The server's side of Flower: the SuperLink, a process that only passes messages on, and what commands it.
+
+The SuperLink executes nothing. Its Control API, which registers nodes and starts runs, answers only who knows a
+secret that is made anew for each start: by itself Flower lets everyone who reaches the port use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hetfl.deploy.processes import end_with_parent
+from hetfl.deploy.settings import Server
+from hetfl.errors import HetflError
+
+HEADER = "x-hetfl-secret"
+"""The HTTP header that carries the secret."""
+
+CONTROL = "/v1/control"
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "WARNING",
+}
+"""Environment in which Flower tells nobody anything and installs nothing."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of Flower's processes; their files are below a folder."""
+    return {**os.environ, **QUIET, "FLWR_HOME": str(folder.absolute() / "flwr")}
+
+
+def start(server: Server, insecure: bool, secret: Path) -> subprocess.Popen[bytes]:
+    """Start a SuperLink; it writes its log to ``superlink.log``."""
+    host, _, port = server.address.rpartition(":")
+    arguments = ["--host", host.strip("[]"), "--port", port, "--isolation", "process"]
+    arguments += ["--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
+    if insecure:
+        arguments += ["--insecure"]
+    else:
+        files = {"certfile": server.certificate, "keyfile": server.key, "ca-certfile": server.authority}
+        arguments += [word for name, file in files.items() for word in (f"--ssl-{name}", str(file))]
+        arguments += ["--enable-supernode-auth"]
+    with (server.folder / "superlink.log").open("ab") as log:
+        command = [sys.executable, "-m", __name__, str(secret), *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment(server.folder), cwd=server.folder)
+
+
+def run(secret: bytes, arguments: list[str]) -> None:
+    """Be a SuperLink until a signal ends the process."""
+    from flwr.superlink import extensions
+    from flwr.superlink.cli import flower_superlink
+    from starlette.middleware import Middleware
+    from starlette.responses import PlainTextResponse
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    end_with_parent()
+
+    class Guard:
+        """Lets only those use the Control API who know the secret."""
+
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            """Answer a request, or hand it on."""
+            given = dict(scope.get("headers") or ()).get(HEADER.encode(), b"")
+            if scope.get("path", "").startswith(CONTROL) and not hmac.compare_digest(given, secret.hex().encode()):
+                await PlainTextResponse("the control API is the server's own", 403)(scope, receive, send)
+                return
+            await self.app(scope, receive, send)
+
+    before = extensions.get_middleware
+    extensions.get_middleware = lambda: (Middleware(Guard), *before())
+    sys.argv = ["flower-superlink", *arguments]
+    flower_superlink()
+
+
+class Control:
+    """Commands a SuperLink: registers nodes, begins runs and takes their tasks.
+
+    Args:
+        server: its settings.
+        secret: that the SuperLink knows, too.
+        insecure: whether it speaks plain HTTP.
+    """
+
+    def __init__(self, server: Server, secret: bytes, insecure: bool) -> None:
+        self._secret, self._insecure = secret, insecure
+        self._authority = None if insecure or server.authority is None else server.authority.read_bytes()
+        host, _, port = server.address.rpartition(":")
+        # The server speaks to its own SuperLink by the loopback interface where that listens, too.
+        self.address = f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]") else server.address
+
+    def _client(self, kind: Any, *interceptors: Any) -> Any:
+        return kind.from_server_address(self.address, self._insecure, self._authority, interceptors)
+
+    @contextlib.contextmanager
+    def _control(self) -> Iterator[Any]:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        secret = self._secret.hex()
+
+        class Show:
+            def intercept(self, context: Any, call_next: Any) -> Any:
+                context.request.headers[HEADER] = secret
+                return call_next(context)
+
+        with self._client(ControlHttpClient, RuntimeVersionHttpInterceptor(component_name="hetfl"), Show()) as client:
+            yield client
+
+    def wait(self, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
+        """Wait until a SuperLink that was started answers.
+
+        Raises:
+            HetflError: it ended, or does not answer.
+        """
+        import httpx
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        until = time.monotonic() + seconds
+        while True:
+            if (code := process.poll()) is not None:
+                raise HetflError(f"the SuperLink ended with status {code}; superlink.log says why")
+            try:
+                with self._control() as control:
+                    control.ListNodes(ListNodesRequest())
+                return
+            except httpx.HTTPError as error:
+                if time.monotonic() > until:
+                    raise HetflError(f"the SuperLink at {self.address} does not answer ({error})") from error
+                time.sleep(0.2)
+
+    def register(self, keys: Mapping[str, Path]) -> dict[int, str]:
+        """Admit nodes by their public keys; returns their names by Flower's numbers.
+
+        Raises:
+            HetflError: a file is no public key.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        found = {}
+        with self._control() as control:
+            for name, path in keys.items():
+                try:
+                    content = public_key_to_bytes(load_ssh_public_key(path.read_bytes()))  # type: ignore[arg-type]
+                except (ValueError, UnsupportedAlgorithm) as error:
+                    raise HetflError(f"{path}: is no public key of {name}; hetfl certs makes one") from error
+                found[control.RegisterNode(RegisterNodeRequest(public_key=content)).node_id] = name
+        return found
+
+    def begin(self) -> Any:
+        """Begin a run and take its task; the grid by which its messages go, with a heartbeat."""
+        import hashlib
+
+        from flwr.cli.build import build_fab_from_files
+        from flwr.common.serde import fab_to_proto, run_from_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.fab import Fab
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.superlink.grid import HttpGrid
+
+        fab, _ = build_fab_from_files(APP)
+        with self._control() as control:
+            proto = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
+            number = control.StartRun(StartRunRequest(fab=proto)).run_id
+        version = RuntimeVersionHttpInterceptor(component_name="hetfl")
+        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        allowed = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods=methods)
+        with self._client(RuntimeHttpClient, version, allowed) as client:
+            while True:
+                found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                if found.token and found.task.run_id == number:
+                    break
+                time.sleep(0.05)
+        grid = HttpGrid(self.address, self._insecure, self._authority, token=found.token)
+        grid._retry_invoker = None  # type: ignore[assignment]  # its own ends the process when the SuperLink was restarted
+        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        grid.set_run(run_from_proto(given.run))
+        return grid
+
+
+APP: dict[str, bytes | Path] = {
+    "pyproject.toml": b"""\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "hetfl-node"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "hetfl"
+
+[tool.flwr.app.components]
+serverapp = "hetfl_node:server_app"
+clientapp = "hetfl_node:client_app"
+""",
+    "hetfl_node.py": b"# Flower wants code with each run. Nodes and server run the hetfl that is installed there.\n",
+}
+"""The app that Flower wants for a run. Neither side executes it."""
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]).read_bytes(), sys.argv[2:])

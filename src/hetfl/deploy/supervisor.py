@@ -1,0 +1,98 @@
+"""Keeps a node's two processes alive: the worker, which has no network, and the link, which has no data."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hetfl.deploy.settings import Node
+from hetfl.deploy.superlink import environment
+
+log = logging.getLogger("hetfl.node")
+
+PROCESSES = ("worker", "link")
+LONGEST = 30.0
+"""Seconds between two starts of a process that ends at once."""
+STEADY = 60.0
+"""Seconds after which a process that ends is started again without waiting."""
+
+
+class Supervisor:
+    """Starts a node's processes, and again those that end.
+
+    Args:
+        file: the deployment's file.
+        node: the node's part of it.
+        insecure: whether to go without TLS and authentication.
+    """
+
+    def __init__(self, file: Path, node: Node, insecure: bool) -> None:
+        self.node = node
+        self._end = threading.Event()
+        self._commands = {
+            name: [
+                sys.executable,
+                "-m",
+                f"hetfl.deploy.{name}",
+                str(file.absolute()),
+                *(["--insecure"] if insecure else []),
+            ]
+            for name in PROCESSES
+        }
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self) -> None:
+        """Keep the processes alive until SIGTERM or Ctrl-C, then end them."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end.set())
+        starts = {name: 0.0 for name in PROCESSES}
+        pause = {name: 0.0 for name in PROCESSES}
+        try:
+            while not self._end.is_set():
+                for name in PROCESSES:
+                    process = self._running.get(name)
+                    if process is not None and process.poll() is None:
+                        continue
+                    since = time.monotonic() - starts[name]
+                    if process is not None and since < pause[name]:
+                        continue
+                    if process is not None:
+                        pause[name] = 1.0 if since > STEADY else min(LONGEST, 2 * pause[name])
+                        log.warning("%s: the %s ended with status %d; starting it again", *self._said(name, process))
+                    else:
+                        pause[name] = 1.0
+                    starts[name] = time.monotonic()
+                    self._running[name] = self._start(name)
+                self._end.wait(0.2)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the processes."""
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _said(self, name: str, process: subprocess.Popen[bytes]) -> tuple[str, str, int]:
+        return self.node.name, name, process.returncode
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        self.node.folder.mkdir(parents=True, exist_ok=True)
+        self.node.folder.chmod(0o700)
+        env = environment(self.node.folder)
+        if name == "worker":
+            # Sums of floats depend on the number of threads.
+            env |= {"OMP_NUM_THREADS": str(self.node.threads)}
+        process = subprocess.Popen(self._commands[name], env=env, cwd=self.node.project)
+        (self.node.folder / f"{name}.pid").write_text(f"{process.pid}\n")
+        return process

@@ -1,0 +1,208 @@
+"""What a method's messages must be, found by playing a round with blank images.
+
+Nobody writes a contract down: a client with the same model, but blank images and no training, registers and sends an
+uplink, and those have the names, types and shapes that all its messages must have. It does so with three holdings.
+A size that changes with the client's own samples is a number of rows, which every client chooses; one that changes
+with the public data or the size of stored images is the same for all clients; all others are fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.message import Message, Tensors
+from hetfl.methods.base import Method, Phase
+from hetfl.models.base import Model
+from hetfl.models.outline import Outline
+from hetfl.training.blank import Holdings, blank_federation
+from hetfl.training.client_run import ClientRun
+from hetfl.training.engine import Task
+from hetfl.training.local import LocalEngine
+
+LABELS = "labels"
+"""The name of integers that are classes; all other integers in messages are counts or indices."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """A size that is not fixed.
+
+    Attributes:
+        common: whether all clients have the same, as far as it depends on what they share; else each has its own.
+        seen: the sizes for two holdings. Sizes that change alike are equal in every message.
+    """
+
+    common: bool
+    seen: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a message: its type and its sizes."""
+
+    dtype: torch.dtype
+    shape: tuple[int | Free, ...]
+
+
+class Contract:
+    """What one kind of message must be.
+
+    Args:
+        method: whose messages they are.
+        messages: of the three holdings.
+    """
+
+    def __init__(self, method: Method, messages: Sequence[Message]) -> None:
+        self._contents = method.contents
+        self.classes = method.num_classes
+        first, more, other = (method.contents(message) for message in messages)
+        self.needed = [name for name in first if name in more]
+        self.entries = {name: _entry(name, first, more, other, method.rows) for name in {**more, **first}}
+        # The second holding has several samples of each of its classes.
+        self.distinct = LABELS in more and len(more[LABELS].unique()) == more[LABELS].numel()
+
+    def sizes(self, message: Message) -> dict[Free, int]:
+        """The sizes of a message that are not fixed.
+
+        Raises:
+            HetflError: names, types or shapes are others, in words that follow the client.
+        """
+        found: dict[Free, int] = {}
+        try:
+            tensors = self._contents(message)
+        except (KeyError, RuntimeError, ValueError, IndexError) as error:
+            raise HetflError(f"sent a message that cannot be read ({type(error).__name__})") from error
+        if extra := [name for name in tensors if name not in self.entries]:
+            raise HetflError(f"sent {_names(extra)}, which its method does not send")
+        if missing := [name for name in self.needed if name not in tensors]:
+            raise HetflError(f"did not send {_names(missing)}")
+        for name, tensor in tensors.items():
+            entry = self.entries[name]
+            sizes = [
+                found.setdefault(size, given) if isinstance(size, Free) else size
+                for size, given in zip(entry.shape, tensor.shape, strict=False)
+            ]
+            if tensor.dtype != entry.dtype:
+                raise HetflError(f"sent {name} as {_dtype(tensor.dtype)}, and it is {_dtype(entry.dtype)}")
+            if len(entry.shape) != tensor.dim() or sizes != list(tensor.shape):
+                wanted = [size if isinstance(size, int) else found.get(size, "n") for size in entry.shape]
+                raise HetflError(f"sent {name} of shape {list(tensor.shape)}, and it has {_shape(wanted)}")
+        return found
+
+    def check_values(self, message: Message) -> None:
+        """Check that floats are finite, counts are not negative and labels are classes, each once if they say so.
+
+        The device is waited for once.
+
+        Raises:
+            HetflError: they are not, in words that follow the client.
+        """
+        floats = [tensor for tensor in message.values() if tensor.is_floating_point() and tensor.numel()]
+        wrong: dict[str, Tensor] = {}
+        if floats:
+            wrong["values that are not finite"] = ~get_total_norm(floats, torch.inf).isfinite()
+        for name, tensor in message.items():
+            if tensor.is_floating_point() or not tensor.numel() or tensor.dtype == torch.bool:
+                continue
+            wrong[f"negative {name}"] = tensor.min() < 0
+            if name == LABELS:
+                wrong[f"{name} beyond the {self.classes} classes"] = tensor.max() >= self.classes
+                if self.distinct:
+                    wrong["a label twice"] = (tensor.sort().values.diff() == 0).any()
+        if wrong:
+            told = torch.stack([flag.to(torch.bool) for flag in wrong.values()]).tolist()
+            if found := [name for name, flag in zip(wrong, told, strict=True) if flag]:
+                raise HetflError(f"sent {found[0]}{_where(message) if 'finite' in found[0] else ''}")
+
+
+def contracts(method: Method, model: Model) -> tuple[Contract, Contract]:
+    """The contracts of what a client with a model registers with, and of its uplinks. They are found once."""
+    known = _KNOWN.setdefault(method, {})
+    if model not in known:
+        sent = [_played(method, model, held) for held in _holdings(method)]
+        registrations, uplinks = zip(*sent, strict=True)
+        known[model] = Contract(method, registrations), Contract(method, uplinks)
+    return known[model]
+
+
+_KNOWN: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()
+
+
+def _holdings(method: Method) -> Iterator[Holdings]:
+    """Each class once; all classes but one, three times; the first with other public data and stored images."""
+    classes = torch.arange(method.num_classes)
+    public = torch.arange(method.public_classes)
+    for train, side, times in ((classes, 8, 1), (classes[:-1].repeat_interleave(3), 8, 1), (classes, 10, 2)):
+        shared = public.repeat(times) if method.public else None
+        yield Holdings([train], [classes], len(classes), side, shared, len(public), side)
+
+
+def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
+    """What a client registers with and sends in round 1."""
+    # Sizes of runs are also found with outlines alone, whose bodies are one vector.
+    shapes = model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
+    federation = blank_federation(method, [shapes], held, dtype=model.tensors()[0].dtype)
+    engine = LocalEngine(method, federation, Untrained(method))
+    (registration,) = (update.uplink for update in engine.introduce([0], Draws(0)))
+    server = method.initial_server([shapes], {0: registration}, Draws(0))
+    (update,) = engine.train([Task(0, method.downlink(server, 0))], Draws(0, 1))
+    return registration, update.uplink
+
+
+class Untrained:
+    """A trainer that leaves parameters as they are."""
+
+    name = "untrained"
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
+        """See :meth:`hetfl.training.client_run.Trainer.train`."""
+        for run in runs:
+            run.steps = 1
+            if self.method.statistics_source(draws.round) == "training":
+                batch = run.data.train_images.batch(run.data.train)
+                with torch.no_grad():
+                    run.gathered.append(self.method.statistics(run.client.model, run.params, batch, run.received))
+            yield run
+
+
+def _entry(name: str, first: Tensors, more: Tensors, other: Tensors, rows: Sequence[str]) -> Entry:
+    given = [tensors.get(name) for tensors in (first, more, other)]
+    reference = next(tensor for tensor in given if tensor is not None)
+    shapes = [tuple(reference.shape if tensor is None else tensor.shape) for tensor in given]
+    sizes: list[int | Free] = []
+    for place, (here, own, shared) in enumerate(zip(*shapes, strict=True)):
+        if here != own or (name in rows and not place):
+            sizes.append(Free(False, (here, own)))
+        else:
+            sizes.append(here if here == shared else Free(True, (here, shared)))
+    return Entry(reference.dtype, tuple(sizes))
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(name[:60] for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _shape(sizes: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _where(message: Mapping[str, Tensor]) -> str:
+    """The first tensor whose values are not all finite."""
+    name = next((n for n, t in message.items() if t.is_floating_point() and not t.isfinite().all()), "")
+    return f" in {name}"

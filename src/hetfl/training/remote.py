@@ -1,0 +1,312 @@
+"""The engine whose clients are elsewhere: it asks their hosts in messages of bytes, whatever carries them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.message import Message
+from hetfl.methods.base import Method
+from hetfl.models.base import Model
+from hetfl.training.engine import Failure, Samples, Score, Task, Update
+from hetfl.training.host import Question, Reply, Request, place
+from hetfl.training.state import ClientState, ClientStates
+
+ROOM = 256 * 2**20
+"""Bytes of downlinks that wait for answers, above which no further client is asked. One that several share counts
+once, so that a method that sends all clients the same asks all of them at once."""
+AHEAD = 4
+"""Updates for each host that are taken before that of the oldest task. They wait for their turn in memory."""
+TRIES = 3
+"""How often in a row a host that is lost is replaced before its clients have failed."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a transport gives instead of an answer: the host is gone, with all that it was asked and has not answered.
+
+    Attributes:
+        reason: in words that follow "client 3 ", such as ``was lost: its process ended``.
+    """
+
+    reason: str
+
+
+class Transport(Protocol):
+    """Carries requests to hosts, and replies back, as bytes that it does not look into."""
+
+    @property
+    def clients(self) -> Mapping[str, Sequence[int]]:
+        """The clients of each host, by the host's name."""
+        ...
+
+    @property
+    def trusted(self) -> bool:
+        """Whether hosts belong to whoever runs the server, so that clients' private states may leave them."""
+        ...
+
+    def send(self, host: str, request: bytes) -> None:
+        """Hand a host a request, after those that it has; returns without waiting for the answer."""
+        ...
+
+    def receive(self, hosts: Sequence[str], timeout: float | None) -> tuple[str, bytes | Lost] | None:
+        """The next reply, or a part of one, of one of some hosts; None if there is none in time.
+
+        Answers to requests that nobody waits for any more may be among them.
+
+        Args:
+            hosts: those from which a reply is wanted now; one of another host is not wrong, but takes memory.
+            timeout: seconds; None: wait as long as it takes.
+        """
+        ...
+
+    def replace(self, host: str) -> bool:
+        """Put a host without requests and states in the place of one that is lost; False where that cannot be."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the transport holds."""
+        ...
+
+
+class RemoteEngine:
+    """Asks the hosts of a transport; an :class:`hetfl.training.engine.Engine`.
+
+    Where hosts are trusted, replies bring the clients' private states: resume points and the final record are those
+    of a run in one process, and a host that is lost can be replaced. Elsewhere states stay with their clients, and a
+    host that comes back goes on from what it kept itself.
+
+    Args:
+        name: of the engine, as settings and the record name it.
+        method: that clients and server follow.
+        models: the architecture of every client.
+        device: where uplinks arrive and the server computes.
+        transport: to the hosts.
+        run: the run's fingerprint, which hosts compare with theirs.
+        deadline: seconds from the begin of a round's work or test after which clients that have not answered have
+            failed; None: wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        method: Method,
+        models: Sequence[Model],
+        device: torch.device,
+        transport: Transport,
+        run: str = "",
+        deadline: float | None = None,
+    ) -> None:
+        self.name, self.method, self.models, self.device = name, method, models, device
+        self.transport, self.run, self.deadline = transport, run, deadline
+        self._host_of = {client: host for host, clients in transport.clients.items() for client in clients}
+        if sorted(self._host_of) != list(range(len(models))):
+            raise ValueError("the hosts do not have each client once")
+        self._states = ClientStates()
+        self._losses: Counter[str] = Counter()
+
+    @property
+    def remote(self) -> bool:
+        """See :attr:`Engine.remote`."""
+        return not self.transport.trusted
+
+    def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update | Failure]:
+        """See :meth:`Engine.introduce`."""
+        self._states = ClientStates()
+        yield from self._work("introduce", (Task(client, None) for client in clients), draws.at(0))
+
+    def train(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
+        """See :meth:`Engine.train`."""
+        yield from self._work("train", tasks, draws)
+
+    def fine_tune(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
+        """See :meth:`Engine.fine_tune`."""
+        yield from self._work("fine_tune", tasks, draws)
+
+    def test(self, tasks: Iterable[Task], draws: Draws, rule: str = "", samples: Samples = "test") -> Iterator[Score]:
+        """See :meth:`Engine.test`. The score of a client that fails is one of no samples."""
+        tasks = list(tasks)
+        question = Question(run=self.run, kind="test", round=draws.round, rule=rule, samples=samples)
+        found = {answer.client: answer for answer in self._ask(question, tasks)}
+        for task in tasks:
+            score = found[task.client]
+            missing = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0)
+            yield score if isinstance(score, Score) else missing
+
+    def client_states(self) -> dict[int, ClientState]:
+        """See :meth:`Engine.client_states`; none where hosts keep them."""
+        return self._states.all()
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        """See :meth:`Engine.restore`. Hosts that keep states themselves go back as soon as they are asked."""
+        self._states = ClientStates(states)
+        if self.transport.trusted:
+            for host in self.transport.clients:
+                self._restore(host)
+
+    def close(self) -> None:
+        """See :meth:`Engine.close`."""
+        self.transport.close()
+
+    def _work(self, kind: Any, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
+        question = Question(run=self.run, kind=kind, round=draws.round, states=self.transport.trusted)
+        for answer in self._ask(question, tasks):
+            assert not isinstance(answer, Score)
+            yield answer
+
+    def _ask(self, question: Question, tasks: Iterable[Task]) -> Iterator[Update | Score | Failure]:
+        """What the hosts answer for each task, as it comes.
+
+        Raises:
+            HetflError: a trusted host cannot answer.
+        """
+        waiting = Waiting(tasks, self._host_of)
+        ends = None if self.deadline is None else time.monotonic() + self.deadline
+        while True:
+            for host, wanted in waiting.take().items():
+                self._send(host, question, wanted)
+            if not waiting.tasks:
+                return
+            timeout = None if ends is None else max(0.0, ends - time.monotonic())
+            received = self.transport.receive(waiting.hosts(), timeout)
+            if received is None:
+                yield from [Failure(k, f"did not answer within {self.deadline:g} s") for k in waiting.give_up()]
+                return
+            host, content = received
+            if isinstance(content, Lost):
+                self._losses[host] += 1
+                if self._losses[host] <= TRIES and self.transport.replace(host):
+                    self._again(host, question, waiting.of(host))
+                else:
+                    yield from self._failed(host, waiting, content.reason)
+                continue
+            try:
+                reply = Reply.from_bytes(content, self.device)
+            except ValueError as error:
+                yield from self._failed(host, waiting, f"sent what {error}")
+                continue
+            if reply.question != question:
+                continue  # it answers an earlier question, too late
+            answers: list[Update | Score] = [*reply.updates, *reply.scores]
+            for answer in answers:
+                # Only for its own clients, each once.
+                if self._host_of.get(answer.client) == host and waiting.done(answer.client):
+                    self._losses[host] = 0
+                    if answer.client in reply.states:
+                        self._states.keep(answer.client, question.round, reply.states[answer.client])
+                    yield answer
+            if reply.error is not None:
+                if self.transport.trusted:
+                    raise HetflError(reply.error)
+                yield from self._failed(host, waiting, f"cannot answer: {reply.error}")
+
+    def _failed(self, host: str, waiting: Waiting, reason: str) -> Iterator[Failure]:
+        """Give up what a host was asked.
+
+        Raises:
+            HetflError: it is trusted, so that nothing else explains the loss than what will happen again.
+        """
+        clients = [task.client for task in waiting.of(host)]
+        if self.transport.trusted and clients:
+            raise HetflError(f"client {clients[0]} {reason}")
+        for client in clients:
+            waiting.done(client)
+            yield Failure(client, reason)
+
+    def _send(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
+        self.transport.send(host, Request(question, tasks).to_bytes())
+
+    def _again(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
+        """Ask a host that has replaced a lost one what that one has not answered."""
+        if question.kind == "introduce":
+            # All of its clients: what others had from round 0 is gone with the lost host.
+            tasks = [Task(client, None) for client in self.transport.clients[host]]
+        else:
+            self._restore(host)
+        if tasks:
+            self._send(host, question, tasks)
+
+    def _restore(self, host: str) -> None:
+        """Give a host the states of its clients from before the current round, and from after their work in it."""
+        clients = self.transport.clients[host]
+        begun, after = self._states.halves()
+        self._send_states(host, 0, {client: begun[client] for client in clients if client in begun})
+        if done := {client: after[client] for client in clients if client in after}:
+            self._send_states(host, self._states.round or 0, done)
+
+    def _send_states(self, host: str, round: int, states: Mapping[int, ClientState]) -> None:
+        question = Question(run=self.run, kind="restore", round=round)
+        self.transport.send(host, Request(question, states=states).to_bytes())
+
+
+class Waiting:
+    """The tasks of one question that are not answered, in the order in which they were taken."""
+
+    def __init__(self, tasks: Iterable[Task], host_of: Mapping[int, str]) -> None:
+        self._left, self._host_of = iter(tasks), host_of
+        self.tasks: dict[int, Task] = {}
+        self._taken: dict[int, int] = {}
+        self._answered = 0
+        self._busy = Counter[str]()
+        # Bytes of the tensors that wait, and how often each of them does.
+        self._bytes, self._shared = 0, Counter[Any]()
+
+    def take(self) -> dict[str, list[Task]]:
+        """The next tasks by host, as many as there is room for."""
+        found: dict[str, list[Task]] = {}
+        # Once half the room is free, so that hosts get several clients at once.
+        if self._bytes > ROOM // 2:
+            return found
+        while self._bytes < ROOM and (task := next(self._left, None)) is not None:
+            self._taken[task.client] = len(self._taken) + self._answered
+            self.tasks[task.client] = task
+            self._count(task, 1)
+            host = self._host_of[task.client]
+            self._busy[host] += 1
+            found.setdefault(host, []).append(task)
+        return found
+
+    def hosts(self) -> list[str]:
+        """The hosts that have work, without those that are far ahead of the oldest task."""
+        oldest = next(iter(self.tasks))
+        hosts = [host for host, tasks in self._busy.items() if tasks]
+        ahead = self._answered - self._taken[oldest]
+        return [self._host_of[oldest]] if ahead >= AHEAD * len(hosts) else hosts
+
+    def of(self, host: str) -> list[Task]:
+        """What a host was asked and has not answered."""
+        return [task for client, task in self.tasks.items() if self._host_of[client] == host]
+
+    def done(self, client: int) -> bool:
+        """Strike a client's task off; False if there is none."""
+        task = self.tasks.pop(client, None)
+        if task is None:
+            return False
+        del self._taken[client]
+        self._busy[self._host_of[client]] -= 1
+        self._answered += 1
+        self._count(task, -1)
+        return True
+
+    def give_up(self) -> Iterator[int]:
+        """Strike all tasks off, with those that were not even taken."""
+        yield from list(self.tasks)
+        self.tasks.clear()
+        for task in self._left:
+            yield task.client
+
+    def _count(self, task: Task, sign: int) -> None:
+        for tensor in (task.downlink or Message()).values():
+            key = place(tensor)
+            self._shared[key] += sign
+            if self._shared[key] == max(sign, 0):
+                self._bytes += sign * tensor.numel() * tensor.element_size()
+                if sign < 0:
+                    del self._shared[key]

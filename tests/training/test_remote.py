@@ -1,0 +1,273 @@
+"""Clients behind messages of bytes give what they give in the server's own process."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import torch
+
+from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.message import Message
+from hetfl.methods import METHODS
+from hetfl.training import rounds
+from hetfl.training.engine import Failure, Score, Task, Update
+from hetfl.training.host import Host, Question, Reply, Request
+from hetfl.training.local import LocalEngine
+from hetfl.training.remote import AHEAD, ROOM, Lost, RemoteEngine, Waiting
+from hetfl.training.sequential import Sequential
+from hetfl.training.state import ClientState, State
+
+
+class Here:
+    """Hosts in this process, each asked when its answer is wanted; an implementation of ``Transport``.
+
+    Attributes:
+        dies: says whether a host is lost before it answers, given its name and how many parts were given.
+        silent: the hosts that do not answer in time.
+        changes: what comes of a host's bytes on their way.
+    """
+
+    def __init__(
+        self, engine: LocalEngine, hosts: Mapping[str, Sequence[int]], trusted: bool = True, **options
+    ) -> None:
+        self.clients, self.trusted = hosts, trusted
+        self.made = lambda: Host(
+            LocalEngine(engine.method, engine.federation, Sequential(engine.method)), Draws(0), **options
+        )
+        self.hosts = {name: self.made() for name in hosts}
+        self.waiting: dict[str, deque[bytes | Iterator[bytes]]] = defaultdict(deque)
+        self.given = 0
+        self.dies = lambda host, given: False
+        self.silent: set[str] = set()
+        self.changes = lambda host, content: content
+
+    def send(self, host: str, request: bytes) -> None:
+        self.waiting[host].append(request)
+
+    def receive(self, hosts, timeout):
+        for host in reversed(
+            [host for host in hosts if host not in self.silent]
+        ):  # the last ones first, to show that order does not matter
+            while self.waiting[host]:
+                if self.dies(host, self.given):
+                    self.waiting[host].clear()
+                    return host, Lost("was lost")
+                first = self.waiting[host][0]
+                if isinstance(first, bytes):
+                    first = self.waiting[host][0] = self.answers(self.hosts[host], first)
+                part = next(first, None)
+                if part is not None:
+                    self.given += 1
+                    return host, self.changes(host, part)
+                self.waiting[host].popleft()
+        return None
+
+    def answers(self, host: Host, request: bytes) -> Iterator[bytes]:
+        """Part by part, or whole where the host is somebody else's."""
+        if self.trusted:
+            yield from (reply.to_bytes() for reply in host.parts(request))
+        else:
+            yield host.answer(request)
+
+    def replace(self, host: str) -> bool:
+        if self.trusted:
+            self.hosts[host] = self.made()
+        return self.trusted
+
+    def close(self) -> None:
+        pass
+
+
+HOSTS = {"one": [0, 2], "other": [1]}
+
+
+def play(engine, many: int = 2):
+    """The states after some rounds and fine-tuning, and what the record has of them besides seconds and memory."""
+    draws, lines = Draws(0), []
+    server, line = rounds.start(engine, draws)
+    lines.append(line)
+    for round in range(1, many + 1):
+        server, line = rounds.play_round(engine, server, draws.at(round))
+        lines.append(line)
+    if engine.method.fine_tuning():
+        lines.append(rounds.play_fine_tuning(engine, server, draws.at(many + 1)))
+    state = State(many, server, engine.client_states()).tensors()
+    return state, [bare(line) for line in lines]
+
+
+def bare(line):
+    """A round of the record without what depends on the machine."""
+    return line.model_copy(update={"seconds": {}, "peak_memory": None})
+
+
+def assert_same(found, expected):
+    assert found[1] == expected[1]
+    assert found[0].keys() == expected[0].keys()
+    for name, tensor in expected[0].items():
+        assert found[0][name].dtype == tensor.dtype and torch.equal(found[0][name], tensor), name
+
+
+def remote(engine: LocalEngine, transport, deadline: float | None = None) -> RemoteEngine:
+    return RemoteEngine("here", engine.method, engine.models, engine.device, transport, deadline=deadline)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_bits(toy_engine, two_rounds, method):
+    group = "heterogeneous" if METHODS[method].heterogeneous else "homogeneous"
+    played = two_rounds(method, group)
+    engine = remote(played.engine, Here(played.engine, HOSTS))
+    engine.restore(played.first.clients)
+    server, line = rounds.play_round(engine, played.first.server, Draws(0).at(2))
+    assert_same(
+        (State(2, server, engine.client_states()).tensors(), [bare(line)]),
+        (played.second.tensors(), [bare(played.line)]),
+    )
+
+
+@pytest.mark.parametrize("method", ["fedmd", "scaffold"])
+def test_a_lost_host_is_replaced_and_asked_again(toy_engine, method):
+    """At registration, in the middle of training, and before a test."""
+    engine = toy_engine(method, rounds=2)
+    transport = Here(engine, HOSTS)
+    lost = []
+
+    def dies(host: str, given: int) -> bool:
+        dead = host == "one" and len(lost) < 3 and given >= (1, 5, 12)[len(lost)]
+        lost.extend([given] * dead)
+        return dead
+
+    transport.dies = dies
+    assert_same(play(remote(engine, transport)), play(engine))
+    assert len(lost) == 3
+
+
+def test_a_trusted_host_that_is_lost_again_and_again_ends_the_run_in_one_line(toy_engine):
+    transport = Here(engine := toy_engine("fedavg"), HOSTS)
+    transport.dies = lambda host, given: host == "other"
+    with pytest.raises(HetflError, match="^client 1 was lost$"):
+        rounds.start(remote(engine, transport), Draws(0))
+
+
+def test_clients_of_other_owners_fail_for_a_round(toy_engine):
+    """Their host is lost, does not answer in time, or sends something else."""
+    transport = Here(engine := toy_engine("fedavg"), HOSTS, trusted=False)
+    ours = remote(engine, transport, deadline=60.0)
+    server, _ = rounds.start(ours, Draws(0))
+    tasks = [Task(k, engine.method.downlink(server, k)) for k in range(3)]
+    draws, cases = Draws(0).at(1), {}
+    transport.dies = lambda host, given: host == "other"
+    cases["lost"] = [*ours.train(tasks, draws)]
+    transport.dies = lambda host, given: False
+    transport.silent = {"other"}
+    cases["silent"] = [*ours.train(tasks, draws)]
+    transport.silent = set()
+    transport.changes = lambda host, content: content[:-8] if host == "other" else content
+    cases["tampered"] = [*ours.train(tasks, draws)]
+    reasons = {
+        name: [answer.reason for answer in answers if isinstance(answer, Failure)] for name, answers in cases.items()
+    }
+    assert all(len(answers) == 3 and answers.count(None) == 0 for answers in cases.values())
+    assert reasons.pop("tampered")[0].startswith("sent what is no message of hetfl (SafetensorError")
+    assert reasons == {"lost": ["was lost"], "silent": ["did not answer within 60 s"]}
+    assert all(answer.client == 1 for answers in cases.values() for answer in answers if isinstance(answer, Failure))
+    assert ours.client_states() == {}
+
+
+def test_a_host_with_a_folder_goes_on_after_a_restart(toy_engine, tmp_path):
+    """Its process ends after every answer; and the server goes back by a round, as after its own restart."""
+    engine = toy_engine("scaffold", rounds=3)
+    transport = Here(engine, {"node": [0, 1, 2]}, trusted=False, folder=tmp_path)
+
+    def restarts(host: str, given: int) -> bool:
+        if given != restarted[-1] and isinstance(transport.waiting[host][0], bytes):
+            restarted.append(given)
+            transport.hosts[host] = transport.made()
+        return False
+
+    restarted, transport.dies = [0], restarts
+    ours, draws = remote(engine, transport), Draws(0)
+    server, _ = rounds.start(ours, draws)
+    expected, _ = rounds.start(engine, draws)
+    servers = {0: server}
+    for round in (1, 2, 1, 2, 3):
+        servers[round], line = rounds.play_round(ours, servers[round - 1], draws.at(round))
+        if round == 3:
+            for round in (1, 2, 3):
+                expected, found = rounds.play_round(engine, expected, draws.at(round))
+    assert bare(line) == bare(found)
+    assert all(torch.equal(servers[3][name], tensor) for name, tensor in expected.items())
+    assert len(restarted) > 10
+    shutil.rmtree(tmp_path)
+    transport.hosts["node"] = transport.made()
+    with pytest.raises(HetflError, match="has no states of clients from before round 1; a host that lost them"):
+        rounds.play_round(ours, servers[0], draws.at(1))
+
+
+def test_a_host_that_is_asked_twice_gives_the_same_bytes(toy_engine, tmp_path):
+    engine = toy_engine("fedavg")
+    host = Here(engine, HOSTS, folder=tmp_path).made()
+    introduce = Request(Question(kind="introduce", round=0), [Task(k, None) for k in range(3)]).to_bytes()
+    server, _ = rounds.start(engine, Draws(0))
+    downlink = engine.method.downlink(server, 0)
+    ask = Request(Question(kind="train", round=1), [Task(k, downlink) for k in range(3)]).to_bytes()
+    assert len(ask) < 1.2 * downlink.size.bytes  # once for all three
+    host.answer(introduce)
+    first = host.answer(ask)
+    assert host.answer(ask) == first
+    assert Here(engine, HOSTS, folder=tmp_path).made().answer(ask) == first
+    assert [update.client for update in Reply.from_bytes(first).updates] == [0, 1, 2]
+    wrong = Request(Question(run="another", kind="train", round=1), [Task(0, downlink)]).to_bytes()
+    assert "is of the run 'another', this host takes part in ''" in (Reply.from_bytes(host.answer(wrong)).error or "")
+
+
+def test_messages_keep_every_bit_and_refuse_what_is_none():
+    values = torch.tensor([float("nan"), float("-inf"), -0.0])
+    uplink = Message({"b": values, "a": values, "n": torch.tensor(3), "t": torch.arange(6.0).view(2, 3).t()})
+    state = ClientState({"w": values}, {"sgd/w/momentum": values[:2]}, {})
+    question = Question(kind="train", round=3, states=True)
+    update = Update(7, uplink, torch.tensor(float("nan")), {"train": 0.1}, {"x": float("nan"), "y": [1, None, "z"]})
+    content = Reply(question, [update], [Score(7, torch.tensor([3, 1]), 9)], {7: state}).to_bytes()
+    reply = Reply.from_bytes(content)
+    found = reply.updates[0]
+    assert list(found.uplink) == ["b", "a", "n", "t"] and found.uplink.size == uplink.size
+    for name, tensor in uplink.items():
+        torch.testing.assert_close(found.uplink[name], tensor, rtol=0, atol=0, equal_nan=True)
+    assert str(found.observed) == str(update.observed) and reply.scores[0].samples == 9
+    assert torch.equal(reply.states[7].optimiser["sgd/w/momentum"].isnan(), torch.tensor([True, False]))
+    assert reply.question == question
+    for wrong in (b"", content[:50], content[:-1], content.replace(b"train", b"chain", 1), b"\xff" * 99):
+        with pytest.raises(ValueError, match="is no message of hetfl"):
+            Reply.from_bytes(wrong)
+    with pytest.raises(ValueError, match="has .* bytes, and 10 are the most"):
+        Reply.from_bytes(content, limit=10)
+    number = content.replace(b'"b\\": 0', b'"b\\": 9', 1)
+    assert number != content
+    with pytest.raises(ValueError, match="is no message of hetfl"):
+        Reply.from_bytes(number)
+
+
+def test_what_waits_at_the_server_does_not_grow_with_the_clients():
+    """Clients are asked as long as there is room for what they are sent, and none may be far ahead of the oldest."""
+
+    def tasks(shared: bool) -> Iterator[Task]:
+        one = Message({"w": torch.zeros(ROOM // 64)})
+        for client in range(100):
+            taken.append(client)
+            yield Task(client, one if shared else Message({"w": torch.zeros(ROOM // 64)}))
+
+    for shared, many in ((True, 100), (False, 16)):
+        taken: list[int] = []
+        waiting = Waiting(tasks(shared), {client: str(client % 2) for client in range(100)})
+        asked = waiting.take()
+        assert len(taken) == many and sum(map(len, asked.values())) == many
+        assert sorted(waiting.hosts()) == ["0", "1"]
+        for client in range(1, 2 * AHEAD * 2, 2):
+            waiting.done(client) or pytest.fail()
+        assert waiting.hosts() == ["0"]
+        waiting.done(0)
+        assert len(taken) == many if shared else len(taken) == 16
+    assert waiting.take() and len(taken) == 25
