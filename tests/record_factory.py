@@ -166,7 +166,7 @@ def rewrite_run(folder: Path, change: Mapping[str, Any]) -> None:
 
 def rewrite_rounds(folder: Path, rounds: Iterable[Round]) -> None:
     """Put other lines into a record's ``rounds.jsonl``."""
-    (folder / "rounds.jsonl").unlink()
+    (folder / "rounds.jsonl").write_text("")
     with mock.patch.object(os, "fsync"):
         for line in rounds:
             Record(folder).append(line)
