@@ -145,6 +145,27 @@ class Parameters(Part):
     server: int = 0
 
 
+class Conditions(Part):
+    """What decides the last bits of a run's numbers and is not part of its identity; None: as before."""
+
+    device: str | None = None
+    engine: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    versions: dict[str, str] | None = None
+    source: str | None = None
+
+
+class Change(Conditions):
+    """Conditions under which a run went on that are other than those before.
+
+    Attributes:
+        round: the first that was played under them.
+    """
+
+    round: int
+
+
 class Run(Part):
     """``run.json``: the settings of a run, its inputs, and when and where it ran.
 
@@ -156,7 +177,9 @@ class Run(Part):
         models: the name of each client's model.
         public: the public data set and its subset, if the method has one.
         numerics: the versions that decide the run's numbers, see :mod:`hetfl.experiments.versions`.
-        threads, source: None in records of format 0.
+        device, engine, precision, threads, versions, source: the :class:`Conditions` that the run began under;
+            threads and source are None in records of format 0.
+        changes: of these conditions, in the order of the rounds. Absent where there is none.
         finished: when the run was completed; None before.
         class_names: of the data sets that are not in the catalogue, by data set.
         diverged: the first round in which a client's loss or logits were not finite.
@@ -191,6 +214,7 @@ class Run(Part):
     precision: str
     threads: int | None = None
     source: str | None = None
+    changes: list[Change] = []
     commit: str
     status: Literal["running", "complete"]
     started: str
@@ -210,6 +234,26 @@ class Run(Part):
     def complete(self) -> bool:
         """Whether the run has finished."""
         return self.status == "complete"
+
+    def throughout(self, name: str) -> list[Any]:
+        """The values of one of the conditions, in the order in which rounds were played under them."""
+        later = [value for change in self.changes if (value := getattr(change, name, None)) is not None]
+        return [getattr(self, name), *later]
+
+    def going_on(self, now: Run, round: int) -> Run:
+        """The description of this run when it goes on as ``now`` says, from a round on.
+
+        It keeps the conditions that it began under, and notes what is other than in the round before.
+        """
+        began = {name: getattr(self, name) for name in Conditions.model_fields}
+        changes = [change for change in self.changes if change.round < round]
+        before = began | {
+            name: value for change in changes for name, value in change.as_json().items() if name != "round"
+        }
+        other = {name: getattr(now, name) for name, value in before.items() if getattr(now, name) != value}
+        if other:
+            changes.append(Change(round=round, **other))
+        return now.model_copy(update={**began, **({"changes": changes} if changes else {})})
 
 
 class Windowed(Part):

@@ -1,11 +1,12 @@
 """What holds for every scheme: promises and their check, seeds, quantity, files."""
 
 import hashlib
+import json
 import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from hetfl.data.partitions import (
 from hetfl.data.store import Dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.files import sha256_file
 
 SCHEMES = {
     "iid": Iid(clients=5),
@@ -339,3 +341,71 @@ def test_indices_that_are_not_the_cards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1" / "card.json").write_text('{"sha256": "0"}')
     with pytest.raises(HetflError, match="card.json: is not the card of a partition; delete the folder"):
         read_partition(tmp_path / "1")
+
+
+def damaged(arrays: dict[str, Any], card: dict[str, Any], kind: str) -> str:
+    """Change a partition; returns what the line about it says."""
+    if kind == "floats":
+        arrays["train-0"] = arrays["train-0"].astype(float)
+        return "train-0 is float64"
+    if kind == "a matrix":
+        arrays["train-0"] = arrays["train-0"][:, None]
+        return r"train-0 is int64 \[.*, 1\]"
+    if kind == "a sample twice":
+        arrays["train-0"][1] = arrays["train-0"][0]
+        return "without duplicates"
+    if kind == "below the data":
+        arrays["train-0"][0] = -1
+        return r"card.json: train-0 has -1, indices lie in 0..79"
+    if kind == "beyond the data":
+        arrays["train-4"][0] = 80
+        return r"card.json: train-4 has 80, indices lie in 0..79"
+    if kind == "a client less":
+        del arrays["train-4"]
+        return "has 4 arrays, the card says 5 clients"
+    if kind == "a client more":
+        arrays["train-5"] = arrays["train-4"][:0]
+        return "has 6 arrays, the card says 5 clients"
+    if kind == "other samples":
+        arrays["train-4"] = arrays["train-4"][:-1]
+        return "card.json: sizes is not what the indices and the data set say"
+    name, value = kind.split("=")
+    card[name] = json.loads(value)
+    return {"clients": "card.json: clients is", "splits": "is not the card"}.get(
+        name, f"card.json: {name} is not what"
+    )
+
+
+DAMAGED = [
+    *("floats", "a matrix", "a sample twice", "below the data", "beyond the data", "a client less", "a client more"),
+    *("other samples", "clients=0", "clients=true", 'clients="5"', "splits=[]", "overlap=0.5", "class_counts={}"),
+    *('class_names=["a"]', "unused=1.0", "sizes={}"),
+]
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_partitions_with_a_right_checksum_and_wrong_content_are_refused(tmp_path: Path, kind: str) -> None:
+    dataset = dataset_of(labels_of([20] * 4))
+    write_partition(tmp_path, make_partition(Iid(clients=5), dataset, Draws(0)), Iid(clients=5), dataset, 0)
+    read_partition(tmp_path, dataset)
+    with np.load(tmp_path / "indices.npz") as stored:
+        arrays = dict(stored)
+    card = json.loads((tmp_path / "card.json").read_text())
+    told = damaged(arrays, card, kind)
+    np.savez(tmp_path / "indices.npz", **arrays)
+    card["sha256"] = sha256_file(tmp_path / "indices.npz")
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    with pytest.raises(HetflError, match=told) as caught:
+        read_partition(tmp_path, dataset)
+    assert "\n" not in str(caught.value) and "delete the folder and run dvc repro again" in str(caught.value)
+
+
+def test_what_is_no_archive_of_indices_is_one_line(tmp_path: Path) -> None:
+    dataset = dataset_of(labels_of([20] * 4))
+    write_partition(tmp_path, make_partition(Iid(), dataset, Draws(0)), Iid(), dataset, 0)
+    card = json.loads((tmp_path / "card.json").read_text())
+    for content in (b"", b"PK\x03\x04" + bytes(99), b"noise"):
+        (tmp_path / "indices.npz").write_bytes(content)
+        (tmp_path / "card.json").write_text(json.dumps({**card, "sha256": sha256_file(tmp_path / "indices.npz")}))
+        with pytest.raises(HetflError, match="indices.npz: "):
+            read_partition(tmp_path)

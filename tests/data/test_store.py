@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 from hetfl.config import validate
+from hetfl.data import store
 from hetfl.data.catalogue import entry, prepare_dataset
 from hetfl.data.fetch import Sources
 from hetfl.data.sets.digits import DigitsSettings
-from hetfl.data.store import Dataset, Subset, read_card, read_dataset, verify_dataset, write_dataset
+from hetfl.data.store import (
+    Dataset,
+    Subset,
+    read_card,
+    read_dataset,
+    verified_dataset,
+    verify_dataset,
+    write_dataset,
+)
 from hetfl.errors import HetflError
 
 DOMAINS = {"domain": ("amazon", "webcam")}
@@ -321,3 +330,35 @@ def test_digits_settings_leave_training_images(raw: dict[str, int], message: str
 def test_unknown_data_set_is_named() -> None:
     with pytest.raises(HetflError, match="params.yaml: x: unknown data set 'digit'; did you mean 'digits'"):
         entry("digit", "params.yaml: x")
+
+
+def test_a_flipped_byte_is_found_before_training_and_files_are_read_once(tmp_path: Path, monkeypatch) -> None:
+    write(tmp_path / "tiny")
+    read: list[str] = []
+    real = store.sha256_file
+    monkeypatch.setattr(store, "sha256_file", lambda path: read.append(path.name) or real(path))
+    known = tmp_path / "known"
+    verified_dataset(tmp_path / "tiny", known)
+    files = [path.name for path in (tmp_path / "tiny").glob("*.npy")]
+    assert sorted(read) == sorted(files)
+    verified_dataset(tmp_path / "tiny", known)
+    assert sorted(read) == sorted(files)
+    path = tmp_path / "tiny" / "train-images.npy"
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    read_dataset(tmp_path / "tiny")  # type, shape and size are right
+    for _ in range(2):
+        with pytest.raises(
+            HetflError, match="train-images.npy: SHA-256 is .*, the card says .*dvc repro download-tiny"
+        ):
+            verified_dataset(tmp_path / "tiny", known)
+    assert [name for name in read if name not in files] == []
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(last)
+    verified_dataset(tmp_path / "tiny", known)
+    next(known.iterdir()).write_text("[")
+    verified_dataset(tmp_path / "tiny", known)

@@ -12,6 +12,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
+from hetfl.training.contract import contracts
 from hetfl.training.engines import make_engine
 from hetfl.training.state import ResumePoints
 
@@ -74,6 +75,8 @@ def test_clients_in_another_order_that_get_bytes_send_the_same(played):
     sent = {k: Message.from_bytes(message.to_bytes()) for k, message in reversed(played.downlinks.items())}
     again = train(played.engine, sent, Draws(0).at(2), played.first.clients)
     assert {update.client for update in again} == {0, 1, 2}
+    for update in again:
+        contracts(played.engine.method, played.engine.models[update.client])[1].check_values(update.uplink)
     for update in again:
         assert same_update(update, played.updates[update.client])
         for message in (played.downlinks[update.client], update.uplink):

@@ -244,7 +244,8 @@ def test_fedkds_clients_and_server_truncate_by_the_rounds_energy(toy_engine, mon
     used = []
 
     def recorded(tensors, energy):
-        used.append(round(energy, 6))
+        if not any(tensor.is_meta for tensor in tensors.values()):  # those of the contract have no values
+            used.append(round(energy, 6))
         return truncate(tensors, energy)
 
     monkeypatch.setattr(fedkd, "truncate", recorded)

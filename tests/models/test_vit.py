@@ -15,7 +15,7 @@ from hetfl.files import read_json
 from hetfl.models import Model, ModelOptions, build
 from hetfl.models.outline import outline
 from hetfl.models.registry import weights_path
-from hetfl.tensors import write_tensors
+from hetfl.tensors import read_tensors, write_tensors
 
 PAPER = {"ViT-S": "vit_small_patch16_224", "ViT-B": "vit_base_patch16_224", "ViT-L": "vit_large_patch16_224"}
 TAG = ".augreg_in21k_ft_in1k"
@@ -188,7 +188,12 @@ def test_missing_weights_say_how_to_get_them(tmp_path: Path, name: str, remedy: 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path, weights: Path):
     weights_path("digits_vit_base", tmp_path).write_bytes(weights_path("digits_vit_small", weights).read_bytes())
-    with pytest.raises(HetflError, match="does not fit digits_vit_base: .*size mismatch for cls_token"):
+    with pytest.raises(HetflError, match="does not fit digits_vit_base but digits_vit_small: .*size mismatch"):
+        build("digits_vit_base", 3, ModelOptions(), tmp_path)
+    harmed = read_tensors(weights_path("digits_vit_base", weights))[0]
+    harmed["cls_token"][0, 0, 3] = torch.nan
+    write_tensors(weights_path("digits_vit_base", tmp_path), harmed)
+    with pytest.raises(HetflError, match=r"digits_vit_base.safetensors: cls_token has values that are not finite"):
         build("digits_vit_base", 3, ModelOptions(), tmp_path)
     weights_path("digits_vit_base", tmp_path).write_bytes(b"not safetensors")
     with pytest.raises(HetflError, match="not a valid safetensors file"):

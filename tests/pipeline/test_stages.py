@@ -479,8 +479,9 @@ def test_mistake_is_one_line_and_leaves_nothing_behind(untrained: Path, mistake:
     # What is wrong with all cells is said once.
     assert len(said) == (len(CELLS) if mistake == "evaluation before training" else 1), stderr
     assert [part for part in expected if part not in stderr] == [], stderr
-    # A lock is empty and nobody's result.
-    assert {path: time for path, time in times(untrained).items() if not path.startswith(".hetfl/locks/")} == before
+    # Locks are empty, and what was verified of data is nobody's result.
+    beside = (".hetfl/locks/", ".hetfl/verified/")
+    assert {path: time for path, time in times(untrained).items() if not path.startswith(beside)} == before
 
 
 def test_broken_checkpoint_keeps_no_other_cell_from_its_evaluation(project: Path) -> None:

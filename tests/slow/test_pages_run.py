@@ -17,6 +17,7 @@ from settings_files import ROOT
 pytestmark = pytest.mark.slow
 
 LEFT_OUT = {
+    r"pip install": "the environment has it",
     r"make (repro|test)\b": "continuous integration does it",
     r"make ui\b": "serves until it is stopped; tests/tracking serves it",
     r"\. \.venv": "the environment is that of the test",

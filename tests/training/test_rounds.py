@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from playing import accuracies, play_round, start, train
-from record_factory import make_run
+from record_factory import make_round, make_run
 
 from hetfl.draws import Draws
 from hetfl.experiments.cell import run_rounds
@@ -37,7 +37,7 @@ def play(engine, folder: Path, seen: Callable[[str], None] = lambda moment: None
 
         def call(value) -> None:
             original(value)
-            resume._raise()  # waits for the thread that writes
+            resume.flush()  # waits for the thread that writes
             seen(f"{name}:{value.round}")
 
         setattr(target, name, call)
@@ -383,3 +383,25 @@ def test_an_epoch_is_in_the_partitions_order_unless_shuffled(toy_engine, monkeyp
     epochs = [torch.cat(seen[:2]), torch.cat(seen[2:])]
     assert len(seen) == 4
     assert [torch.equal(epoch, in_order) for epoch in epochs] == [not shuffle] * 2
+
+
+def test_a_run_that_goes_on_under_other_conditions_says_from_which_round(tmp_path):
+    def go_on(completed: int, **conditions) -> dict:
+        record = Record(tmp_path)
+        record.begin(make_run(**conditions), completed)
+        for number in range(completed + (completed > 0), completed + 3):
+            record.append(make_round(number))
+        return json.loads((tmp_path / "run.json").read_text())
+
+    first = {"engine": "sequential", "threads": 1, "precision": "float32"}
+    assert "changes" not in go_on(0, **first)
+    assert "changes" not in go_on(2, **first)
+    found = go_on(3, **{**first, "threads": 4})
+    assert found["changes"] == [{"round": 4, "threads": 4}] and found["threads"] == 1
+    found = go_on(5, **{**first, "threads": 4, "engine": "batched"})
+    assert found["changes"] == [{"round": 4, "threads": 4}, {"round": 6, "engine": "batched"}]
+    found = go_on(6, **first)
+    assert found["changes"][-1] == {"round": 7, "engine": "sequential", "threads": 1}
+    # Rounds that are played again under the first conditions.
+    assert go_on(3, **first).get("changes", []) == []
+    assert "changes" not in go_on(0, **{**first, "threads": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,31 @@ def read_dataset(folder: Path) -> Dataset:
     return Dataset(card.name, card.title, card.class_names, subsets, card.checksum, card.attributes)
 
 
+def verified_dataset(folder: Path, known: Path) -> Dataset:
+    """Open a prepared data set whose contents are what its card says.
+
+    A file is read for this once, and again after its time or size changed.
+
+    Args:
+        folder: the data set's.
+        known: a folder for what was found before.
+
+    Raises:
+        HetflError: a file is missing or differs from the card.
+    """
+    dataset = read_dataset(folder)
+    path = known / f"{sha256_json(str(folder.absolute()))[:16]}.json"
+    try:
+        before = read_json(path)
+    except HetflError:  # missing or damaged
+        before = {}
+    now = verify_files(folder, before if isinstance(before, dict) else {})
+    if now != before:
+        with suppress(OSError):  # where it cannot be written files are read again the next time
+            write_json(path, now)
+    return dataset
+
+
 def verify_dataset(folder: Path) -> None:
     """Check every file of a prepared data set against the checksums of its card.
 
@@ -219,15 +245,36 @@ def verify_dataset(folder: Path) -> None:
         HetflError: a file is missing or has changed.
     """
     read_dataset(folder)
-    card = read_card(folder)
+    verify_files(folder)
+
+
+def verify_files(folder: Path, known: Mapping[str, Any] = {}) -> dict[str, list[Any]]:  # noqa: B006 - never mutated
+    """Check a prepared data set's files against the checksums of its card.
+
+    Args:
+        folder: the data set's.
+        known: what this returned before; files whose times and sizes have not changed since are not read.
+
+    Returns:
+        Time, size and checksum of each file.
+
+    Raises:
+        HetflError: a file is missing or differs from the card.
+    """
+    card, found = read_card(folder), {}
     for name, file in card.files.items():
-        found = sha256_file(folder / name)
-        if found != file.sha256:
+        status = (folder / name).stat()
+        found[name] = [status.st_mtime_ns, status.st_size, file.sha256]
+        if known.get(name) == found[name]:
+            continue
+        content = sha256_file(folder / name)
+        if content != file.sha256:
             raise HetflError(
-                f"{folder / name}: SHA-256 is {found[:12]}, the card says {file.sha256[:12]}; {_remedy(folder)}"
+                f"{folder / name}: SHA-256 is {content[:12]}, the card says {file.sha256[:12]}; {_remedy(folder)}"
             )
     if card.checksum != _checksum(card.files):
         raise HetflError(f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(folder)}")
+    return found
 
 
 def _checksum(files: Mapping[str, StoredFile]) -> str:

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.partitions import read_partition
-from hetfl.data.store import Dataset, read_card, read_dataset
+from hetfl.data.store import Dataset, read_card, verified_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.events import Callback
@@ -86,14 +86,10 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
     Raises:
         HetflError: an input is missing or broken.
     """
-    dataset = read_dataset(workspace.dataset(cell.dataset))
-    partition, card = read_partition(workspace.partition(cell.dataset, cell.split, cell.seed))
-    if card["dataset_checksum"] != dataset.checksum:
-        raise HetflError(
-            f"{workspace.partition(cell.dataset, cell.split, cell.seed)}: was made from other data; "
-            f"run dvc repro partition@{cell.dataset}"
-        )
-    shared = None if cell.public is None else read_dataset(workspace.dataset(cell.public.dataset))
+    dataset = verified_dataset(workspace.dataset(cell.dataset), workspace.verified)
+    partition, _ = read_partition(workspace.partition(cell.dataset, cell.split, cell.seed), dataset)
+    public_folder = None if cell.public is None else workspace.dataset(cell.public.dataset)
+    shared = None if public_folder is None else verified_dataset(public_folder, workspace.verified)
     public_classes = shared.num_classes if shared else 0
     method = create(cell.method, cell.settings, dataset.num_classes, public_classes, seed=cell.seed)
     public = shared.subset(cell.public.subset) if shared and cell.public else None

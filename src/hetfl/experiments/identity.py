@@ -107,7 +107,9 @@ def inputs(cell: Cell, workspace: Workspace) -> Inputs:
 def _partition_checksum(cell: Cell, workspace: Workspace) -> str:
     """SHA-256 over the parts of a partition that decide a run: the indices, and the subsets that they refer to.
 
-    The rest of the card follows from these. Its key ``splits`` names the subsets.
+    The rest of the card belongs to the identity as well: settings and seed are compared with the cell's here, and
+    what follows from the indices is checked when they are read, see :func:`hetfl.data.partitions.read_partition`. The
+    card's key ``splits`` names the subsets.
     """
     path = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
     make = f"make it with dvc repro partition@{cell.dataset}"
@@ -115,11 +117,15 @@ def _partition_checksum(cell: Cell, workspace: Workspace) -> str:
         raise HetflError(f"{path}: the partition is missing; {make}")
     card = read_json(path)
     try:
-        same = _SCHEME.validate_python(card["settings"]) == _SCHEME.validate_python(cell.partition)
+        scheme = _SCHEME.validate_python(cell.partition)
+        same = _SCHEME.validate_python(card["settings"]) == scheme
+        seed = cell.seed if scheme.seed is None else scheme.seed
         decisive = {name: card[name] for name in ("sha256", "clients", "splits", "dataset_checksum")}
     except (KeyError, TypeError, ValidationError) as error:
         raise HetflError(f"{path}: is not the card of a partition; {make}") from error
     if not same:
         where = f"params.yaml: partitions.{cell.dataset}.splits.{cell.split}"
         raise HetflError(f"{path}: has other settings than {where}; {make}")
+    if card.get("seed") != seed:
+        raise HetflError(f"{path}: is of seed {card.get('seed')}, seed {seed} is needed; {make}")
     return sha256_json(decisive)

@@ -181,6 +181,7 @@ class Workspace:
         self.runs, self.evaluations, self.results = root / "runs", root / "evaluations", root / "results"
         self.tables, self.figures, self.report = root / "tables", root / "figures", root / "report"
         self.scratch = root / ".hetfl"
+        self.verified = self.scratch / "verified"
 
     def dataset(self, name: str) -> Path:
         """The folder of a prepared data set."""

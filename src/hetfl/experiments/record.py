@@ -79,8 +79,14 @@ class Record:
         return read_run(self.folder)
 
     def begin(self, run: Run, completed: int) -> None:
-        """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after."""
+        """Start or continue: keep the lines up to round ``completed``, drop what a killed process wrote after.
+
+        A run that goes on under other conditions says so, see :meth:`hetfl.schema.Run.going_on`.
+        """
         kept = [line for line in self.lines() if line.round <= completed] if completed else []
+        before = self.read() if kept else None
+        if before is not None and before.fingerprint == run.fingerprint:
+            run = before.going_on(run, completed + 1)
         self.run = run
         for name in (RUN, ROUNDS, MODEL):
             for left in self.folder.glob(f".{name}.*"):  # what a killed process could not rename

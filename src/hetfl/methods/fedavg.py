@@ -7,7 +7,7 @@ models, never their data. The mean, weighted by numbers of samples, is the serve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,14 +17,13 @@ from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Method,
-    MethodSettings,
     Phase,
     Uplinks,
     Work,
     cross_entropy,
     register_method,
-    weighted_mean,
 )
+from hetfl.methods.parts.robust import CombiningSettings, combined, epsilon, noised
 from hetfl.models.base import Model, ModelOptions
 
 
@@ -33,6 +32,7 @@ class FedAvg(Method):
     """McMahan et al., AISTATS 2017, Algorithm 1. FedHPL Table 1 trains it from random weights.
 
     The server keeps ``samples`` [K], the clients' numbers n_k of samples, and the group ``model``, the weights w.
+    Where uplinks have noise it also keeps ``noised`` [], the number of rounds that clients have sent some in.
     """
 
     numerics = 1
@@ -42,12 +42,17 @@ class FedAvg(Method):
     travels = "all parameters"
     evaluates: Literal["client", "global"] = "global"
 
-    class Settings(MethodSettings):
+    class Settings(CombiningSettings):
         """``init``: where the server's first weights come from."""
 
         init: Literal["scratch", "pretrained"] = "scratch"
 
     settings: Settings
+
+    @property
+    def combining(self) -> CombiningSettings:
+        """How the server combines uplinks; methods that derive from this one without such settings take the mean."""
+        return self.settings if isinstance(self.settings, CombiningSettings) else CombiningSettings()
 
     def model_options(self) -> ModelOptions:
         return ModelOptions(body="trained", weights=self.settings.init)
@@ -71,9 +76,13 @@ class FedAvg(Method):
     ) -> ServerState:
         samples = torch.cat([registrations[client]["samples"] for client in sorted(registrations)])
         fresh = models[0].init(draws, client=-1)
-        return ServerState(
+        state = ServerState(
             {"samples": samples, "model": {name: fresh[name] for name in models[0].names(self.shares())}}
         )
+        if not self.combining.noise:
+            return state
+        epsilon(self.combining.noise, self.combining.delta, 0)  # where it cannot be told nobody should train
+        return state | {"noised": torch.zeros((), dtype=torch.int64)}
 
     def downlink(self, server: ServerState, client: int) -> Message:
         """w: the shared parameters by name, in the shapes of the model."""
@@ -88,8 +97,16 @@ class FedAvg(Method):
 
     def uplink(self, work: Work) -> Message:
         """w_k: the client's shared parameters by name."""
-        return Message(work.trained(self.shares()))
+        params, s = work.trained(self.shares()), self.combining
+        return Message(noised(params, work.before, s, work.draws, work.client.index) if s.noise else params)
 
     def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
-        """w = sum_k n_k w_k / sum_k n_k over the participants."""
-        return server | {"model": weighted_mean(uplinks, server["samples"][uplinks.clients])}
+        """w = sum_k n_k w_k / sum_k n_k over the participants, unless the settings have another rule."""
+        weights = server["samples"][uplinks.clients]
+        told = {"noised": server["noised"] + 1} if "noised" in server else {}
+        return server | {"model": combined(uplinks, weights, server.group("model"), self.combining), **told}
+
+    def diagnostics(self, server: ServerState) -> dict[str, Any]:
+        """``epsilon`` of a client that took part in all rounds so far, where uplinks have noise."""
+        s = self.combining
+        return {"epsilon": epsilon(s.noise, s.delta, int(server["noised"]))} if "noised" in server else {}

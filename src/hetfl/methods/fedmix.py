@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -19,6 +19,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, flatten, group, ungrouped
 from hetfl.methods.base import Phase, Statistics, StatisticsSource, Uplinks, Work, register_method
+from hetfl.methods.parts.robust import mean_only
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
@@ -53,6 +54,8 @@ class FedMix(PTFedAvg):
 
         mix: float = Field(default=0.1, ge=0, lt=1)
         chunk: int | None = Field(default=None, ge=1)
+
+        _no_noise = field_validator("noise")(mean_only)
 
     settings: Settings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from hetfl.config import Blocks
@@ -17,6 +17,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, without
 from hetfl.methods.base import Phase, Uplinks, Work, register_method
+from hetfl.methods.parts.robust import mean_only
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 
@@ -42,6 +43,8 @@ class FedPR(PTFedAvg):
         shared_blocks: Annotated[Blocks, Field(min_length=1)] = (1,)
         group_blocks: Blocks = ()
         kept: float = Field(default=0.8, gt=0, le=1)
+
+        _no_noise = field_validator("noise")(mean_only)
 
     settings: Settings
 

@@ -23,6 +23,7 @@ from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, without
 from hetfl.methods.base import Query, Statistics, StatisticsSource, Uplinks, Work, register_method
 from hetfl.methods.parts.cosines import mean_cosine, of_groups
+from hetfl.methods.parts.robust import COMBINING, mean_only
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.grouped import orthogonal
@@ -43,6 +44,8 @@ class GroupSettings(PTFedAvg.Settings):
     encoder: str | None = None
     branches: int = Field(default=1, ge=1)
     ensembles: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+    _mean_only = field_validator(*COMBINING)(mean_only)
 
     @field_validator("branches", "ensembles")
     @classmethod

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Uplinks, register_method
 from hetfl.methods.parts.networks import detached, fresh_network, leaves
+from hetfl.methods.parts.robust import COMBINING, mean_only
 from hetfl.methods.ptfedavg import PTFedAvg
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
@@ -56,6 +57,8 @@ class PFedHN(PTFedAvg):
         server_momentum: float = Field(default=0.9, ge=0, lt=1)
         server_decay: float = Field(default=1e-3, ge=0)
         clip: float = Field(default=50.0, gt=0)
+
+        _mean_only = field_validator(*COMBINING)(mean_only)
 
     settings: Settings
 

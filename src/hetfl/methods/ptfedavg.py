@@ -16,9 +16,10 @@ from torch import Tensor
 from hetfl.config import Blocks
 from hetfl.data.batches import Batch
 from hetfl.message import Message, ServerState, Tensors
-from hetfl.methods.base import MethodSettings, Phase, cross_entropy, register_method
+from hetfl.methods.base import Phase, cross_entropy, register_method
 from hetfl.methods.fedavg import FedAvg
 from hetfl.methods.parts.cosines import mean_cosine, of_groups
+from hetfl.methods.parts.robust import CombiningSettings
 from hetfl.models.base import Model, ModelOptions
 
 
@@ -35,7 +36,7 @@ class PTFedAvg(FedAvg):
     source = "FGPT, arXiv 2310.18285"
     travels = "prompts and heads"
 
-    class Settings(MethodSettings):
+    class Settings(CombiningSettings):
         """Defaults are FGPT's; where it states none, those of the code of its later version.
 
         Attributes:
@@ -82,10 +83,10 @@ class PTFedAvg(FedAvg):
         return model(params, batch.images, self.choose(params, batch, received)).logits
 
     def diagnostics(self, server: ServerState) -> dict[str, Any]:
-        """The mean cosine of the groups' new prompts (FGPT, Table 11)."""
+        """FedAvg's, and the mean cosine of the groups' new prompts (FGPT, Table 11)."""
         prompts = server.group("model").get("group")
         found = None if prompts is None else mean_cosine(of_groups(prompts[None])[0][:, None])
-        return {} if found is None else {"cosine_group_global": found}
+        return super().diagnostics(server) | ({} if found is None else {"cosine_group_global": found})
 
     def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
         """Mean cosines of the prompts that participants send (FGPT, Table 11).

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from hetfl.data.batches import Batch
@@ -19,6 +19,7 @@ from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, flatten, group, ungrouped
 from hetfl.methods.base import Phase, Uplinks, Work, register_method
 from hetfl.methods.fedavg import FedAvg
+from hetfl.methods.parts.robust import COMBINING, mean_only
 from hetfl.models.base import Model
 
 
@@ -45,6 +46,8 @@ class Scaffold(FedAvg):
         optimiser: Literal["sgd"] = "sgd"
         momentum: float = Field(default=0.0, ge=0, lt=1)
         server_lr: float = Field(default=1.0, gt=0)
+
+        _mean_only = field_validator(*COMBINING)(mean_only)
 
     settings: Settings
 

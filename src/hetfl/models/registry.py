@@ -11,7 +11,7 @@ after the logits, ``-h512-relu`` for both. Otherwise the head is linear.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from textwrap import shorten
@@ -78,8 +78,8 @@ MINI_VITS: dict[str, dict[str, Any]] = {
 """Small enough for pre-training on a CPU, and deep enough for the blocks at which FGPT and SGPT insert prompts."""
 
 OWN_TAGS = {**dict.fromkeys(MINI_VITS, ("cifar10", "cifar100")), **dict.fromkeys(DIGITS_VITS, ("mnist",))}
-"""The data sets that small transformers are pre-trained on, which are the tags of their weights; without a tag, those of
-:data:`DIGITS_VITS` are of the digits."""
+"""The data sets that small transformers are pre-trained on, which are the tags of their weights; without a tag, the
+weights of :data:`DIGITS_VITS` are of the digits."""
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet4": {"block": "basic", "layers": (1, 0, 0, 0), "channels": (64, 64, 64, 64)},
@@ -139,6 +139,12 @@ OWN_SPECS = {
     **dict.fromkeys(DIGITS_CNNS, InputSpec(16, "bilinear", _GREY, _GREY)),
 }
 """The inputs that hetfl's own architectures expect, by name."""
+
+USUAL = (
+    *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
+    *(f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
+)
+"""Those of timm that most weights are of."""
 
 RANDOM = "random"
 """The tag of random weights, seeded by the model's name."""
@@ -331,7 +337,9 @@ def build(
     except RuntimeError as error:
         if loaded is None or is_random(name):
             raise
-        raise HetflError(f"{weights_path(name, weights)}: does not fit {name}: {_one_line(error)}") from error
+        kind = _architecture_with(loaded)
+        held = f" but {kind}" if kind else ""
+        raise HetflError(f"{weights_path(name, weights)}: does not fit {name}{held}: {_one_line(error)}") from error
 
 
 def backbone_of(name: str, options: ModelOptions, size: int) -> Backbone:
@@ -393,8 +401,28 @@ def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
     path = weights_path(name, folder)
     if not path.exists():
         raise HetflError(missing_weights(name, path))
-    # The count of batches, which published files contain, is not used.
-    return {key: value for key, value in read_tensors(path)[0].items() if not key.endswith("num_batches_tracked")}
+    found = _without_counts(read_tensors(path)[0])
+    for key, value in found.items():
+        # A sum that is finite has no other terms; one that is not can have overflowed.
+        if value.is_floating_point() and not value.sum().isfinite() and not value.isfinite().all():
+            raise HetflError(f"{path}: {key} has values that are not finite; delete the file and make it again")
+    return found
+
+
+def _without_counts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors without the count of batches, which published files contain and which is not used."""
+    return {key: value for key, value in tensors.items() if not key.endswith("num_batches_tracked")}
+
+
+def _architecture_with(weights: Mapping[str, Tensor]) -> str:
+    """The first usual architecture whose tensors have these names and shapes; empty if none has."""
+    shapes = {key: value.shape for key, value in weights.items()}
+    for architecture in (*OWN_SPECS, *USUAL):
+        with torch.device("meta"):
+            held = _without_counts(creator(architecture)().state_dict())
+        if {key: value.shape for key, value in held.items()} == shapes:
+            return architecture
+    return ""
 
 
 def missing_weights(name: str, path: Path) -> str:

@@ -91,7 +91,8 @@ def _problems(
             yield "trainable parameters differ"
         told, made = _sizes(old), _sizes(new)
         if told.keys() != made.keys():
-            yield f"sizes of messages are missing in the {'reference' if told.keys() < made.keys() else 'fresh table'}"
+            lacking = "reference" if told.keys() < made.keys() else "fresh table"
+            yield f"sizes of messages are missing in the {lacking}"
         for name, size in told.items():
             if name in made and abs(made[name] - size) > (size_tolerance * size if _varies(old, new, name) else 0):
                 yield f"{name} {made[name]:,}, not {size:,}"

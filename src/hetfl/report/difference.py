@@ -25,7 +25,7 @@ TOLD = (
     "inputs",
     "numerics",
 )
-BESIDE = ("device", "engine", "precision", "threads", "commit", "versions")
+BESIDE = ("device", "engine", "precision", "threads", "changes", "commit", "versions")
 """Fields of a run that decide its numbers, and those that should not."""
 
 
@@ -128,7 +128,7 @@ def _runs(one: Path, two: Path) -> dict[str, Any]:
     return {
         "settings": _changes(_told(first), _told(second)),
         "beside": _changes(
-            _flat({key: getattr(first, key) for key in BESIDE}), _flat({key: getattr(second, key) for key in BESIDE})
+            *(_flat({key: run.as_json().get(key) for key in BESIDE}) for run in (first, second)),
         ),
         "results": results,
         "rounds": _rounds(one, two),

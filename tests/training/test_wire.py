@@ -1,0 +1,84 @@
+"""Hosts of others that answer in bytes which nobody should send: refused with a reason, and the round goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+
+import pytest
+import torch
+from test_remote import Here
+
+from hetfl.draws import Draws
+from hetfl.training import rounds
+from hetfl.training.engine import Update
+from hetfl.training.host import Reply
+from hetfl.training.remote import RemoteEngine
+
+HOSTS = {"one": [0, 2], "other": [1]}
+
+
+class Wire(Here):
+    """Hosts that belong to others; what ``other`` answers while it trains is changed on the way."""
+
+    def __init__(self, engine, change) -> None:
+        super().__init__(engine, HOSTS)
+        self.trusted, self.change, self.earlier = False, change, b""
+
+    def receive(self, hosts, timeout):
+        given = super().receive(hosts, timeout)
+        if given is None or given[0] != "other" or Reply.from_bytes(given[1]).question.kind != "train":
+            return given
+        sent, self.earlier = self.change(given[1], self.earlier), given[1]
+        return "other", sent
+
+
+def another(content: bytes, **changes) -> bytes:
+    """A reply with something else in its update."""
+    reply = Reply.from_bytes(content)
+    (update,) = reply.updates
+    return Reply(reply.question, [Update(**{**vars(update), **changes})]).to_bytes()
+
+
+def with_header(content: bytes, change) -> bytes:
+    """The bytes with another safetensors header."""
+    (size,) = struct.unpack("<Q", content[:8])
+    head = json.loads(content[8 : 8 + size])
+    change(head)
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+
+def claim(head) -> None:
+    name = next(name for name in head if name != "__metadata__")
+    head[name]["shape"], head[name]["data_offsets"] = [2_500_000_000], [0, 10_000_000_000]
+
+
+CASES = {
+    "noise": (lambda content, _: b"\x80\x04garbage" * 9, "^sent what "),
+    "nothing": (lambda content, _: b"", "^sent what "),
+    "half of it": (lambda content, _: content[: len(content) // 2], "^sent what "),
+    "a header of 10 GB": (lambda content, _: struct.pack("<Q", 10**10) + content[8:], "^sent what "),
+    "a tensor of 10 GB": (lambda content, _: with_header(content, claim), "^sent what "),
+    "the round before": (lambda content, earlier: earlier or content, "^did not answer within 0.01 s$"),
+    "another's number": (lambda content, _: another(content, client=0), "^did not answer within 0.01 s$"),
+    "not finite": (
+        lambda content, _: another(content, uplink={"head.bias": torch.full((3,), torch.nan)}),
+        "^did not send ",
+    ),
+    "figures": (lambda content, _: another(content, observed={"x": "y"}), "^sent figures that are not numbers$"),
+    "seconds": (lambda content, _: another(content, seconds={"train": -5.0}), "^sent seconds that are not"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_nobody_should_send_is_refused(toy_engine, case):
+    change, told = CASES[case]
+    engine = toy_engine("fedavg")
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, Wire(engine, change), deadline=0.01)
+    server, _ = rounds.start(remote, Draws(0))
+    for round in (1, 2):
+        server, line = rounds.play_round(remote, server, Draws(0).at(round))
+    assert line.participants == [0, 2] and [*line.failed] == ["1"]
+    assert re.match(told, line.failed["1"]), line.failed
