@@ -32,7 +32,7 @@ def listed(extra: str = "") -> set[str]:
 
 
 CORE_LIST, TEST = listed(), listed("test")
-PIPELINE = listed("pipeline") | listed("slurm") | listed("ray") | listed("tables") | listed("flower")
+PIPELINE = listed("pipeline") | listed("slurm") | listed("ray") | listed("tables") | listed("flower") | listed("privacy")
 
 
 def core_files() -> list[Path]:
