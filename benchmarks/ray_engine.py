@@ -102,8 +102,8 @@ def main() -> None:
             '# The engine "ray": overhead and the server\'s memory',
             f"{device_name(CPU)}, 1 thread, torch {torch.__version__}, Python {sys.version.split()[0]}. FedAvg, one "
             f"step a client; the fastest of {arguments.repeats} rounds without a test. MB are those that cross "
-            "between server and actor in a round: every uplink, and the downlink once. Starting Ray and the first actor takes"
-            f" {start:.1f} s; later runs of the process use them again.",
+            "between server and actor in a round: every uplink, and the downlink once. Starting Ray and the first "
+            f"actor takes {start:.1f} s; later runs of the process use them again.",
             tabulate(
                 rows,
                 headers=["model", "clients", "MB", "sequential (ms)", "ray, 1 actor (ms)", "difference (ms)"],

@@ -3,8 +3,8 @@
     python benchmarks/scale.py
 
 needs no files. Each method stands with the first cell of its paper's tables in papers/. Its messages and states are
-those of a rehearsal (see hetfl.experiments.rehearsal) with the cell's clients, and with twice as many who hold the same.
-The server's rule is timed on tensors of their sizes.
+those of a rehearsal (see hetfl.experiments.rehearsal) with some of the cell's clients, and with twice as many. The
+server's rule is timed on tensors of their sizes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from hetfl.training.rounds import compares
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
-MOST = 20
-"""Clients of the smaller one of two rehearsals, if the cell has so many; the other has twice as many."""
+FEW = 20
+"""Clients of the smaller one of two rehearsals: the cell's, again and again if they are fewer; the other has twice as
+many."""
 ALIKE = 11
 """Clients that are alike, to see what a rule does with their uplinks. Nothing else in a state has so many rows."""
 SIZES = (10**3, 10**6)
@@ -207,31 +208,30 @@ def size(tensors: Tensors) -> int:
 
 def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings], timed: bool = True) -> Costs:
     """What a cell's method costs; ``small`` is a cell of the method in which many clients take little memory."""
-    clients = min(MOST, len(held.train))
-    one, two = Play(cell, held, clients), Play(cell, held, 2 * clients)
+    one, two = Play(cell, held, FEW), Play(cell, held, 2 * FEW)
     alike = Play(*small, ALIKE, alike=True)
     watched = Watched([Message(real(uplink)) for uplink in alike.up])
     alike.aggregated(watched, ServerState(real(alike.before)), ALIKE)
-    each = (size(two.server) - size(one.server)) / clients
+    each = (size(two.server) - size(one.server)) / FEW
     states = two.engine.client_states().values()
     private = [size({**state.params, **state.optimiser, **state.memory}) for state in states]
     learned: Any = create(cell.method, cell.settings, held.classes, held.public_classes).settings
     steps = getattr(learned, "server_epochs", None) or getattr(learned, "server_steps", 1)
-    few, many = (one.seconds(clients), two.seconds(2 * clients)) if timed else (0.0, 0.0)
-    more = max(0.0, many - few) / clients
+    few, many = (one.seconds(FEW), two.seconds(2 * FEW)) if timed else (0.0, 0.0)
+    more = max(0.0, many - few) / FEW
     return Costs(
         cell,
         mean(message.size.bytes for message in two.up),
         mean(message.size.bytes for message in two.down),
         len({tuple(map(place, message.values())) for message in two.down}) == 1,
-        size(one.server) - clients * each,
+        size(one.server) - FEW * each,
         each,
-        sum(private) / (2 * clients),
+        sum(private) / (2 * FEW),
         watched.most,
         compares(one.method),
         alike.summed(),
         one.method.in_turn(),
-        steps * max(0.0, few - clients * more),
+        steps * max(0.0, few - FEW * more),
         steps * more,
     )
 
@@ -321,7 +321,7 @@ def page(found: Mapping[str, Costs]) -> str:
         lists=", ".join(METHODS[name].title for name, cost in found.items() if not cost.streams),
         compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compares),
         grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each > 8),
-        most=MOST,
+        few=FEW,
     )
 
 
@@ -358,9 +358,8 @@ the engine `ray` the server has a copy for resume points.
 
 "Server memory" is its state and the uplinks that it holds; a sum in float64 and the process itself come on top.
 "At 10 Gbit/s" is the time of the larger one of both directions through one link. "The rule takes" is
-aggregation on one core ({machine}), in processor time, with as many clients as the experiment
-has, {most} at most, and with twice as many, and extended in proportion.
-A round also waits for its slowest client, whatever their number.
+aggregation on one core ({machine}), in processor time, with {few} clients of the experiment and
+with twice as many, and extended in proportion. A round also waits for its slowest client, whatever their number.
 
 ## Hierarchical aggregation
 
@@ -371,7 +370,8 @@ rounding, and a root with k edge servers receives k messages, however many clien
 
 - Exact but for rounding: {exact}.
 - The rule, as it is written, reads all uplinks of a round at once, so that an edge server can only pass them
-  on: {lists}.
+  on: {lists}. Some of these are sums all the same, such as those of SCAFFOLD and FedMD; taken in one by one, they
+  would be rounded in another order, and finished runs would not be repeated to the last bit.
 - The rule adds up, but the record compares all uplinks of a round, and the server holds them for that:
   {compared}.
 - The server's state grows with the clients by more than their numbers of samples: {grows}.
