@@ -32,7 +32,8 @@ def listed(extra: str = "") -> set[str]:
 
 
 CORE_LIST, TEST = listed(), listed("test")
-PIPELINE = listed("pipeline") | listed("slurm") | listed("ray") | listed("tables") | listed("flower")
+EXTRAS = ("pipeline", "slurm", "ray", "tables", "flower", "privacy")
+PIPELINE = set().union(*map(listed, EXTRAS))
 
 
 def core_files() -> list[Path]:
