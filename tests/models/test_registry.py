@@ -42,7 +42,7 @@ def test_what_models_want_to_see(name: str, size: int, interpolation: str, stati
         ("resnet19", "unknown model 'resnet19'; did you mean 'resnet18'"),
         ("mocov3_vit_bass", "did you mean 'mocov3_vit_base'"),
         ("resnet18.tv_in2k", "unknown weights tag 'resnet18.tv_in2k'; did you mean 'resnet18.tv_in1k'"),
-        ("digits_vit_small.tv", "did you mean 'digits_vit_small.random'"),
+        ("digits_vit_small.tv", "did you mean 'digits_vit_small.mnist'"),
         ("resnet18.", "unknown weights tag"),
     ],
 )
