@@ -48,6 +48,7 @@ class Nodes:
         (folder / "server.yaml").write_text(yaml.safe_dump({"server": server}))
         began = time.perf_counter()
         self.processes: dict[str, psutil.Popen] = {}
+        self.transport = FlowerTransport(read_server(folder / "server.yaml"))  # admits the nodes that come next
         for client, name in enumerate(names):
             node = {**both, "name": name, "server": address, "key": f"certs/{name}.key", "poll": poll}
             node |= {"folder": name, "clients": {client: "data"}}
@@ -55,7 +56,6 @@ class Nodes:
             path.write_text(yaml.safe_dump({"node": node}))
             self._start(f"worker of {name}", [__file__, "--echo", str(folder / name / "worker.sock")], folder / name)
             self._start(f"link of {name}", ["-m", "hetfl.deploy.link", str(path)], folder / name)
-        self.transport = FlowerTransport(read_server(folder / "server.yaml"))
         self.transport.wait_for_nodes(None)
         self.started = time.perf_counter() - began
 

@@ -39,6 +39,21 @@ def set_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def sqlite_uri(database: Path) -> str:
+    """The tracking URI of a database file.
+
+    MLflow reads ``%`` and ``?`` in the name of a folder as parts of the URI, and would make another file. Such a
+    folder is left out, which is possible where commands run in the checkout.
+
+    Raises:
+        HetflError: the file cannot be named.
+    """
+    for path in (str(database), os.path.relpath(database)):
+        if not {"%", "?"} & {*path}:
+            return f"sqlite:///{path}"
+    raise HetflError(f"{database}: MLflow takes no % or ? in a path; run the command in the checkout, or rename it")
+
+
 def sqlite_file(uri: str) -> Path | None:
     """The file of a tracking URI such as ``sqlite:///mlruns/mlflow.db``, or None if it names no plain file."""
     path = uri.removeprefix("sqlite:///")
@@ -115,7 +130,7 @@ def _migrate(database: Path) -> None:
     from mlflow.db import upgrade
 
     assert upgrade.callback is not None
-    upgrade.callback(f"sqlite:///{database}")
+    upgrade.callback(sqlite_uri(database))
 
 
 def _companions(database: Path) -> Iterator[Path]:
