@@ -38,9 +38,9 @@ from hetfl.training.rounds import compares
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
-FEW = 20
-"""Clients of the smaller one of two rehearsals: the cell's, again and again if they are fewer; the other has twice as
-many."""
+MOST = 20
+"""Clients of the smaller one of two rehearsals, if the cell has so many; the other has twice as many. More of them
+would not fit into memory where a rule stacks uplinks of hundreds of MB."""
 ALIKE = 11
 """Clients that are alike, to see what a rule does with their uplinks. Nothing else in a state has so many rows."""
 SIZES = (10**3, 10**6)
@@ -208,30 +208,31 @@ def size(tensors: Tensors) -> int:
 
 def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings], timed: bool = True) -> Costs:
     """What a cell's method costs; ``small`` is a cell of the method in which many clients take little memory."""
-    one, two = Play(cell, held, FEW), Play(cell, held, 2 * FEW)
+    clients = min(MOST, len(held.train))
+    one, two = Play(cell, held, clients), Play(cell, held, 2 * clients)
     alike = Play(*small, ALIKE, alike=True)
     watched = Watched([Message(real(uplink)) for uplink in alike.up])
     alike.aggregated(watched, ServerState(real(alike.before)), ALIKE)
-    each = (size(two.server) - size(one.server)) / FEW
+    each = (size(two.server) - size(one.server)) / clients
     states = two.engine.client_states().values()
     private = [size({**state.params, **state.optimiser, **state.memory}) for state in states]
     learned: Any = create(cell.method, cell.settings, held.classes, held.public_classes).settings
     steps = getattr(learned, "server_epochs", None) or getattr(learned, "server_steps", 1)
-    few, many = (one.seconds(FEW), two.seconds(2 * FEW)) if timed else (0.0, 0.0)
-    more = max(0.0, many - few) / FEW
+    few, many = (one.seconds(clients), two.seconds(2 * clients)) if timed else (0.0, 0.0)
+    more = max(0.0, many - few) / clients
     return Costs(
         cell,
         mean(message.size.bytes for message in two.up),
         mean(message.size.bytes for message in two.down),
         len({tuple(map(place, message.values())) for message in two.down}) == 1,
-        size(one.server) - FEW * each,
+        size(one.server) - clients * each,
         each,
-        sum(private) / (2 * FEW),
+        sum(private) / (2 * clients),
         watched.most,
         compares(one.method),
         alike.summed(),
         one.method.in_turn(),
-        steps * max(0.0, few - FEW * more),
+        steps * max(0.0, few - clients * more),
         steps * more,
     )
 
@@ -321,7 +322,7 @@ def page(found: Mapping[str, Costs]) -> str:
         lists=", ".join(METHODS[name].title for name, cost in found.items() if not cost.streams),
         compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compares),
         grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each > 8),
-        few=FEW,
+        most=MOST,
     )
 
 
@@ -358,8 +359,9 @@ the engine `ray` the server has a copy for resume points.
 
 "Server memory" is its state and the uplinks that it holds; a sum in float64 and the process itself come on top.
 "At 10 Gbit/s" is the time of the larger one of both directions through one link. "The rule takes" is
-aggregation on one core ({machine}), in processor time, with {few} clients of the experiment and
-with twice as many, and extended in proportion. A round also waits for its slowest client, whatever their number.
+aggregation on one core ({machine}), in processor time, with as many clients as the experiment has, {most} at
+most, and with twice as many, and extended in proportion; where both took the same time, so does any number. A
+round also waits for its slowest client, whatever their number.
 
 ## Hierarchical aggregation
 

@@ -16,6 +16,7 @@ def scale(monkeypatch):
     return importlib.import_module("scale")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_sizes_of_the_messages_and_the_kinds_of_the_rules(scale):
     """A sum of large networks, a rule that learns, one that knows its clients, and one that compares."""
     lines = (ROOT / "docs/scale.md").read_text().splitlines()
