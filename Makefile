@@ -34,7 +34,11 @@ docs: $(VENV)/.ready
 	@echo "docs:    build/docs/index.html"
 
 slow: $(VENV)/.ready
-	pytest -m slow -s
+	pytest -m 'slow and not faults' -s
+
+# Breaks everything on purpose and prints the table: fault, tries, survived, lost. QUICK=1: a few of each.
+test-faults: $(VENV)/.ready
+	QUICK=$(QUICK) pytest -m faults -n 2 --dist worksteal
 
 # Clients in several processes on this machine.
 test-distributed: $(VENV)/.ready
@@ -79,4 +83,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test certificates docs slow test-distributed ui lint lock
+.PHONY: repro test certificates docs slow test-distributed ui lint lock test-faults

@@ -2,17 +2,18 @@
 
     python benchmarks/scale.py
 
-needs no files. Each method stands with the first cell of papers/params.yaml that trains it. Its messages and states are
-those of a rehearsal (see hetfl.experiments.rehearsal) with some and with twice as many clients, who hold what the
-cell's clients hold. The server's rule is timed on tensors of their sizes.
+needs no files. Each method stands with the first cell of its paper's tables in papers/. Its messages and states are
+those of a rehearsal (see hetfl.experiments.rehearsal) with some of the cell's clients, and with twice as many. The
+server's rule is timed on tensors of their sizes.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,12 +38,16 @@ from hetfl.training.rounds import compares
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
-FEW = 4
-"""Clients of the smaller one of two rehearsals; the other has twice as many."""
+FEW = 20
+"""Clients of the smaller one of two rehearsals: the cell's, again and again if they are fewer; the other has twice as
+many."""
+ALIKE = 11
+"""Clients that are alike, to see what a rule does with their uplinks. Nothing else in a state has so many rows."""
 SIZES = (10**3, 10**6)
 LINK = 10e9 / 8
 """Bytes a second of the link that the table assumes: 10 Gbit/s."""
-REPEATS = 3
+REPEATS, SECONDS = 2, 0.3
+"""A rule is timed at least so often and so long."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,10 @@ class Costs:
         shared: whether all clients get the same.
         fixed, each: bytes of the server's state: without clients, and for each client that it knows.
         private: bytes that a client keeps to itself, mean over clients.
-        held: uplinks that the rule has at once, of ``2 * FEW``.
+        held: uplinks that the rule has at once, of :data:`ALIKE`.
         compares: whether a round's figures compare all uplinks, so that they are held whatever the rule does.
-        summed: whether the next state is the same whoever of equal clients sends which uplink, and in which order.
+        summed: whether the next state is the same whoever of equal clients sends which uplink, and in which order,
+            and whether what the state has of each client stays as it is.
         turns: whether clients train one after another.
         once, more: seconds of the rule: of a round, and of each uplink.
     """
@@ -84,7 +90,7 @@ class Costs:
     @property
     def merges(self) -> bool:
         """Whether edge servers can send the sums of their clients' uplinks, with the same result but for rounding."""
-        return self.streams and self.summed and not self.each and not self.turns
+        return self.streams and self.summed and not self.turns
 
     def memory(self, clients: int) -> float:
         """Bytes that the server needs: its state, and uplinks."""
@@ -96,13 +102,19 @@ class Costs:
         return self.once + self.more * clients
 
 
+@cache
+def zeros(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """One tensor for all that have this shape, since whole networks of several clients would take gigabytes."""
+    return torch.zeros(shape, dtype=dtype)
+
+
 def real(tensors: Tensors, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """Zeros in place of shapes without values; with a generator, random floating-point numbers in place of all."""
 
     def value(tensor: Tensor) -> Tensor:
         if generator is not None and tensor.is_floating_point():
             return torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-        return torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
+        return zeros(tensor.shape, tensor.dtype) if tensor.is_meta else tensor
 
     return {name: value(tensor) for name, tensor in tensors.items()}
 
@@ -163,20 +175,23 @@ class Play:
     def seconds(self, clients: int) -> float:
         """Of the rule with uplinks of the first clients, the best of some tries."""
         server, uplinks = ServerState(real(self.before)), [Message(real(uplink)) for uplink in self.up[:clients]]
-        found = []
-        for _ in range(REPEATS):
-            began = time.perf_counter()
+        found: list[float] = []
+        while len(found) < REPEATS or sum(found) < SECONDS:
+            began = time.process_time()
             self.aggregated(uplinks, server, clients)
-            found.append(time.perf_counter() - began)
+            found.append(time.process_time() - began)
         return min(found)
 
     def summed(self) -> bool:
-        """Whether random uplinks of clients who are alike give the same state in the opposite order."""
+        """See :attr:`Costs.summed`, with random uplinks of clients who are alike, and in the opposite order."""
         generator = torch.Generator().manual_seed(0)
         server = ServerState(real(self.before, generator))
         uplinks = [Message(real(uplink, generator)) for uplink in self.up]
         one, other = (self.aggregated(way, server, len(uplinks)) for way in (uplinks, uplinks[::-1]))
+        # What has a row for each client, and what other methods keep of each by name.
+        known = [name for name, tensor in one.items() if tensor.dim() and len(tensor) == len(uplinks)]
         pairs = [(tensor, other[name]) for name, tensor in one.items()]
+        pairs += [(one[name], server[name]) for name in known if name in server]
         return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, equal_nan=True) for a, b in pairs)
 
 
@@ -191,25 +206,25 @@ def size(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
-def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings]) -> Costs:
+def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings], timed: bool = True) -> Costs:
     """What a cell's method costs; ``small`` is a cell of the method in which many clients take little memory."""
-    one, two = (Play(cell, held, clients) for clients in (FEW, 2 * FEW))
-    alike = Play(*small, 2 * FEW, alike=True)
+    one, two = Play(cell, held, FEW), Play(cell, held, 2 * FEW)
+    alike = Play(*small, ALIKE, alike=True)
     watched = Watched([Message(real(uplink)) for uplink in alike.up])
-    alike.aggregated(watched, ServerState(real(alike.before)), 2 * FEW)
+    alike.aggregated(watched, ServerState(real(alike.before)), ALIKE)
     each = (size(two.server) - size(one.server)) / FEW
     states = two.engine.client_states().values()
     private = [size({**state.params, **state.optimiser, **state.memory}) for state in states]
     learned: Any = create(cell.method, cell.settings, held.classes, held.public_classes).settings
     steps = getattr(learned, "server_epochs", None) or getattr(learned, "server_steps", 1)
-    few, many = one.seconds(FEW), two.seconds(2 * FEW)
+    few, many = (one.seconds(FEW), two.seconds(2 * FEW)) if timed else (0.0, 0.0)
     more = max(0.0, many - few) / FEW
     return Costs(
         cell,
         mean(message.size.bytes for message in two.up),
         mean(message.size.bytes for message in two.down),
         len({tuple(map(place, message.values())) for message in two.down}) == 1,
-        size(two.server) - 2 * FEW * each,
+        size(one.server) - FEW * each,
         each,
         sum(private) / (2 * FEW),
         watched.most,
@@ -221,45 +236,52 @@ def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings]) -> Costs:
     )
 
 
-def all_costs() -> dict[str, Costs]:
-    """The costs of every method, in the order of their names."""
-    paper, own = (first_cells(root) for root in (ROOT / "papers", ROOT))
+def all_costs(names: Iterable[str] = METHODS, timed: bool = True) -> dict[str, Costs]:
+    """The costs of some methods, in the order of their names."""
+    paper, own = first_cells(ROOT / "papers"), first_cells(ROOT)
+    workspace, params = Workspace(ROOT / "papers"), load_params(ROOT / "papers" / "params.yaml")
+    forecaster = Forecaster(params, workspace, torch.device("cpu"), exact=False)
+    labels = torch.arange(60) % 10
+    small = Holdings([labels], [labels], 10, 8, labels, 10, 8)
     found = {}
-    for name in sorted(METHODS):
-        (cell, held), small = paper[name], own[name]
-        found[name] = costs(cell, held, small)
+    for name in sorted(names):
+        held = forecaster.holdings(paper[name])
+        assert held is not None, f"the sizes of {paper[name].dataset} are not known without its files"
+        found[name] = costs(paper[name], held, (own[name], small), timed)
     return found
 
 
-def first_cells(root: Path) -> dict[str, tuple[Cell, Holdings]]:
-    """The first cell of each method in a project, and what its clients hold."""
-    params, workspace = load_params(root / "params.yaml"), Workspace(root)
-    found: dict[str, tuple[Cell, Holdings]] = {}
-    forecaster = Forecaster(params, workspace, torch.device("cpu"), exact=False)
+def first_cells(root: Path) -> dict[str, Cell]:
+    """The first cell of each method in a project."""
+    params, found = load_params(root / "params.yaml"), dict[str, Cell]()
     for name in params.experiments:
         for cell in cells(params, name):
-            if cell.method not in found and cell.settings.get("communicate", True):
-                found[cell.method] = cell, forecaster.rehearsal(cell).held
+            # Other experiments of papers/ search settings, with small networks.
+            of_paper = root == ROOT or name.startswith(f"{cell.paper}-")
+            if cell.settings.get("communicate", True) and of_paper:
+                found.setdefault(cell.method, cell)
     return found
+
+
+def row(name: str, cost: Costs) -> list[str]:
+    """A method's row of the page's first table."""
+    return [
+        METHODS[name].title,
+        cost.cell.experiment,
+        decimal(cost.up),
+        decimal(cost.down) + (" *" if cost.shared else ""),
+        "one" if cost.streams else "all",
+        "all" if cost.compares or not cost.streams else "one",
+        decimal(cost.fixed),
+        decimal(cost.each),
+        decimal(cost.private),
+        "yes" if cost.merges else "no",
+    ]
 
 
 def page(found: Mapping[str, Costs]) -> str:
     """The page: what was measured, and what it makes of many clients."""
-    measured = [
-        [
-            METHODS[name].title,
-            cost.cell.experiment,
-            decimal(cost.up),
-            decimal(cost.down) + (" *" if cost.shared else ""),
-            "one" if cost.streams else "all",
-            "all" if cost.compares or not cost.streams else "one",
-            decimal(cost.fixed),
-            decimal(cost.each),
-            decimal(cost.private),
-            "in turn" if cost.turns else "yes" if cost.merges else "no",
-        ]
-        for name, cost in found.items()
-    ]
+    measured = [row(name, cost) for name, cost in found.items()]
     scaled = [
         [
             METHODS[name].title,
@@ -298,8 +320,8 @@ def page(found: Mapping[str, Costs]) -> str:
         exact=", ".join(METHODS[name].title for name, cost in found.items() if cost.merges),
         lists=", ".join(METHODS[name].title for name, cost in found.items() if not cost.streams),
         compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compares),
-        grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each),
-        turns=", ".join(METHODS[name].title for name, cost in found.items() if cost.turns),
+        grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each > 8),
+        few=FEW,
     )
 
 
@@ -314,42 +336,47 @@ def duration(seconds: float) -> str:
 WHATS = ("server memory", "bytes a round", "at 10 Gbit/s", "the rule takes")
 TEXT = """# Many clients
 
-What changes with 10^3 and with 10^6 participants in a round. `python benchmarks/scale.py` writes this page; no number in
-it is written by hand.
+What changes with 10^3 and with 10^6 participants in a round. `python benchmarks/scale.py` writes this page; no
+number in it is written by hand.
 
-Each method stands with the first experiment of `papers/` that trains it. Sizes are those of the messages that the real
-loop makes, as in `hetfl plan`, with bodies of networks and all that travels at their real sizes; where sizes depend on
-training, they are the largest possible. Whether a rule takes uplinks one by one was found by counting the uplinks that
-are still in memory when it asks for the next one.
+Each method stands with the first experiment of its paper in `papers/`. Sizes are those of the messages that the
+real loop makes, as in `hetfl plan`; where they depend on training, they are the largest possible. Whether a rule
+takes uplinks one by one was found by counting the uplinks that are still in memory when it asks for the next one.
 
 ## What a client costs
 
 {measured}
 
-`*`: all clients get the same, so a host of several clients or an edge server needs it once. "Server state, and per
-client": what the server keeps from round to round, and by how much each further client makes it larger. "Private state":
-what a client keeps to itself, without moments of an optimiser. It stays on its node; with the engine `ray` the server
-has a copy for resume points.
+`*`: all clients get the same, so a host of several clients, or an edge server, needs it once. "Server state" is
+what the server keeps from round to round, "and per client" by how much each further client makes it larger.
+"Private state" is what a client keeps to itself, without moments of an optimiser. It stays on its node; with
+the engine `ray` the server has a copy for resume points.
 
 ## What that means
 
 {scaled}
 
-"Server memory": its state and the uplinks that it holds, without the process itself. "At 10 Gbit/s": the larger one of
-both directions through one link. "The rule takes": aggregation on one core ({machine}), timed with few clients and
-extended in proportion. A network's rounds also wait for the slowest client, whatever their number.
+"Server memory" is its state and the uplinks that it holds; a sum in float64 and the process itself come on top.
+"At 10 Gbit/s" is the time of the larger one of both directions through one link. "The rule takes" is
+aggregation on one core ({machine}), in processor time, with {few} clients of the experiment and
+with twice as many, and extended in proportion. A round also waits for its slowest client, whatever their number.
 
 ## Hierarchical aggregation
 
-Edge servers can add up the uplinks of their clients and send one message of the same size, and the result is the same but
-for rounding, where the rule takes uplinks one by one, keeps nothing of single clients, and does not depend on who among
-equal clients sent what. This was tried out with random uplinks in both orders. It holds for {exact}. A root with k edge servers
-then receives k messages whatever the number of clients.
+An edge server can send one message with the sums of its clients' uplinks where the rule takes uplinks one by
+one, changes nothing that it keeps of single clients, and does not depend on which of several equal clients sent
+what. That was tried out with random uplinks in both orders. The result is then that of one server but for
+rounding, and a root with k edge servers receives k messages, however many clients there are.
 
-- These rules need all uplinks of a round at once: {lists}. There an edge server can only pass them on.
-- These add up, but the record compares all uplinks of a round, and the server holds them for that: {compared}.
-- The server keeps something of every client that it knows: {grows}.
-- Participants train one after another, so that a round takes as long as all of them together: {turns}.
+- Exact but for rounding: {exact}.
+- The rule, as it is written, reads all uplinks of a round at once, so that an edge server can only pass them
+  on: {lists}. Some of these are sums all the same, such as those of SCAFFOLD and FedMD; taken in one by one, they
+  would be rounded in another order, and finished runs would not be repeated to the last bit.
+- The rule adds up, but the record compares all uplinks of a round, and the server holds them for that:
+  {compared}.
+- The server's state grows with the clients by more than their numbers of samples: {grows}.
+
+A host with several clients sends every client's uplink by itself, in every engine: hetfl has no edge servers.
 """
 
 

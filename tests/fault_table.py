@@ -46,9 +46,13 @@ class Tries:
         else:
             self.add(fault)
 
+    def more(self, fault: str, many: int) -> None:
+        """So many tries that were survived."""
+        self._rows.append(("try", (fault, True, many)))
+
     def add(self, fault: str, problem: str = "") -> None:
         """A try whose outcome is known; an empty problem means that it was survived."""
-        self._rows.append(("try", (fault, not problem)))
+        self._rows.append(("try", (fault, not problem, 1)))
         if problem:
             self.lost.append(f"{fault}:\n{problem}")
 
@@ -72,18 +76,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     properties = list(report.user_properties)
     made = [row for name, row in properties if name == "try"]
     if report.when == "teardown":
-        for fault, survived in made:
-            _count(fault, survived)
+        for fault, survived, many in made:
+            _count(fault, survived, many)
     # A skipped test has tried nothing.
     if report.when == "call" and not report.skipped and not made:
         for fault in [row for name, row in properties if name == "fault"]:
             _count(fault, report.passed)
 
 
-def _count(fault: str, survived: bool) -> None:
+def _count(fault: str, survived: bool, many: int = 1) -> None:
     row = _rows.setdefault(fault, [0, 0, 0])
-    row[0] += 1
-    row[1 if survived else 2] += 1
+    row[0] += many
+    row[1 if survived else 2] += many
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 TOOLS = {"dvc", "ruamel-yaml-clib", "setuptools", "pytest-xdist", "ruff", "mypy", "types-pyyaml"}
 """Distributions that are run, not imported."""
-PEERS = {"fedlab", "pfl"}
+PEERS = {"blazefl", "fedlab", "fluke", "pfl"}
 """Frameworks that benchmarks/peers.py compares with; whoever runs it installs them."""
 
 

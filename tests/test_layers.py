@@ -12,7 +12,7 @@ import hetfl
 ROOT = Path(hetfl.__file__).parent
 LEVELS = [
     {"errors"},
-    {"draws", "files", "config", "torch_private"},
+    {"draws", "files", "config", "spawn", "torch_private"},
     {"message", "tensors", "optimisers", "schema"},
     {"captured", "compact"},
     {"data"},

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -127,10 +128,17 @@ class Message(Mapping[str, Tensor]):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Message:
-        """Read what :meth:`to_bytes` wrote; names, order, types and shapes are as they were."""
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return cls({name: tensors[name] for name in json.loads(header["__metadata__"]["order"])})
+        """Read what :meth:`to_bytes` wrote; names, order, types and shapes are as they were.
+
+        Raises:
+            ValueError: it is no message.
+        """
+        try:
+            tensors = load(content)
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            return cls({name: tensors[name] for name in json.loads(header["__metadata__"]["order"])})
+        except (SafetensorError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"is no message ({str(error)[:200]})") from error
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in self._tensors.items())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hetfl.data import archive
 from hetfl.data.archive import decode, members
 from hetfl.errors import HetflError
 
@@ -183,6 +184,17 @@ def test_member_that_is_too_large_is_refused(tmp_path: Path, kind: str) -> None:
     path = tar(tmp_path / "set.tar.gz") if kind == "tar" else pack(tmp_path / "set.zip")
     with pytest.raises(HetflError, match="'set/deep/b.bin' has 50000 bytes, at most 4000 are read"):
         list(members(path, largest=4000))
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archive_that_unpacks_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(archive, "LARGEST", 10_000)
+    monkeypatch.setattr(archive, "RATIO", 0)
+    path = tar(tmp_path / "set.tar.gz") if kind == "tar" else pack(tmp_path / "set.zip")
+    with pytest.raises(HetflError, match="set.(zip|tar.gz): unpacks to more than 0 times its size"):
+        list(members(path, largest=10**6))
 
 
 def encoded(image: Image.Image, form: str) -> bytes:

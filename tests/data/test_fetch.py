@@ -23,7 +23,7 @@ from hetfl.data.catalogue import prepare_dataset
 from hetfl.data.fetch import RemoteFile, Sources
 from hetfl.data.sets.digits import DigitsSettings
 from hetfl.data.store import read_card, verify_dataset
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, one_line
 
 SIZE = 200_000
 CONTENT = np.random.default_rng(0).bytes(SIZE)
@@ -61,9 +61,9 @@ def left(folder: Path) -> dict[str, int]:
 
 
 def failure(sources: Sources, file: RemoteFile) -> str:
-    with pytest.raises(HetflError) as caught:
+    with pytest.raises((HetflError, OSError)) as caught:
         sources.get("toy", file)
-    message = str(caught.value)
+    message = one_line(caught.value)
     assert "\n" not in message
     assert sources.used == []
     return message
@@ -107,9 +107,28 @@ def test_early_end_is_found_out_where_neither_server_nor_catalogue_knows_the_siz
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])
-def test_wrong_size_in_the_catalogue_does_no_harm(server: Server, tmp_path: Path, size: int) -> None:
-    is_had(server, tmp_path, published(server, bytes=size))
+def test_published_size_that_is_too_large_does_no_harm(server: Server, tmp_path: Path) -> None:
+    is_had(server, tmp_path, published(server, bytes=SIZE + 1))
+
+
+@pytest.mark.parametrize("fault", ["", "drop-unsized"])
+def test_download_stops_beyond_the_published_size(server: Server, tmp_path: Path, fault: str) -> None:
+    server.faults = [fault]
+    message = failure(Sources(None, tmp_path), published(server, bytes=SIZE // 4))
+    assert f"{server.url}/set.bin: sends more than {SIZE // 4} bytes" in message
+    assert len(server.requests) == 1 and left(tmp_path) == {}
+
+
+def test_download_of_unknown_size_stops_too(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "MOST", SIZE // 4)
+    message = failure(Sources(None, tmp_path), published(server, bytes=None))
+    assert f"sends more than {SIZE // 4} bytes" in message
+
+
+def test_a_connection_that_breaks_often_but_brings_bytes_is_not_given_up(server: Server, tmp_path: Path) -> None:
+    server.faults = ["drop"] * 12
+    is_had(server, tmp_path)
+    assert len(server.requests) == 13 and server.sent == SIZE
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "408", "wrong", "redirect", "drop-early"])
@@ -144,9 +163,9 @@ OTHER = hashlib.sha256(bytes(SIZE)).hexdigest()[:12]
         ("500", 5, "HTTP 500 Internal Server Error", {}),
         ("loop", None, "cannot be reached", {}),
         ("drop-early", 5, "cannot be reached", {}),
-        ("drop", 5, "the connection broke", {"set.bin.part": 193_750}),
-        ("drop-chunked", 5, "the connection broke", {"set.bin.part": 193_750}),
-        ("drop-unsized", 5, "ended after 193750 of 200000 bytes", {"set.bin.part": 193_750}),
+        ("drop", 22, "the connection broke", {"set.bin.part": 199_999}),
+        ("drop-chunked", 22, "the connection broke", {"set.bin.part": 199_999}),
+        ("drop-unsized", 22, "ended after 199999 of 200000 bytes", {"set.bin.part": 199_999}),
         ("wrong", 5, f"its SHA-256 is {OTHER}, published is {SHA256[:12]}", {}),
     ],
 )
@@ -166,10 +185,13 @@ def test_what_does_not_pass_is_one_line(
 
 @pytest.mark.usefixtures("short_timeout")
 def test_stalls_without_end_are_one_line(server: Server, tmp_path: Path) -> None:
+    part = tmp_path / "toy" / "set.bin.part"
+    part.parent.mkdir()
+    part.write_bytes(CONTENT[:-1])  # of which a server that stalls in the middle sends nothing
     server.faults = ["stall"] * 9
     assert f"({server.url}/set.bin: timed out); {REMEDY}" in failure(Sources(None, tmp_path), published(server))
     assert len(server.requests) == 3
-    assert left(tmp_path) == {"set.bin.part": 175_000}
+    assert left(tmp_path) == {"set.bin.part": SIZE - 1}
     server.faults = []
     is_had(server, tmp_path)
 
@@ -321,7 +343,8 @@ def test_download_on_a_disk_that_fills_goes_on_when_there_is_room(
     with monkeypatch.context() as patch:
         fill_disk_for(patch, ".part")
         message = failure(Sources(None, tmp_path), published(server))
-    assert message == f"toy: set.bin: the disk of {tmp_path / 'toy'} is full; free disk space and run it again"
+    part = tmp_path / "toy" / "set.bin.part"
+    assert message == f"{part}: the disk is full; make room, then run the same command again"
     assert len(server.requests) == 1
     assert left(tmp_path) == {"set.bin.part": 70_000}
     is_had(server, tmp_path)
@@ -331,8 +354,9 @@ def test_download_on_a_disk_that_fills_goes_on_when_there_is_room(
 def test_unusable_downloads_folder_is_one_line(server: Server, tmp_path: Path) -> None:
     (tmp_path / "downloads").write_text("a file")
     message = failure(Sources(None, tmp_path / "downloads"), published(server))
-    place = tmp_path / "downloads" / "toy"
-    assert message == f"toy: set.bin: {place} cannot be read or written (Not a directory); check it"
+    place = tmp_path / "downloads"
+    remedy = "move it away, then run the same command again"
+    assert message == f"{place / 'toy'}: {place} is a file where a folder is needed; {remedy}"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, None])
@@ -354,9 +378,10 @@ def test_disk_that_fills_while_a_data_set_is_written_keeps_the_old_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", save)
-        with pytest.raises(HetflError) as caught:
+        with pytest.raises(OSError) as caught:
             prepare(1)
-    assert str(caught.value) == f"data set digits: the disk of {tmp_path} is full; free disk space and run it again"
+    place = tmp_path / "digits"
+    assert one_line(caught.value) == f"{place}: the disk is full; make room, then run the same command again"
     assert [path.name for path in tmp_path.iterdir()] == ["digits"]
     verify_dataset(tmp_path / "digits")
     assert read_card(tmp_path / "digits") == before

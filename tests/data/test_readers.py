@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
+from hetfl.data import npz, readers
 from hetfl.data.archive import decode
 from hetfl.data.readers import arrays, held_out, idx, jpeg_streams, matlab, pictures, take
 from hetfl.data.store import Subset
@@ -75,12 +76,37 @@ class Harmful:
 def test_pickle_in_an_npz_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, a=np.array([Harmful()], dtype=object))
-    one_line("a.npz: is not in its published format .*allow_pickle", arrays, path, "a")
+    one_line("a.npz: is not in its published format .*holds objects", arrays, path, "a")
     assert not Harmful.ran
     # Also where it is no array but a bare pickle.
     path.write_bytes(pickle.dumps(Harmful()))
-    one_line("a.npz: is not in its published format .*allow_pickle", arrays, path, "a")
+    one_line("a.npz: is not in its published format .*not a zip file", arrays, path, "a")
     assert not Harmful.ran
+
+
+def npy(shape: str, body: bytes = b"", kind: str = "|u1") -> bytes:
+    """A file of numpy with any header."""
+    head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}"
+    return b"\x93NUMPY\x01\0" + len(head).to_bytes(2, "little") + head.encode() + body
+
+
+@pytest.mark.parametrize("shape", ["(10**15,)", "(1000000000000,)", "(-1, -4)", "(0, 99999999999999999999)", "(5,)"])
+def test_an_npz_file_whose_header_claims_more_than_there_is_needs_no_memory(tmp_path: Path, shape: str) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", npy(shape, b"1234"))
+    one_line("a.npz: is not in its published format", arrays, path, "a")
+
+
+def test_files_that_unpack_to_much_more_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "LARGEST", 10**6)
+    monkeypatch.setattr(readers, "LARGEST", 10**6)
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(10**6, np.uint8))
+    one_line(r"a.npz: .*holds 1000128 bytes, at most 1000000 are read", arrays, tmp_path / "a.npz", "a")
+    (tmp_path / "a.gz").write_bytes(idx_file(np.zeros((10**6,), np.uint8)))
+    one_line("a.gz: .*holds more than 1000000 bytes", idx, tmp_path / "a.gz")
+    savemat(tmp_path / "a.mat", {"X": np.zeros(10**6 + 1, np.uint8)}, do_compression=True)
+    one_line("a.mat: .*holds 1000001 numbers", matlab, tmp_path / "a.mat", "X")
 
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)

@@ -16,6 +16,7 @@ def test_two_actors_give_the_same_record(digits, sequential, tmp_path, method):
     cell = digits_project.cells_of(digits)[method]
     digits_project.train(digits, cell, tmp_path, engine="ray", ray={"actors": 2})
     assert digits_project.record(tmp_path, cell) == sequential(method)
+    print(f"\nray, 2 actors, {method}: the record of one process", end="")
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedmd"])
@@ -35,3 +36,4 @@ def test_an_actor_killed_twice_changes_nothing(digits, sequential, tmp_path, mon
     digits_project.train(digits, cell, tmp_path, engine="ray", ray={"actors": 2})
     assert len(killed) == 2
     assert digits_project.record(tmp_path, cell) == sequential(method)
+    print(f"\nray, 2 actors, one killed twice, {method}: the record of one process", end="")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from stage_runner import Ended, run_command, run_stage
 from sweep_project import results
 
 from hetfl.tensors import read_metadata
+from hetfl.tracking.mlflow_database import set_environment
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -77,6 +81,7 @@ def run(root: Path, stage: str) -> Ended:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which every stage has run; not to be changed."""
+    set_environment()
     importlib.import_module("mlflow.tracking")  # once for all processes
     root = tmp_path_factory.mktemp("finished")
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS, sort_keys=False))
@@ -127,6 +132,11 @@ def content(root: Path, stage: str) -> Any:
     out = root / STAGES[stage][0]
     if stage == "train":
         return results(root)
+    if stage == "sync":
+        database = root / "mlruns" / "mlflow.db"
+        with closing(sqlite3.connect(database)) as connection:
+            shown = "SELECT name, status, lifecycle_stage FROM runs ORDER BY name"
+            return [[*row] for row in connection.execute(shown)]
     files = [out] if out.is_file() else sorted(path for path in out.rglob("*") if path.is_file())
     same = stage in ("download", "prepare", "partition", "pretrain", "table", "figure")
     return {path.relative_to(root).as_posix(): path.read_bytes() if same else b"" for path in files}
@@ -150,7 +160,6 @@ def endure(disk: Disk, finished: Path, stage: str) -> list[tuple[str, str, str]]
     shutil.copytree(finished, root, symlinks=True)
     at = Path(STAGES[stage][0])
     out, top = root / at, root / at.parts[0]
-    before = content(root, stage)
 
     def clear() -> None:
         remove(out)
@@ -162,6 +171,7 @@ def endure(disk: Disk, finished: Path, stage: str) -> list[tuple[str, str, str]]
     clear()
     empty = disk.used
     assert run(root, stage).status == 0
+    before = content(root, stage)
     written = disk.used - empty
     found = []
 
@@ -190,7 +200,9 @@ def endure(disk: Disk, finished: Path, stage: str) -> list[tuple[str, str, str]]
         make(top)
 
     attempt("file in place of a folder", lambda: put(lambda path: path.write_text("")), lambda: remove(top))
-    attempt("dangling link", lambda: put(lambda path: path.symlink_to("nowhere")), lambda: remove(top))
+    link = partial(put, lambda path: path.symlink_to("nowhere"))
+    # MLflow makes the folder that the link names.
+    attempt("dangling link", link, lambda: remove(top), must_fail=stage != "sync")
     return found
 
 

@@ -229,7 +229,7 @@ def test_an_override_of_dvc_changes_one_line(file: str, key: str, tmp_path: Path
 
 def test_hand_written_settings_stay_short_and_without_anchors() -> None:
     texts = [(ROOT / file).read_text() for file in FILES]
-    assert sum(len(text.splitlines()) for text in texts) <= 1600
+    assert sum(len(text.splitlines()) for text in texts) <= 1800
     assert not any("<<:" in text or ": &" in text or ": *" in text for text in texts)
 
 

@@ -13,7 +13,7 @@ from settings_files import ROOT
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, load_params
 from hetfl.report.formats import filled, render_latex, render_markdown, render_text
-from hetfl.report.shown import best_cells
+from hetfl.report.shown import best_cells, show
 from hetfl.report.table import build_table
 from hetfl.tables.catalogue import CHOSEN, table_spec
 from hetfl.tables.records import validated
@@ -104,6 +104,9 @@ def test_differences_have_a_sign_and_an_interval_in_every_face(spec: TableSpec, 
 def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: TableSpec, root: Path):
     table = filled(build_table(spec, root / "runs", root / "evaluations"))
     assert not best_cells(table)
+    worth = {**table["cells"][-1], "value": -0.001, "interval": [-0.002, 0.002]}
+    shown = show(table, worth, set())
+    assert (shown.number, shown.range) == ("+0.00", "+0.00 to +0.00")
     for seed in GAINS:
         write(root, "choice-b", seed, 3)
     table = filled(build_table(spec, root / "runs", root / "evaluations"))
@@ -119,6 +122,15 @@ def test_a_seed_that_only_one_of_the_two_rows_has_does_not_count(spec: TableSpec
         (tmp_path / "runs" / "e" / "fedproto" / "base-a" / f"s-s{seed}" / "run.json").unlink()
     lonely = cells(spec, root)["choice-b", "last_pooled"]
     assert (lonely["status"], lonely["value"]) == ("not run", None)
+
+
+def test_a_row_may_be_compared_with_one_that_is_compared_itself(spec: TableSpec, root: Path):
+    for seed in GAINS:
+        write(root, "choice-c", seed, 5)
+    more = {"choice-c": {s: entry("choice-c", s, "choice-b") for s in CHOSEN}}
+    spec = spec.model_copy(update={"rows": {**spec.rows, "choice-c": "C"}, "entries": {**spec.entries, **more}})
+    runs = cells(spec, root)["choice-c", "last_pooled"]["provenance"]
+    assert [run["value"] for run in runs] == [10.0, 7.5, 5.0]
 
 
 def test_the_interval_of_equal_values_is_a_point():
@@ -139,19 +151,21 @@ def test_clients_that_share_their_test_samples_have_none_to_validate_with(tmp_pa
     assert [cell.against for cell in spec.entries["fedhpl"].values()] == ["local", "local"]
 
 
+def test_another_test_of_the_same_runs_is_compared_with_the_usual_one(tmp_path: Path):
+    told = {"shared_blocks": [1], "group_blocks": [2], "groups": 2}
+    rows = {"pt-fedavg": {"settings": {key: told[key] for key in ("shared_blocks", "group_blocks")}}}
+    rows["fgpt"] = {"against": "pt-fedavg", "settings": told | {"ensembles": [2]}}
+    spec = table_spec("mine", settings_with(rows, tmp_path))
+    assert spec.rows["fgpt-top-2"] == "FGPT: top-2 ensemble"
+    # Only the last rounds have it, so there is no best one to compare.
+    ((column, cell),) = spec.entries["fgpt-top-2"].items()
+    assert (column, cell.row, cell.reading, cell.against) == ("iid-last", "fgpt", "top-2", "fgpt")
+
+
 MINE = {"title": "Mine", "dataset": "digits", "models": "digits-homogeneous", "splits": {"iid": "IID"}, "seeds": 2}
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ({"fedhpl": {"against": "fedavg"}}, "rows.fedhpl.against: unknown row 'fedavg'"),
-        (
-            {"fedhpl": {}, "b": {"method": "fedhpl", "against": "c"}, "c": {"method": "fedhpl", "against": "fedhpl"}},
-            "rows.b.against: 'c' is itself compared with another row; name that one",
-        ),
-    ],
-)
-def test_a_row_is_compared_with_one_that_is_compared_with_none(rows: dict[str, Any], words: str, tmp_path: Path):
-    with pytest.raises(HetflError, match=words):
-        settings_with(rows, tmp_path)
+@pytest.mark.parametrize("other", ["fedavg", "fedhpl"])
+def test_a_row_is_compared_with_another_one_of_the_experiment(other: str, tmp_path: Path):
+    with pytest.raises(HetflError, match=f"experiments.mine.rows.fedhpl.against: unknown row '{other}'"):
+        settings_with({"fedhpl": {"against": other}, "local": {"method": "fedhpl"}}, tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_kills import PARAMS, REPOSITORY, Project
+from dvc_project import PARAMS, REPOSITORY, Project
 
 from hetfl.experiments.plan import load_params
 from hetfl.stages import write

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_kills import PARAMS, Project
+from dvc_project import PARAMS, Project
 
 from hetfl.experiments.plan import load_params
 from hetfl.stages import write

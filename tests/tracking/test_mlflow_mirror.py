@@ -12,7 +12,7 @@ from record_factory import write_metrics
 from hetfl.errors import FailedCellsError, HetflError
 from hetfl.experiments.events import Event
 from hetfl.schema import read_run
-from hetfl.tracking import MlflowMirror, following, mlflow_mirror, sync
+from hetfl.tracking import MlflowMirror, follow, following, mlflow_mirror, sync, try_sync
 from hetfl.tracking.mlflow_content import FORMAT
 from hetfl.tracking.mlflow_views import Links
 
@@ -328,11 +328,12 @@ def test_a_slow_mlflow_is_written_to_less_often(tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow_mirror, "EVERY", 0.01)
     mirror, written, folder = MlflowMirror(tmp_path), [], tmp_path / "cell"
 
-    def mirror_slowly(folder):
+    def mirror_slowly(*record):
         time.sleep(0.02)
         written.append(time.monotonic())
 
-    monkeypatch.setattr(mirror, "mirror", mirror_slowly)
+    monkeypatch.setattr(mirror, "_mirror", mirror_slowly)
+    monkeypatch.setattr(mlflow_mirror, "_read", lambda folder: (None, {}))
     while len(written) < 3:
         mirror.told(Event(folder))
         time.sleep(0.001)
@@ -370,13 +371,14 @@ def test_cost_per_cell(root, client, request):
 
 def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(follow, "QUIET", 60)
     folders = [write_cell(tmp_path, describe("away", seed=seed)) for seed in range(3)]
     begin = time.monotonic()
     with following([MlflowMirror(tmp_path, folders)]) as callback:
         callback(Event(folders[0], read_run(folders[0])))
     assert time.monotonic() - begin < 30
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hetfl:")]
-    assert "MlflowMirror stopped" in line and "hetfl sync" in line
+    assert line.startswith("hetfl: MLflow stopped (MLflow could not be reached (") and "hetfl sync" in line
     with pytest.raises(HetflError, match="MLflow could not be reached"):
         sync(folders, tmp_path)
 
@@ -391,6 +393,19 @@ def test_sync_mirrors_all_other_cells_where_some_cannot_be(root, client, request
     first, second = str(caught.value).splitlines()
     assert str(folders[0]) in first and "not mirrored" in first and str(folders[2]) in second
     assert sorted(run.data.tags["seed"] for run in runs_of(client, name)) == ["1", "3"]
+
+
+def test_a_damaged_record_is_named_and_nothing_else_is_blamed(root, client, request, capsys, monkeypatch):
+    monkeypatch.setattr(follow, "QUIET", 60)
+    name = request.node.name
+    folders = [write_cell(root, describe(name, seed=seed)) for seed in range(2)]
+    (folders[0] / "rounds.jsonl").write_text("{")
+    try_sync(folders, root)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "rounds.jsonl: line 1" in line and "server" not in line and "MLFLOW" not in line
+    with following([MlflowMirror(root, folders)]):
+        pass
+    assert [run.data.tags["seed"] for run in runs_of(client, name)] == ["1"] and not capsys.readouterr().err
 
 
 def test_sync_stops_where_mlflow_goes_away(root, request, monkeypatch):

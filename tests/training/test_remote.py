@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -177,6 +178,30 @@ def test_clients_of_other_owners_fail_for_a_round(toy_engine):
     assert ours.client_states() == {}
 
 
+def test_an_owner_cannot_put_states_or_other_clients_work_into_the_server(toy_engine):
+    """Its reply has an answer to another question, of another's client, and a state."""
+    transport = Here(engine := toy_engine("fedavg"), HOSTS, trusted=False)
+    ours, draws = remote(engine, transport), Draws(0).at(1)
+    server, _ = rounds.start(ours, Draws(0))
+
+    def more(host: str, content: bytes) -> bytes:
+        reply = Reply.from_bytes(content)
+        (first, *_) = reply.updates
+        others = [replace(first, client=client) for client in range(3)]
+        score = Score(first.client, torch.zeros(2, dtype=torch.int64), 1)
+        return Reply(
+            reply.question, [*reply.updates, *others], [score], {0: ClientState({"w": first.loss})}
+        ).to_bytes()
+
+    transport.changes = more
+    answers = [*ours.train([Task(k, engine.method.downlink(server, k)) for k in range(3)], draws)]
+    assert sorted(answer.client for answer in answers) == [0, 1, 2]
+    assert all(isinstance(answer, Update) for answer in answers) and ours.client_states() == {}
+    (one,) = (answer for answer in answers if answer.client == 1)
+    own = next(update for update in engine.train([Task(1, engine.method.downlink(server, 1))], draws))
+    assert all(torch.equal(one.uplink[name], tensor) for name, tensor in own.uplink.items())
+
+
 def test_a_host_with_a_folder_goes_on_after_a_restart(toy_engine, tmp_path):
     """Its process ends after every answer; and the server goes back by a round, as after its own restart."""
     engine = toy_engine("scaffold", rounds=3)
@@ -244,6 +269,9 @@ def test_messages_keep_every_bit_and_refuse_what_is_none():
             Reply.from_bytes(wrong)
     with pytest.raises(ValueError, match="has .* bytes, and 10 are the most"):
         Reply.from_bytes(content, limit=10)
+    impossible = Reply(question, scores=[Score(7, torch.tensor([9, 1]), 9)]).to_bytes()
+    with pytest.raises(ValueError, match="10 of 9 samples are right or not finite"):
+        Reply.from_bytes(impossible)
     number = content.replace(b'"b\\": 0', b'"b\\": 9', 1)
     assert number != content
     with pytest.raises(ValueError, match="is no message of hetfl"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hetfl.cli.base import Targets, app, doing, opened
+from hetfl.errors import HetflError
 
 DEPLOY = "Real clients"
 
@@ -17,12 +19,23 @@ Insecure = Annotated[
 ]
 
 
+def check_flower() -> None:
+    """Check that what carries messages is installed.
+
+    Raises:
+        HetflError: it is not.
+    """
+    if find_spec("flwr") is None:
+        raise HetflError("deployments need flwr; pip install 'hetfl[flower]'")
+
+
 @app.command(rich_help_panel=DEPLOY)
 def serve(file: File, insecure: Insecure = False) -> None:
     """Train with clients on other machines: start the server of a deployment, until its cells are done.
 
     Example: hetfl serve deployment/server.yaml
     """
+    check_flower()
     with doing(f"reading {file}", work=True):
         from hetfl.deploy.settings import read_server
 
@@ -38,6 +51,7 @@ def join(file: File, insecure: Insecure = False) -> None:
 
     Example: hetfl join deployment/node-0.yaml
     """
+    check_flower()
     import logging
 
     from hetfl.deploy.settings import read_node
@@ -88,3 +102,39 @@ def rehearse(
     print(f"hetfl serve {to}/server.yaml")
     for name in names:
         print(f"hetfl join {to}/{name}.yaml")
+
+
+@app.command(rich_help_panel=DEPLOY)
+def card(
+    folder: Annotated[Path, typer.Argument(help="A client's prepared data set.")],
+    client: Annotated[int, typer.Option(help="The client's number.")],
+    dataset: Annotated[str, typer.Option(help="The data set's name in params.yaml.")],
+    to: Annotated[Path, typer.Option(help="The file to write.")],
+) -> None:
+    """Write down what a server must know of a client's data: classes, counts and checksums, and no sample.
+
+    Example: hetfl card data/ward-0 --client 0 --dataset digits --to ward-0.json
+    """
+    with doing(f"reading {folder}"):
+        from hetfl.deploy.cards import client_card
+        from hetfl.files import write_json
+
+        write_json(to, client_card(client, dataset, folder).model_dump(mode="json"))
+    print(to)
+
+
+@app.command(rich_help_panel=DEPLOY)
+def cards(
+    files: Annotated[list[Path], typer.Argument(help="What `hetfl card` wrote for each client.")],
+    split: Annotated[str, typer.Option(help="The partition's name in params.yaml.")],
+    seed: Annotated[int, typer.Option(help="The partition's seed.")] = 0,
+) -> None:
+    """Write the cards of data set and partition for a server whose clients' data were never in one place.
+
+    Example: hetfl cards ward-0.json ward-1.json --split iid
+    """
+    workspace, params = opened()
+    from hetfl.deploy.cards import write_cards
+
+    for path in write_cards(files, split, workspace, params, seed):
+        print(path)

@@ -18,6 +18,8 @@ from hetfl.errors import HetflError
 
 LARGEST = 512 * 2**20
 """Size limit of one member, in bytes."""
+RATIO = 100
+"""An archive may unpack to so many times its size, and :data:`LARGEST` more; images are hardly compressed."""
 
 DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -44,9 +46,10 @@ def members(
 
     Raises:
         HetflError: the archive is truncated or damaged, or a member is a link or a device, has an absolute name or
-            one that leads out, or is too large.
+            one that leads out, or is too large, or all are together.
     """
     with _one_line(path):
+        left = LARGEST + RATIO * path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
@@ -56,10 +59,12 @@ def members(
                 for entry in entries:
                     if not entry.is_dir() and wanted(entry.filename):
                         _check_size(path, entry.filename, entry.file_size, largest)
+                        left = _left(path, left, entry.file_size)
                         yield entry.filename, archive.read(entry)
             return
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
+                left = _left(path, left, tarfile.BLOCKSIZE + member.size)  # what is skipped is unpacked, too
                 name = member.name.removeprefix("./")
                 _check_member(path, name, member.isfile() or member.isdir())
                 if member.isfile() and wanted(name):
@@ -127,6 +132,13 @@ def _check_member(path: Path, name: str, plain: bool) -> None:
         raise HetflError(f"{path}: member {name!r} is a link or a device; only plain files are read, fetch it again")
     if parts.is_absolute() or ".." in parts.parts or ":" in (parts.parts or ("",))[0]:
         raise HetflError(f"{path}: member {name!r} leads out of the archive; fetch it again")
+
+
+def _left(path: Path, left: int, size: int) -> int:
+    """The bytes that may still be unpacked after a member."""
+    if size > left:
+        raise HetflError(f"{path}: unpacks to more than {RATIO} times its size; fetch it again")
+    return left - size
 
 
 def _check_size(path: Path, name: str, size: int, largest: int) -> None:

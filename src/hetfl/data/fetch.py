@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from hetfl.errors import HetflError
 from hetfl.files import sha256_file, writing
 
 ATTEMPTS = 5
-"""Attempts at one address before the next address, or the error."""
+"""Attempts in a row that bring no new byte, before the next address or the error."""
 WAIT = 1.0
-"""Seconds before the second attempt; doubled before each later one."""
+"""Seconds before the attempt after one that brought bytes; doubled before each later one."""
+MOST = 2**30
+"""Size limit in bytes of a file whose size is not known."""
 TIMEOUT = (10.0, 30.0)
 """Timeouts in seconds: to connect, and between bytes."""
 
@@ -142,19 +145,26 @@ class _DownloadError(Exception):
 
 
 def _fetch(url: str, part: Path, file: RemoteFile) -> None:
-    """Download ``part`` until its checksum is right, in at most :data:`ATTEMPTS` attempts."""
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
-
-    passing = retry_if_exception(lambda error: isinstance(error, _DownloadError) and error.passing)
-    for attempt in Retrying(
-        retry=passing, stop=stop_after_attempt(ATTEMPTS), wait=wait_exponential(multiplier=WAIT), reraise=True
-    ):
-        with attempt:
+    """Download ``part`` until its checksum is right; gives up after :data:`ATTEMPTS` without a new byte."""
+    most, failed = _size(part), 0
+    while True:
+        try:
             _continue(url, part, file)
             found = _digest(part, file.checksum)
-            if not found.startswith(file.checksum):
-                part.unlink()
-                raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
+            if found.startswith(file.checksum):
+                return
+            part.unlink()
+            raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
+        except _DownloadError as error:
+            failed = 1 if (have := _size(part)) > most else failed + 1
+            most = max(most, have)
+            if not error.passing or failed == ATTEMPTS:
+                raise
+        time.sleep(WAIT * 2 ** (failed - 1))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _continue(url: str, part: Path, file: RemoteFile) -> None:
@@ -162,7 +172,7 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
     import requests
     from urllib3.exceptions import HTTPError, TimeoutError
 
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     # With compression, the length and the range would not be those of the file.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -180,6 +190,11 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
             with writing(part), part.open(mode) as out, _bar(file.name, have, total) as advance:
                 # read1 returns what has arrived without waiting for more, so a broken connection loses nothing.
                 while chunk := response.raw.read1(_CHUNK):
+                    have += len(chunk)
+                    if have > (file.bytes or MOST):
+                        part.unlink()
+                        reason = f"{url}: sends more than {file.bytes or MOST} bytes"
+                        raise _DownloadError(reason, passing=continues)  # the part may be of something else
                     out.write(chunk)
                     advance(len(chunk))
     except (requests.RequestException, HTTPError) as error:
@@ -217,7 +232,7 @@ def _check_space(what: str, file: RemoteFile, part: Path) -> None:
     """Check the disk before an hour of download, not after it."""
     from rich.filesize import decimal
 
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     free = shutil.disk_usage(part.parent).free
     if file.bytes is not None and (need := file.bytes - have) > free:
         needed = f"needs {decimal(need)}, {part.parent} has {decimal(free)} free"

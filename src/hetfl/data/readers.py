@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hetfl.data.archive import DAMAGE, decode, members
+from hetfl.data.npz import LARGEST, npz
 from hetfl.data.store import Subset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -41,8 +42,8 @@ def arrays(path: Path, *names: str) -> list[np.ndarray]:
     Raises:
         HetflError: the file is damaged or lacks one.
     """
-    with reading(path), np.load(path, allow_pickle=False) as found:
-        return [found[name] for name in names]
+    with reading(path):
+        return list(npz(path, names).values())
 
 
 def idx(path: Path) -> np.ndarray:
@@ -54,7 +55,12 @@ def idx(path: Path) -> np.ndarray:
         HetflError: the file is damaged.
     """
     with reading(path), gzip.open(path) as file:
-        content = file.read()
+        parts, size = [], 0
+        while part := file.read(2**20):
+            parts.append(part)
+            if (size := size + len(part)) > LARGEST:
+                raise ValueError(f"holds more than {LARGEST} bytes")
+        content = b"".join(parts)
         if content[:3] != b"\0\0\x08":
             raise ValueError("does not start as an IDX file of bytes")
         shape = np.frombuffer(content, ">i4", content[3], 4).astype(int)
@@ -70,13 +76,20 @@ def matlab(path: Path, *names: str) -> list[np.ndarray]:
     Raises:
         HetflError: the file is damaged or lacks one.
     """
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
     from scipy.io.matlab import MatReadError
 
     with reading(path), path.open("rb") as file:
+        if not file.read(10).startswith(b"MATLAB 5.0"):
+            raise ValueError("does not start as a MATLAB 5 file")
+        file.seek(0)
         try:
+            size = sum(8 * prod(shape) for _, shape, _ in whosmat(file))
+            if size > 8 * LARGEST:
+                raise ValueError(f"holds {size // 8} numbers, at most {LARGEST} are read")
+            file.seek(0)
             found: Mapping[str, np.ndarray] = loadmat(file)
-        except MatReadError as error:
+        except (MatReadError, MemoryError) as error:  # a length in the file may say anything
             raise ValueError(str(error)) from error
         return [found[name] for name in names]
 

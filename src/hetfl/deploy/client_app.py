@@ -13,12 +13,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from hetfl.deploy.handover import ask
-from hetfl.deploy.messages import QUERY, pack, unpack
+from hetfl.deploy.messages import pack, unpack
 
 log = logging.getLogger("hetfl.node")
 
 
-def client_app(name: str, socket: Path, patience: float = 120.0) -> ClientApp:
+def client_app(name: str, socket: Path, patience: float = 600.0) -> ClientApp:
     """The app of a node.
 
     Args:
@@ -43,5 +43,4 @@ def client_app(name: str, socket: Path, patience: float = 120.0) -> ClientApp:
         log.info("%s: took %d bytes, sent %d bytes after %.2f s", header.get("cell"), len(body), len(answer), seconds)
         return Message(pack({"node": name, "seconds": seconds}, answer), reply_to=message)
 
-    assert QUERY == "query"
     return app

@@ -7,17 +7,17 @@ the run. Here one thread asks Flower's Runtime API for work and answers it with 
 from __future__ import annotations
 
 import logging
-import socket
+import os
 import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -25,12 +25,13 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from hetfl.deploy.client_app import client_app
-from hetfl.deploy.files import new_secret
+from hetfl.deploy.processes import end_with_parent, free_port, new_secret
 from hetfl.deploy.settings import Node, read_node
 from hetfl.errors import HetflError
 
@@ -40,15 +41,11 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 """Flower's call that only those who know the secret may make."""
 
 
+HEARTBEAT = 15
+"""Seconds that a node promises between two signs of life. It is away after two of them, and a node that was killed
+can come back only then. Flower's own value is 30."""
 SHORTEST = 0.1
 """Seconds after which the server is asked again, once a message has come."""
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Waits:
@@ -106,16 +103,19 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
                     reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
                 push_message(task, reply, context)
                 push_task_output(task, context, SubStatus.COMPLETED, "")
-        except httpx.HTTPError as error:
-            log.warning("the SuperNode's Runtime API: %s", error)
+        except Exception as error:  # the server asks again what it gets no answer to
+            log.warning("the SuperNode's Runtime API: %s: %s", type(error).__name__, error)
         waits.reply.set()
 
 
 def run(file: Path, insecure: bool) -> None:
     """Connect a node to its server, until a signal ends the process."""
+    end_with_parent()
     node = read_node(file, insecure)
     waits = Waits(node.poll)
     vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)
+    for module in (heartbeat, fleet_http_connection):
+        vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     port, secret = free_port(), new_secret(node.folder)
     arguments = ["--superlink", node.server, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--superexec-auth-secret-file", str(secret)]
@@ -126,7 +126,12 @@ def run(file: Path, insecure: bool) -> None:
     sys.argv = ["flower-supernode", *arguments]
     work = (node, f"127.0.0.1:{port}", secret.read_bytes(), waits)
     threading.Thread(target=answer_messages, args=work, daemon=True).start()
-    flower_supernode()
+    try:
+        flower_supernode()
+    finally:
+        # Its HTTP server would keep a process without a connection alive. Flower gives up, for one, when a connection
+        # breaks while keys are exchanged; whoever started this process starts it again.
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 
 from hetfl.data.store import read_card
 from hetfl.deploy.agreement import agreement
+from hetfl.deploy.cards import class_counts
 from hetfl.deploy.settings import Server
 from hetfl.deploy.transport import FlowerTransport
 from hetfl.draws import Draws
@@ -17,11 +18,10 @@ from hetfl.experiments.cell import Elsewhere, run_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, check_models, load_params
 from hetfl.experiments.stop import terminable
-from hetfl.files import read_json
 from hetfl.methods import create
 from hetfl.methods.base import Client
 from hetfl.models import build
-from hetfl.schema import ClassCounts, Round
+from hetfl.schema import Round
 from hetfl.targets import cells_of
 from hetfl.training.federation import Federation
 from hetfl.training.remote import RemoteEngine
@@ -48,9 +48,7 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:
-        limit = server.deadline if server.missing == "go-on" else None
-        if missing := transport.wait_for_nodes(limit):
-            tell(f"going on without nodes {', '.join(missing)}")
+        transport.wait_for_nodes(None)  # a run begins once all clients have registered
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
             for cell in chosen:
                 try:
@@ -119,12 +117,3 @@ def play(
 
     compute = params.compute.model_copy(update={"threads": 1})
     return run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere)
-
-
-def class_counts(cell: Cell, workspace: Workspace) -> ClassCounts:
-    """Samples per client and class, from the cards of partition and data set: the server has no data."""
-    card = read_json(workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json")
-    train = card["class_counts"]["train"]
-    # Clients without test samples of their own are all tested on the whole subset, whose counts the card lacks.
-    test = card["class_counts"].get("test") or card.get("test_counts") or [[0] * len(row) for row in train]
-    return ClassCounts(train=train, test=test)

@@ -44,7 +44,7 @@ def write_deployment(
     """
     if folder.exists():
         raise HetflError(f"{folder}: exists already; name another folder, or remove it")
-    if len({(cell.dataset, cell.split, cell.seed, cell.public and cell.public.dataset) for cell in cells}) != 1:
+    if len({(cell.dataset, cell.split, cell.seed) for cell in cells}) != 1 or len(_publics(cells)) > 1:
         raise HetflError(f"{', '.join(run)}: is of several data sets, splits or seeds; name cells of one of each")
     for cell in cells:
         inputs(cell, workspace)
@@ -69,7 +69,7 @@ def write_deployment(
             node: dict[str, Any] = {"name": name, "server": address, "authority": "certs/authority.crt"}
             node |= {"key": f"certs/{name}.key", "project": name, "folder": f"{name}/flower"}
             node |= {"clients": {client: f"{name}/data/client-{client}" for client in clients}}
-            if first.public is not None:
+            if _publics(cells):
                 node["public"] = f"{name}/data/public"
             _write_yaml(out / f"{name}.yaml", {"node": node})
     return names
@@ -85,7 +85,7 @@ def _write_server(
 ) -> None:
     target, first = Workspace(out), cells[0]
     _copy_project(cells, [model for cell in cells for model in cell.models], workspace, target)
-    for name in {first.dataset, *([first.public.dataset] if first.public else [])}:
+    for name in {first.dataset, *(dataset for dataset, _ in _publics(cells))}:
         target.dataset(name).mkdir(parents=True)
         shutil.copyfile(workspace.dataset(name) / "card.json", target.dataset(name) / "card.json")
     if partition.test is None:
@@ -112,12 +112,16 @@ def _write_node(
             "test": _taken(dataset, partition.test_from, None if partition.test is None else partition.test[client]),
         }
         _write_data(out / "data" / f"client-{client}", source.name, dataset, subsets, f"client {client}")
-    public = cells[0].public
-    if public is not None:
-        shared = read_dataset(workspace.dataset(public.dataset))
-        kept = shared.subset(public.subset)
-        subset = {public.subset: Subset(kept.images, kept.labels)}
-        _write_data(out / "data" / "public", shared.name, shared, subset, "the public data set")
+    for name, subset in _publics(cells):
+        shared = read_dataset(workspace.dataset(name))
+        kept = shared.subset(subset)
+        public = {subset: Subset(kept.images, kept.labels)}
+        _write_data(out / "data" / "public", shared.name, shared, public, "the public data set")
+
+
+def _publics(cells: Sequence[Cell]) -> set[tuple[str, str]]:
+    """The public data sets of some cells, and their subsets."""
+    return {(cell.public.dataset, cell.public.subset) for cell in cells if cell.public}
 
 
 def _taken(dataset: Dataset, names: Sequence[str], index: np.ndarray | None) -> Subset:

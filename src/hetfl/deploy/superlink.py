@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hetfl.deploy.processes import end_with_parent
 from hetfl.deploy.settings import Server
 from hetfl.errors import HetflError
 
@@ -61,6 +62,8 @@ def run(secret: bytes, arguments: list[str]) -> None:
     from starlette.middleware import Middleware
     from starlette.responses import PlainTextResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    end_with_parent()
 
     class Guard:
         """Lets only those use the Control API who know the secret."""

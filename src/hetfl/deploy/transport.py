@@ -14,8 +14,8 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
-from hetfl.deploy.files import new_secret
 from hetfl.deploy.messages import QUERY, TRAIN, pack, unpack
+from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
 from hetfl.training.remote import Lost
@@ -37,14 +37,12 @@ class Sent:
         body: the request.
         began: when it was first sent, by :func:`time.monotonic`.
         activated: when the node had last connected, as Flower says it.
-        resend: whether it has to be sent again once the node is there.
     """
 
     host: str
     body: bytes
     began: float
     activated: str = ""
-    resend: bool = False
 
 
 @dataclass
@@ -128,8 +126,8 @@ class FlowerTransport:
         self._waiting.clear()
         self._ready.clear()
 
-    def wait_for_nodes(self, seconds: float | None) -> list[str]:
-        """Wait until all nodes are there; returns those that are not in time."""
+    def wait_for_nodes(self, seconds: float | None) -> None:
+        """Wait until all nodes are there, or for some time."""
         ends = None if seconds is None else time.monotonic() + seconds
         told = time.monotonic()
         while True:
@@ -140,7 +138,7 @@ class FlowerTransport:
                 continue
             missing = [name for name in self.clients if name not in there]
             if not missing or (ends is not None and time.monotonic() > ends):
-                return missing
+                return
             if time.monotonic() - told > 10:
                 told = time.monotonic()
                 self.tell(f"waiting for nodes {', '.join(missing)}")
@@ -195,7 +193,7 @@ class FlowerTransport:
                 break
             except httpx.HTTPError as error:
                 self._connect_again(error)
-        sent.activated, sent.resend = self._activated.get(sent.host, ""), False
+        sent.activated = self._activated.get(sent.host, "")
         self._sent[key] = sent
         self._carried[sent.host].down += len(sent.body)
 
@@ -218,7 +216,7 @@ class FlowerTransport:
             try:
                 header, body = unpack(reply.content)
             except ValueError as error:
-                self._ready.append((sent.host, Lost(f"sent what cannot be read: {error}")))
+                self._lose(sent, f"sent what cannot be read: {error}")
                 continue
             carried, worked = self._carried[sent.host], header.get("seconds")
             carried.up += len(body)
@@ -230,13 +228,17 @@ class FlowerTransport:
     def _failed(self, sent: Sent, error: Any) -> None:
         """What becomes of a request that Flower or the node's app could not answer."""
         if error.code not in AWAY:
-            self._ready.append((sent.host, Lost(f"cannot answer: {error.reason}")))
+            self._lose(sent, f"cannot answer: {error.reason}")
         elif self.server.missing == "wait":
             self.tell(f"node {sent.host} is away; waiting for it")
-            sent.resend = True
             self._waiting.append(sent)
         else:
-            self._ready.append((sent.host, Lost("was lost: its node is away")))
+            self._lose(sent, "was lost: its node is away")
+
+    def _lose(self, sent: Sent, reason: str) -> None:
+        """Report a request that gets no answer, unless the server has given it up before."""
+        if self.server.missing == "wait" or time.monotonic() - sent.began < self.server.deadline:
+            self._ready.append((sent.host, Lost(reason)))
 
     def _look(self) -> None:
         """Ask again those nodes that have come back without what they were asked."""
@@ -259,13 +261,11 @@ class FlowerTransport:
             self._push(sent)
 
     def _give_up(self, there: set[str]) -> None:
-        """Report the nodes that have gone, and forget what nobody waits for any more."""
-        for key, sent in list(self._sent.items()):
-            if sent.host not in there:
-                del self._sent[key]
-                self._ready.append((sent.host, Lost("was lost: its node is away")))
-        for sent in self._waiting:
-            self._ready.append((sent.host, Lost("was lost: its node is away")))
+        """Report the nodes that have gone."""
+        gone = {key: sent for key, sent in self._sent.items() if sent.host not in there}
+        for sent in [*gone.values(), *self._waiting]:
+            self._lose(sent, "was lost: its node is away")
+        self._sent = {key: sent for key, sent in self._sent.items() if key not in gone}
         self._waiting = []
 
     def _online(self) -> set[str]:

@@ -21,6 +21,7 @@ from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset, read_dataset
 from hetfl.deploy.agreement import Agreement, agreement, check_agreement
 from hetfl.deploy.handover import serve
+from hetfl.deploy.processes import end_with_parent
 from hetfl.deploy.settings import Node, read_node
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -169,6 +170,7 @@ def joined(datasets: Mapping[int, Dataset], clients: int) -> tuple[Dataset, Part
 
 def run(file: Path, insecure: bool) -> None:
     """Answer requests until a signal ends the process."""
+    end_with_parent()
     node = read_node(file, insecure)
     torch.set_num_threads(node.threads)
     worker = Worker(node)

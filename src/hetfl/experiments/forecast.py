@@ -153,7 +153,7 @@ class Forecaster:
 
     def rehearsal(self, cell: Cell) -> Rehearsal | None:
         """The cell's rehearsal; cells that differ in nothing that matters to it share one."""
-        held = self._holdings(cell)
+        held = self.holdings(cell)
         if held is None:
             return None
         key = cell.method, repr(cell.settings), tuple(cell.models), cell.input.model_dump_json(), id(held)
@@ -161,7 +161,7 @@ class Forecaster:
             self._rehearsals[key] = Rehearsal(cell.method, cell.settings, cell.models, cell.input, held)
         return self._rehearsals[key]
 
-    def _holdings(self, cell: Cell) -> Holdings | None:
+    def holdings(self, cell: Cell) -> Holdings | None:
         """The labels that a cell's clients hold; without the prepared data, as if classes were equally large."""
         there = self.workspace.partition(cell.dataset, cell.split, cell.seed)
         made = (there / "card.json").exists() and (self.workspace.dataset(cell.dataset) / "card.json").exists()

@@ -340,16 +340,10 @@ def _experiment(
 
 
 def _check_compared(rows: Mapping[str, Row], where: str) -> None:
-    """Check that what rows are compared with are rows of the experiment, which are compared with none."""
-    for row in rows.values():
-        if row.against is None:
-            continue
-        key = f"{where}.rows.{row.written}.against"
-        plain = [other for other in rows if rows[other].against is None]
-        if row.against not in rows:
-            raise unknown("row", row.against, plain, key)
-        if row.against not in plain:
-            raise HetflError(f"{key}: {row.against!r} is itself compared with another row; name that one")
+    """Check that rows are compared with other rows of the experiment."""
+    for name, row in rows.items():
+        if row.against is not None and row.against not in (others := [other for other in rows if other != name]):
+            raise unknown("row", row.against, others, f"{where}.rows.{row.written}.against")
 
 
 def _protocol(name: str | None, protocols: Mapping[str, ProtocolSettings], where: str) -> ProtocolSettings:

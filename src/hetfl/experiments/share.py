@@ -28,7 +28,8 @@ from hetfl.files import atomic_path, sha256_file
 from hetfl.schema import METRICS, MODEL, ROUNDS, RUN, Run, read_metrics, read_run
 from hetfl.training.state import newest_round, point_files
 
-MANIFEST = "manifest.json"
+MANIFEST, MOST = "manifest.json", 64 * 2**20
+"""The first file of an archive, and its size limit in bytes."""
 FORMAT = 1
 """Of an archive."""
 
@@ -139,10 +140,12 @@ def import_cells(path: Path, every: Iterable[Cell], workspace: Workspace) -> lis
 
 def _unpack(path: Path, folder: Path) -> Manifest:
     """Write the files that an archive's manifest names, checked against it."""
+    if not path.is_file():
+        raise HetflError(f"{path}: is no archive of cells (there is no such file)")
     try:
         with tarfile.open(path, "r:") as archive:
             first = archive.next()
-            if first is None or first.name != MANIFEST or not first.isfile():
+            if first is None or first.name != MANIFEST or not first.isfile() or first.size > MOST:
                 raise HetflError(f"{path}: does not begin with {MANIFEST}; name a file that hetfl export wrote")
             content = archive.extractfile(first)
             assert content is not None
@@ -151,9 +154,10 @@ def _unpack(path: Path, folder: Path) -> Manifest:
                 newer = f"is of format {manifest.format}, and this hetfl reads {FORMAT}; use a newer hetfl"
                 raise HetflError(f"{path}: {newer}")
             for member in archive:
-                if member.name in manifest.files and member.isfile():
+                # Of a sparse file the archive holds less than is written.
+                if member.name in manifest.files and member.isfile() and not member.issparse():
                     archive.extract(member, folder, filter="data")
-    except (tarfile.TarError, ValidationError) as error:
+    except (tarfile.TarError, ValidationError, ValueError) as error:
         raise HetflError(f"{path}: is no archive of cells ({str(error).splitlines()[0]})") from error
     for name, expected in manifest.files.items():
         found = folder / name

@@ -128,8 +128,8 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) else "")
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
     missing = cell["status"] if cell["status"] in ("not evaluated", "broken") else "not run"
-    sign = "+" if cell["against"] else ""
-    number = cell["value_text"] or (missing if cell["value"] is None else f"{cell['value']:{sign}.{digits}f}")
+    form = f"+z.{digits}f" if cell["against"] else f".{digits}f"  # z: no minus before a rounded zero
+    number = cell["value_text"] or _number(cell["value"], form) or missing
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
     variance = _number(cell["variance"], f".{decimals}f")
     wanted, done = len(cell.get("wanted", cell["seeds"])), len(cell["seeds"])
@@ -140,7 +140,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         number=number,
         std="" if cell["value_text"] or cell["against"] else _number(cell["std"], f".{digits}f"),
         marks="".join(f" {mark}" for mark in (*marks, note) if mark),
-        range=" to ".join(_number(end, f"+.{digits}f") for end in cell["interval"] or ())
+        range=" to ".join(_number(end, form) for end in cell["interval"] or ())
         or (f"var {variance}" if variance else ends.strip("–")),
         seeds=f"{done}/{wanted} seeds" if 0 < done < wanted else "",
         print=_print(cell, decimals),

@@ -33,6 +33,7 @@ from hetfl.report.shown import (
 from hetfl.site.runs import PRETRAINED, SCRATCH, Runs, kind_of, line_of
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.records import Compacts
+from hetfl.tables.spec import compares
 from hetfl.tables.verdict import interval
 
 Table = Mapping[str, Any]
@@ -115,7 +116,9 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "total": len(table["cells"]),
         "made": "run" if accuracies or missing else "computed",
         "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
-        "curves": _curves(table, runs, rows),
+        "compares": compares(table),
+        # Rows that differ in one choice are many, and their curves lie one over the other.
+        "curves": [] if compares(table) else _curves(table, runs, rows),
         "comparisons": runs.comparisons(table),
         "provenance": _provenance(table),
     }

@@ -50,13 +50,15 @@ def table_spec(name: str, params: Params) -> TableSpec:
         note=experiment.note,
         curves=all(list(some) == list(columns) for some in splits.values()),
     )
-    against = {row: settings.against for row, settings in experiment.rows.items() if settings.against}
+    settings = {cell.row: cell.settings for cell in cells(params, name)}
+    ensembles = {row: of_row.get("ensembles", ()) for row, of_row in settings.items()}
+    against = {row: of_row.against for row, of_row in experiment.rows.items() if of_row.against}
     if against:
         schemes = params.partitions[experiment.dataset].splits
-        return _compared(spec, against, [split for split in columns if schemes[split].test == "own"])
-    settings = {cell.row: cell.settings for cell in cells(params, name)}
+        own = [split for split in columns if schemes[split].test == "own"]
+        return _compared(spec, against, ensembles, own)
     windowed = all("window" in of_row for of_row in settings.values())
-    return _windowed(spec, {row: s.get("ensembles", ()) for row, s in settings.items()}) if windowed else spec
+    return _windowed(spec, ensembles) if windowed else spec
 
 
 CHOSEN: dict[Statistic, str] = {
@@ -67,12 +69,16 @@ CHOSEN: dict[Statistic, str] = {
 """Ways to choose the round whose accuracy is a run's result."""
 
 
-def _compared(spec: TableSpec, against: Mapping[str, str], own: Sequence[str]) -> TableSpec:
+def _compared(
+    spec: TableSpec, against: Mapping[str, str], ensembles: Mapping[str, Sequence[int]], own: Sequence[str]
+) -> TableSpec:
     """The same table with a column for each way to choose a round, and differences in the rows that are compared.
 
     Args:
         spec: an experiment's table.
         against: row -> the row that it is compared with.
+        ensembles: row -> numbers of branches that its runs are also tested with, in the last rounds only. Such a test
+            is compared with the row's usual one.
         own: splits whose clients have test samples of their own; on others no sample is left to validate with.
     """
     places = {
@@ -81,17 +87,26 @@ def _compared(spec: TableSpec, against: Mapping[str, str], own: Sequence[str]) -
         for statistic, named in CHOSEN.items()
         if split in own or statistic != "validated_pooled"
     }
-    entries = {
-        row: {
-            column: cells[split].model_copy(update={"statistic": statistic, "against": against.get(row, "")})
+    rows, entries = {}, {}
+    for row, shown in spec.entries.items():
+        rows[row] = spec.rows[row]
+        other = {"against": against.get(row, "")}
+        entries[row] = {
+            column: shown[split].model_copy(update={"statistic": statistic, **other})
             for column, (split, statistic, _) in places.items()
-            if split in cells
+            if split in shown
         }
-        for row, cells in spec.entries.items()
-    }
+        for many in ensembles[row]:
+            place, told = f"{row}-top-{many}", {"reading": f"top-{many}", "against": row}
+            rows[place] = f"{spec.rows[row]}: top-{many} ensemble"
+            entries[place] = {
+                column: cell.model_copy(update=told)
+                for column, cell in entries[row].items()
+                if cell.statistic == "last_pooled"
+            }
     columns = {column: title for column, (_, _, title) in places.items()}
-    update = {"columns": columns, "entries": entries, "head": "Method, and choices", "decimals": 2, "curves": False}
-    return spec.model_copy(update=update)
+    update = {"rows": rows, "columns": columns, "entries": entries, "head": "Method, and choices"}
+    return spec.model_copy(update={**update, "decimals": 2, "curves": False})
 
 
 def _windowed(spec: TableSpec, ensembles: Mapping[str, Sequence[int]]) -> TableSpec:

@@ -24,8 +24,8 @@ Accuracy = Literal[
     "window_pooled",
     "window_lowest",
 ]
-"""Read in percent: over clients after the last round; of all clients' test samples together after the last round, each
-client in the round that is best on the others' samples, or in the round where it is best; that one or each round's
+"""Read in percent: over clients after the last round; of all clients' test samples together after the last round,
+each client's in the round that is best on the others', or in the round where it is best; that one or each round's
 lowest client, on average over the last rounds that a method reports."""
 Size = Literal["up_first", "up_last", "parameters", "parameters_total"]
 """Elements in M = 1024^2: the uploads of all clients in the first or last round, or the trainable parameters of one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -9,12 +10,15 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hetfl.errors import HetflError
 from hetfl.files import atomic_path
 
 # What SQLite keeps beside a database; beside another one it would be played back into that.
 COMPANIONS = ("", "-journal", "-wal", "-shm")
 # Errors that say nothing about a database's content: it is in use, the disk is full, files may not be written.
 PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+_REFUSED = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EROFS, "SQLITE_IOERR": errno.EIO}
+"""Those that are of the disk, as the operating system's errors."""
 WAIT = 20.0
 """Seconds to wait for whoever is writing to a database."""
 
@@ -22,7 +26,7 @@ WAIT = 20.0
 # A mirror must neither hold up a run when it is away nor write into its display, unless the user wants it to.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # whoever calls it tells of its errors
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -33,6 +37,21 @@ def set_environment() -> None:
     """Set what the user has not set, before MLflow is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def sqlite_uri(database: Path) -> str:
+    """The tracking URI of a database file.
+
+    MLflow reads ``%`` and ``?`` in the name of a folder as parts of the URI, and would make another file. Such a
+    folder is left out, which is possible where commands run in the checkout.
+
+    Raises:
+        HetflError: the file cannot be named.
+    """
+    for path in (str(database), os.path.relpath(database)):
+        if not {"%", "?"} & {*path}:
+            return f"sqlite:///{path}"
+    raise HetflError(f"{database}: MLflow takes no % or ? in a path; run the command in the checkout, or rename it")
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -111,7 +130,7 @@ def _migrate(database: Path) -> None:
     from mlflow.db import upgrade
 
     assert upgrade.callback is not None
-    upgrade.callback(f"sqlite:///{database}")
+    upgrade.callback(sqlite_uri(database))
 
 
 def _companions(database: Path) -> Iterator[Path]:
@@ -119,12 +138,27 @@ def _companions(database: Path) -> Iterator[Path]:
     return (path for path in paths if path.exists())
 
 
-def _is_passing(error: BaseException | None) -> bool:
+def origin(error: BaseException, database: Path | None = None) -> BaseException:
+    """The error of SQLite or of the operating system that caused one of MLflow's; that one itself if none did.
+
+    A full or read-only disk is an OSError, as everywhere, that names the database.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, HetflError | OSError | MemoryError | ImportError):
+            return cause
+        if isinstance(cause, sqlite3.Error):
+            name = getattr(cause, "sqlite_errorname", "") or ""
+            number = next((number for start, number in _REFUSED.items() if name.startswith(start)), None)
+            return cause if number is None else OSError(number, os.strerror(number), str(database))
+        cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def _is_passing(error: BaseException) -> bool:
     """Whether an error, or what caused it, says nothing about the database's content."""
-    while error is not None:
-        if isinstance(error, OSError | MemoryError | ImportError):
-            return True
-        if isinstance(error, sqlite3.Error) and (getattr(error, "sqlite_errorname", "") or "").startswith(PASSING):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    cause = origin(error)
+    if isinstance(cause, OSError | MemoryError | ImportError):
+        return True
+    name = getattr(cause, "sqlite_errorname", "") or ""
+    return isinstance(cause, sqlite3.Error) and name.startswith(PASSING)

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from hetfl.errors import FailedCellsError, HetflError, one_line
+from hetfl.errors import FailedCellsError, HetflError, foreseen, one_line
 from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
 from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
@@ -23,6 +23,7 @@ from hetfl.tracking.follow import following
 from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
 from hetfl.tracking.mlflow_database import (
     create_database,
+    origin,
     place_artifacts,
     repair_database,
     set_environment,
@@ -204,10 +205,10 @@ class MlflowMirror:
         try:
             if found is not None:
                 self._mirror(folder, *found)
-        except Exception:
+        except Exception as error:
             # Closing a mirror that has failed must not fail again for every cell.
             self._behind.clear()
-            raise
+            raise origin(error, self._database) from error
         now = time.monotonic()
         self._due[folder] = now + max(EVERY, SHARE * (now - began))
 
@@ -304,10 +305,11 @@ class MlflowMirror:
         try:
             yield
         except Exception as error:
-            what, check = "MLflow could not be reached", "check MLFLOW_TRACKING_URI and the server"
-            if self._database is not None:
-                what, check = f"{self._database}: MLflow could not open it", "check its permissions and its disk"
-            raise HetflError(f"{what} ({one_line(error)}); {check}") from error
+            if self._database is None:
+                check = "check MLFLOW_TRACKING_URI and the server"
+                raise HetflError(f"MLflow could not be reached ({one_line(error)}); {check}") from error
+            cause = origin(error, self._database)
+            raise (foreseen(cause) or HetflError(f"{self._database}: {cause}; check its permissions")) from error
 
     def _rebuild(self, broken: Path, error: Exception) -> None:
         print(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from hetfl.tracking.mlflow_database import set_environment, sqlite_file
+from hetfl.tracking.mlflow_database import set_environment, sqlite_file, sqlite_uri
 from hetfl.tracking.mlflow_metrics import AVERAGE, LAST, LOSS
 
 SERVER = "http://127.0.0.1:5000"
@@ -38,7 +38,7 @@ CHARTS = ((AVERAGE, ""), (AVERAGE, LAST), ("accuracy/lowest", ""), ("accuracy/lo
 
 def tracking_uri(root: Path) -> str:
     """Where runs go: ``MLFLOW_TRACKING_URI``, or ``mlruns/mlflow.db`` below the repository's root."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve()}/mlruns/mlflow.db"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(root.resolve() / "mlruns" / "mlflow.db")
 
 
 def view_key(split: str) -> str:

@@ -148,7 +148,7 @@ def _holdings(method: Method) -> Iterator[Holdings]:
 def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
     """What a client registers with and sends in round 1."""
     # Sizes of runs are also found with outlines alone, whose bodies are one vector.
-    shapes = Outline(model, method.model_options(), whole=not isinstance(model, Outline))
+    shapes = model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
     federation = blank_federation(method, [shapes], held, dtype=model.tensors()[0].dtype)
     engine = LocalEngine(method, federation, Untrained(method))
     (registration,) = (update.uplink for update in engine.introduce([0], Draws(0)))

@@ -170,6 +170,9 @@ class Reply:
                 )
                 for one in head.updates
             ]
+            for one in head.scores:
+                if sum(one.counts) > one.samples:
+                    raise ValueError(f"{sum(one.counts)} of {one.samples} samples are right or not finite")
             scores = [Score(one.client, torch.tensor(one.counts, device=device), one.samples) for one in head.scores]
             states = {client: state.read(tensors, "cpu") for client, state in head.states.items()}
             return cls(head.question, updates, scores, states, head.error)

@@ -18,6 +18,8 @@ from hetfl.training.remote import Lost
 
 START = 600.0
 """Seconds in which an actor must be there and have loaded its clients."""
+END = 5.0
+"""Seconds after which an actor that is still busy when its federation ends is killed."""
 CALLS = 2
 """Parts of an answer that an actor makes before the first of them is taken; then it waits."""
 
@@ -131,14 +133,15 @@ class Actors:
 
     def close(self) -> None:
         """Keep the actors that are done for the next federation, and end the others."""
-        for actor in self._actors.values():
-            free = actor.load.remote(None)
+        freed = {actor.load.remote(None): actor for actor in self._actors.values()}
+        self._actors.clear()
+        self._ray.wait(list(freed), num_returns=len(freed), timeout=END)
+        for free, actor in freed.items():
             try:
-                self._ray.get(free, timeout=1)
+                self._ray.get(free, timeout=0)
                 self._idle.append(actor)
             except self._ray.exceptions.RayError:
                 self._ray.kill(actor)
-        self._actors.clear()
 
     def _start(self) -> Any:
         return self._ray.remote(Worker).options(**self._options).remote(self._options["num_cpus"])

@@ -194,12 +194,12 @@ class RemoteEngine:
                 continue
             if reply.question != question:
                 continue  # it answers an earlier question, too late
-            answers: list[Update | Score] = [*reply.updates, *reply.scores]
+            answers: Sequence[Update | Score] = reply.scores if question.kind == "test" else reply.updates
             for answer in answers:
                 # Only for its own clients, each once.
                 if self._host_of.get(answer.client) == host and waiting.done(answer.client):
                     self._losses[host] = 0
-                    if answer.client in reply.states:
+                    if question.states and answer.client in reply.states:
                         self._states.keep(answer.client, question.round, reply.states[answer.client])
                     yield answer
             if reply.error is not None:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from hetfl.data.archive import DAMAGE
+from hetfl.data.npz import npz
 from hetfl.data.partitions.base import Partition, Scheme, Side
 from hetfl.data.store import Dataset
 from hetfl.errors import HetflError, one_line
@@ -107,9 +108,8 @@ def read_partition(folder: Path, dataset: Dataset | None = None) -> tuple[Partit
     if found != expected:
         raise HetflError(f"{indices}: SHA-256 is {found[:12]}, the card says {expected[:12]}; {remedy}")
     try:
-        with np.load(indices, allow_pickle=False) as arrays:
-            sides = _read_sides(arrays, clients)
-    except (ValueError, KeyError, OSError, EOFError, BadZipFile, AttributeError) as error:
+        sides = _read_sides(npz(indices), clients)
+    except (*DAMAGE, LookupError, TypeError) as error:
         raise HetflError(f"{indices}: {one_line(error)}; {remedy}") from error
     partition = Partition(sides["train"], sides.get("test"), *names)
     if dataset is not None:

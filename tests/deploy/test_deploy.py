@@ -1,0 +1,304 @@
+"""A deployment's settings, certificates, hand-over and messages, without a server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hetfl.cli import app
+from hetfl.data.store import Dataset, Subset, write_dataset
+from hetfl.deploy.cards import class_counts, client_card, write_cards
+from hetfl.deploy.certs import make_certificates
+from hetfl.deploy.handover import HandoverError, ask, serve
+from hetfl.deploy.settings import read_node, read_server
+from hetfl.errors import HetflError
+from hetfl.experiments.identity import inputs
+from hetfl.experiments.plan import Workspace, cells, load_params
+
+PARAMS = {
+    "data": {"digits": {"public": 100, "test": 300}},
+    "partitions": {"digits": {"seeds": 1, "splits": {"iid": {"scheme": "iid", "clients": 2}}}},
+    "models": {"tiny": ["digits_resnet_small"]},
+    "experiments": {
+        "tiny": {
+            "title": "Tiny",
+            "dataset": "digits",
+            "models": "tiny",
+            "splits": {"iid": "IID"},
+            "seeds": 1,
+            "rows": {"fedavg": {}},
+        }
+    },
+}
+SERVER = {
+    "address": "127.0.0.1:9092",
+    "project": "project",
+    "run": ["digits-homogeneous"],
+    "folder": "flower",
+    "certificate": "certs/server.crt",
+    "key": "certs/server.key",
+    "authority": "certs/authority.crt",
+    "nodes": {
+        "north": {"key": "certs/north.pub", "clients": [0, 1]},
+        "south": {"key": "certs/south.pub", "clients": [2]},
+    },
+}
+NODE = {
+    "name": "north",
+    "server": "fl.example.org:9092",
+    "authority": "certs/authority.crt",
+    "key": "certs/north.key",
+    "project": "project",
+    "folder": "flower",
+    "clients": {0: "data", 1: "data"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("d")
+    make_certificates(root / "certs", ["localhost", "127.0.0.1"], ["north", "south"])
+    for name in ("project/params.yaml", "data/card.json"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("{}")
+    return root
+
+
+def write(folder: Path, part: str, settings: dict) -> Path:
+    path = folder / f"{part}.yaml"
+    path.write_text(yaml.safe_dump({part: settings}))
+    return path
+
+
+def test_paths_begin_at_the_file(folder):
+    server = read_server(write(folder, "server", SERVER))
+    assert server.project == folder / "project" and server.nodes["north"].key == folder / "certs/north.pub"
+    node = read_node(write(folder, "node", NODE))
+    assert node.socket == folder / "flower/worker.sock" and node.clients[1] == folder / "data"
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [
+        ("server", {"address": "9092"}, "server.address: '9092' is no address; write host:port"),
+        ("server", {"address": "host:99999"}, "is no address"),
+        ("server", {"adress": "host:1"}, "unknown setting 'adress'; did you mean 'address'?"),
+        ("server", {"nodes": {}}, "server.nodes"),
+        ("server", {"nodes": {"north": {"clients": [0, 2]}}}, "each from 0 on must be at exactly one node"),
+        ("server", {"key": "certs/none.key"}, "certs/none.key does not exist; hetfl certs makes one"),
+        ("server", {"key": None}, "server.key: is missing; hetfl certs makes one, --insecure does without"),
+        ("server", {"key": "certs/authority.crt"}, "others may read"),
+        ("server", {"deadline": 0}, "server.deadline: 0"),
+        ("server", {"missing": "stop"}, "server.missing: 'stop' should be 'wait' or 'go-on'"),
+        ("server", {"project": "data"}, "is no project, since it has no params.yaml"),
+        ("node", {"name": "The North"}, "node.name: 'The North'"),
+        ("node", {"clients": {}}, "node.clients"),
+        ("node", {"clients": {0: "project"}}, "node.clients.0: "),
+        ("node", {"authority": None}, "node.authority: is missing"),
+        ("node", {"folder": "x" * 90}, "is too long for a socket"),
+    ],
+)
+def test_a_mistake_is_one_line(folder, part, change, said):
+    path = write(folder, part, {**(SERVER if part == "server" else NODE), **change})
+    with pytest.raises(HetflError) as error:
+        (read_server if part == "server" else read_node)(path)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_other_part_of_a_file_is_no_part(folder):
+    with pytest.raises(HetflError, match="has no server part; hetfl join starts a node"):
+        read_server(write(folder, "node", NODE))
+    with pytest.raises(HetflError, match="has no node part; hetfl serve starts the server"):
+        read_node(write(folder, "server", SERVER))
+
+
+def test_insecure_is_asked_for_twice(folder):
+    path = write(folder, "node", NODE)
+    with pytest.raises(HetflError, match="node.key: is given, and --insecure does without"):
+        read_node(path, insecure=True)
+    without = {key: value for key, value in NODE.items() if key not in ("key", "authority")}
+    assert read_node(write(folder, "node", without), insecure=True).key is None
+
+
+def test_certificates_are_checked_by_a_client_that_knows_the_authority(folder, tmp_path):
+    import ssl
+
+    other = tmp_path / "other"
+    make_certificates(other, ["localhost"], [])
+    assert stat.S_IMODE((folder / "certs").stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(key.stat().st_mode) == 0o600 for key in (folder / "certs").glob("*.key"))
+
+    def shake_hands(authority: Path, name: str) -> None:
+        ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        ours.load_cert_chain(folder / "certs/server.crt", folder / "certs/server.key")
+        theirs.load_verify_locations(authority)
+        a, b, c, d = ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.MemoryBIO()
+        server, client = ours.wrap_bio(a, b, server_side=True), theirs.wrap_bio(c, d, server_hostname=name)
+        done = set()
+        while len(done) < 2:
+            for side in (client, server):
+                try:
+                    side.do_handshake()
+                    done.add(side)
+                except ssl.SSLWantReadError:
+                    pass
+                a.write(d.read()) if side is client else c.write(b.read())
+
+    for name in ("localhost", "127.0.0.1"):
+        shake_hands(folder / "certs/authority.crt", name)
+    with pytest.raises(ssl.SSLCertVerificationError, match="self-signed|unable to get local issuer"):
+        shake_hands(other / "authority.crt", "localhost")
+    with pytest.raises(ssl.SSLCertVerificationError, match="[Hh]ostname"):
+        shake_hands(folder / "certs/authority.crt", "fl.example.org")
+
+
+def test_nodes_are_added_to_certificates_that_stay(folder):
+    before = {path.name: path.read_bytes() for path in (folder / "certs").iterdir()}
+    assert [path.name for path in make_certificates(folder / "certs", ["x"], ["north", "west"])] == [
+        "west.key",
+        "west.pub",
+    ]
+    assert all((folder / "certs" / name).read_bytes() == content for name, content in before.items())
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Path:
+    """The socket of a worker that reverses bytes, and fails where it is told to."""
+    path, ready = tmp_path / "w" / "worker.sock", threading.Event()
+
+    def answer(header, body):
+        if header.get("fail"):
+            raise HetflError("no such cell")
+        return bytes(body)[::-1]
+
+    threading.Thread(target=serve, args=(path, answer, ready.set), daemon=True).start()
+    assert ready.wait(5)
+    return path
+
+
+def test_bytes_are_handed_over(worker):
+    body = os.urandom(3_000_000)
+    assert ask(worker, {}, body) == body[::-1]
+    assert ask(worker, {}, b"") == b""
+    with pytest.raises(HandoverError, match="HetflError: no such cell"):
+        ask(worker, {"fail": 1}, b"x")
+    assert ask(worker, {}, b"after an error") == b"rorre na retfa"
+
+
+def test_only_the_owner_reaches_the_socket(worker):
+    assert stat.S_IMODE(worker.stat().st_mode) == 0o600 and stat.S_IMODE(worker.parent.stat().st_mode) == 0o700
+    if os.getuid() == 0:
+        program = f"import os, socket; os.setuid(65534); socket.socket(socket.AF_UNIX).connect({str(worker)!r})"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert "PermissionError" in done.stderr
+
+
+def test_a_peer_of_another_user_is_not_answered(worker, monkeypatch):
+    monkeypatch.setattr("hetfl.deploy.handover.os.getuid", lambda: 12345)
+    with pytest.raises(HandoverError, match="does not answer"):
+        ask(worker, {}, b"x", patience=0.2)
+
+
+def test_garbage_does_not_end_a_worker(worker):
+    for garbage in (b"", b"\xff" * 8, (5).to_bytes(8, "little") + b"{{{{{", (1 << 60).to_bytes(8, "little")):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(worker))
+            connection.sendall(garbage)
+    assert ask(worker, {}, b"ab") == b"ba"
+
+
+def test_a_worker_that_comes_late_is_waited_for(tmp_path):
+    path = tmp_path / "w.sock"
+    with pytest.raises(HandoverError, match="does not answer"):
+        ask(path, {}, b"x", patience=0.2)
+
+    def late() -> None:
+        time.sleep(0.3)
+        serve(path, lambda header, body: bytes(body))
+
+    threading.Thread(target=late, daemon=True).start()
+    began = time.monotonic()
+    assert ask(path, {}, b"x", patience=5) == b"x"
+    assert time.monotonic() - began < 3
+
+
+def test_messages_carry_bytes_and_little_else():
+    flwr = pytest.importorskip("flwr")
+    from flwr.app import ArrayRecord
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    from hetfl.deploy.messages import ENVELOPE, pack, unpack
+
+    assert flwr.__version__ == "1.41.0"
+    for size in (0, 1000, 12_000_000):
+        body = os.urandom(size)
+        content = pack({"cell": "a"}, body)
+        assert unpack(content) == ({"cell": "a"}, body)
+        carried = sum(len(part.deflate()) for part in get_all_nested_objects(content).values())
+        assert 0 < carried - size < ENVELOPE
+    content["body"] = ArrayRecord()
+    with pytest.raises(ValueError, match="has no"):
+        unpack(content)
+
+
+def test_the_client_app_imports_no_torch():
+    pytest.importorskip("flwr")
+    heavy = ["torch", "timm", "mlflow", "sklearn"]
+    program = f"import sys, hetfl.deploy.link; print(*(name for name in {heavy} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr[-2000:]
+
+
+def test_clients_of_a_node_get_their_own_samples_back():
+    from hetfl.deploy.worker import joined
+
+    def dataset(first: int, size: int) -> Dataset:
+        images = np.arange(first, first + size, dtype=np.uint8).reshape(-1, 1, 1, 1)
+        subset = Subset(images, np.zeros(size, dtype=np.int64))
+        return Dataset("x", "X", ("a", "b"), {"train": subset, "test": subset}, "c")
+
+    whole, partition = joined({1: dataset(10, 3), 4: dataset(20, 2)}, 6)
+    found = [whole.subset("train").images[places].ravel().tolist() for places in partition.train]
+    assert found == [[], [10, 11, 12], [], [], [20, 21], []]
+    assert partition.test is not None and len(partition.test[4]) == 2
+
+
+def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
+    folders = []
+    for client in range(2):
+        images = np.full((4, 8, 8, 1), client, dtype=np.uint8)
+        subset = Subset(images, np.array([0, 1, client, client]))
+        folders.append(tmp_path / f"client-{client}")
+        about = {"name": "x", "title": "X", "origin": "", "licence": "", "source": [], "settings": {}}
+        subsets = {"train": subset, "test": subset}
+        write_dataset(folders[-1], **about, class_names=("a", "b"), subsets=subsets)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    paths = []
+    for client, folder in enumerate(folders):
+        paths.append(tmp_path / f"{client}.json")
+        paths[-1].write_text(client_card(client, "digits", folder).model_dump_json())
+    workspace, params = Workspace(tmp_path), load_params(tmp_path / "params.yaml")
+    write_cards([paths[1], paths[0]], "iid", workspace, params)
+    (cell,) = cells(params, "tiny")
+    assert inputs(cell, workspace).weights == {}
+    found = class_counts(cell, workspace)
+    assert found.train == found.test == [[3, 1], [1, 3]]
+    with pytest.raises(HetflError, match="clients: 2, and there are cards of clients 1; give one of each from 0 on"):
+        write_cards(paths[1:], "iid", workspace, params)
+
+
+@pytest.mark.parametrize("command", ["serve", "join", "certs", "rehearse", "card", "cards"])
+def test_commands_have_help(command):
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0 and "Example: hetfl" in shown.output

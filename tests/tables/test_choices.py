@@ -1,0 +1,35 @@
+"""The experiments that say what single choices are worth: a row differs from the other one in its choice alone."""
+
+from __future__ import annotations
+
+import pytest
+from settings_files import PAPER_PARAMS
+
+from hetfl.experiments.plan import cells
+from hetfl.tables.catalogue import table_spec
+
+CHOICES = [name for name in PAPER_PARAMS.experiments if name.startswith("choices-")]
+TOGETHER = [{"distance", "pull"}]
+"""The paper's distance comes with a weight of its own."""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_row_differs_from_the_other_in_one_setting_or_in_the_method(name: str):
+    rows = PAPER_PARAMS.experiments[name].rows
+    found = {cell.row: cell for cell in cells(PAPER_PARAMS, name)}
+    compared = {row: settings.against for row, settings in rows.items() if settings.against}
+    assert compared
+    for row, other in compared.items():
+        one, two = found[row], found[other]
+        if one.method == two.method:
+            differ = {key for key in one.settings if one.settings[key] != two.settings[key]}
+            assert len(differ) == 1 or differ in TOGETHER, f"{row} and {other} differ in {differ}"
+        assert (one.models, one.input, one.split) == (two.models, two.input, two.split)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_note_says_that_no_printed_number_is_of_this_setting(name: str):
+    spec = table_spec(name, PAPER_PARAMS)
+    assert "scaled-down setting, not comparable with any printed number" in spec.note
+    assert all(entry.printed is None for row in spec.entries.values() for entry in row.values())
+    assert all(len(entry.seeds) >= 3 for row in spec.entries.values() for entry in row.values())

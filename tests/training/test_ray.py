@@ -1,0 +1,54 @@
+"""The engine ray before it starts anything; the rest is in tests/distributed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from hetfl.config import validate
+from hetfl.errors import HetflError
+from hetfl.experiments.plan import ComputeSettings
+from hetfl.experiments.schedule import at_once
+from hetfl.training.host import Question, Request
+from hetfl.training.ray import Worker, cluster
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(HetflError, match=r"^compute.engine ray: Ray is not installed; pip install 'hetfl\[ray\]'$"):
+        cluster(None, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"actors": -1}, {"actors": 1.5}, {"address": ""}, {"nodes": 2}])
+def test_its_settings_are_checked(wrong):
+    with pytest.raises(HetflError, match=r"^params.yaml: compute\.ray"):
+        validate(ComputeSettings, {"engine": "ray", "ray": wrong}, "params.yaml: compute")
+
+
+def test_one_cell_at_a_time_has_all_actors_unless_jobs_says_otherwise():
+    cpu = torch.device("cpu")
+    assert at_once(cpu, ComputeSettings(engine="ray")) == 1
+    assert at_once(cpu, ComputeSettings(engine="ray", jobs=3)) == 3
+
+
+def test_a_worker_tells_of_a_missing_input_and_answers_part_by_part():
+    class Two:
+        def parts(self, request):
+            yield from (reply for reply in (Said(b"one"), Said(b"two")))
+
+    class Said:
+        def __init__(self, content):
+            self.to_bytes = lambda: content
+
+    def missing():
+        raise HetflError("data/digits: does not exist")
+
+    worker = Worker(1)
+    assert worker.load(missing) == "data/digits: does not exist"
+    assert worker.load(Two) is None
+    request = Request(Question(kind="train", round=1)).to_bytes()
+    worker.ask(request)
+    worker.ask(request)
+    assert [worker.part() for _ in range(5)] == [b"one", b"two", b"one", b"two", None]
