@@ -32,7 +32,9 @@ def listed(extra: str = "") -> set[str]:
 
 
 CORE_LIST, TEST = listed(), listed("test")
-PIPELINE = listed("pipeline") | listed("slurm") | listed("ray") | listed("tables") | listed("flower")
+PIPELINE = (
+    listed("pipeline") | listed("slurm") | listed("ray") | listed("tables") | listed("privacy") | listed("flower")
+)
 
 
 def core_files() -> list[Path]:
