@@ -44,7 +44,6 @@ RULES: dict[str, dict[str, Any]] = {
     "mean": {},
     "changes of norm 0.5 at most": {"largest_change": 0.5},
     "trimmed mean, 20 % at either end": {"combine": "trimmed", "trim": 0.2},
-    "trimmed mean, 40 % at either end": {"combine": "trimmed", "trim": 0.4},
     "median": {"combine": "median"},
 }
 

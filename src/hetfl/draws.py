@@ -1,8 +1,8 @@
 """Keyed randomness: every draw has its own generator, seeded by what it is for.
 
-Nothing in hetfl uses a global generator. So the engine, the order of clients and a resume cannot change what is drawn:
-under the same conditions (:class:`hetfl.schema.Conditions`) they change no bit of a number but for the engine, which
-changes how sums are rounded.
+Nothing in hetfl uses a global generator. So the engine, the order of clients and a resume change nothing that is
+drawn. Order and resume change no bit of a number; the engine, like the other :class:`hetfl.schema.Conditions` of a
+run, changes how sums are rounded.
 """
 
 from __future__ import annotations

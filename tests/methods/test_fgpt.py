@@ -183,8 +183,8 @@ def test_keys_are_those_of_the_runs_seed_unless_one_is_set():
 def test_a_cell_draws_its_keys_from_its_seed(monkeypatch, tmp_path, weights, toy_data, toy_partition):
     workspace = Workspace(tmp_path)
     workspace.weights = weights
-    monkeypatch.setattr(cell, "read_dataset", lambda _: toy_data)
-    monkeypatch.setattr(cell, "read_partition", lambda _: (toy_partition, {"dataset_checksum": toy_data.checksum}))
+    monkeypatch.setattr(cell, "verified_dataset", lambda *_: toy_data)
+    monkeypatch.setattr(cell, "read_partition", lambda *_: (toy_partition, {}))
     found = []
     for seed in (0, 1):
         settings = create("fgpt", GROUPED, 3).settings.model_dump()

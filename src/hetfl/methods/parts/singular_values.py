@@ -34,10 +34,17 @@ def truncate(tensors: Tensors, energy: float) -> dict[str, Tensor]:
         if tensor.dim() < 2 or len(tensor) == 1:
             sent[name] = tensor
             continue
-        if not tensor.is_meta and not tensor.isfinite().all():
+        if tensor.is_meta:
+            # torch would import its compiler for the decomposition of shapes, for a second; in restore() as well.
+            *stack, o, i = tensor.shape
+            kept = min(o, i)
+            parts = tuple(tensor.new_empty(*stack, *sizes) for sizes in ((o, kept), (kept,), (kept, i)))
+            sent |= {name + factor: part for factor, part in zip(FACTORS, parts, strict=True)}
+            continue
+        if not tensor.isfinite().all():
             raise HetflError(f"{name} is not finite and has no singular values: training diverged; lower lr")
         u, s, v = torch.linalg.svd(tensor, full_matrices=False)
-        kept = s.shape[-1] if tensor.is_meta else _rank(s, energy)
+        kept = _rank(s, energy)
         parts = (u[..., :kept], s[..., :kept], v[..., :kept, :])
         sent |= {name + factor: part.contiguous() for factor, part in zip(FACTORS, parts, strict=True)}
     return sent
@@ -57,7 +64,12 @@ def restore(sent: Tensors) -> dict[str, Tensor]:
     for name, tensor in sent.items():
         if name.endswith(u):
             whole = name.removesuffix(u)
-            tensors[whole] = (tensor * sent[whole + s][..., None, :]) @ sent[whole + v]
+            right = sent[whole + v]
+            tensors[whole] = (
+                tensor.new_empty(*tensor.shape[:-1], right.shape[-1])
+                if tensor.is_meta
+                else (tensor * sent[whole + s][..., None, :]) @ right
+            )
         elif not name.endswith((s, v)):
             tensors[name] = tensor
     return tensors
