@@ -34,7 +34,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "scaffold": {"settings": {"momentum": 0.0}},
     "fedbabu": {"settings": {"finetune_epochs": 1}},
     "fedrep": {},
-    "fedproto": {"settings": {"embedding": 16}},
+    "fedproto": {"settings": {"embedding": 16, "flat": None}},
     "fedtgp": {"settings": {"embedding": 16}},
     "fedhpl": {"models": "prompted", "settings": {"share": "prompts"}},
 }
