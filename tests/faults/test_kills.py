@@ -70,7 +70,7 @@ class Pipeline(Project):
 
     def copy(self, root: Path) -> Pipeline:
         """The same project elsewhere, nothing made."""
-        shutil.copytree(self.root, root, ignore=shutil.ignore_patterns(*MADE))
+        shutil.copytree(self.root, root, ignore=lambda folder, _: MADE if Path(folder) == self.root else ())
         return Pipeline(root, self.params)
 
     def wipe(self) -> None:
