@@ -3,9 +3,9 @@
     python benchmarks/mirror.py [--repeats 5] [--rounds 100] [--project FOLDER] [--json FILE]
 
 It needs the embedded default's digits (dvc repro partition@digits) in the project and writes a table beside this
-file. Each run is a process of its own in a temporary folder, pinned to one core, that trains a cell of FedAvg; MLflow's
-database is SQLite and exists before. Runs with and without the mirror alternate, so that changes of the machine's
-speed affect both. A round's time is that between the ends of two rounds, without the first ten.
+file. Each run is a process of its own in a temporary folder, pinned to one core, that trains a cell of FedAvg.
+MLflow's database is SQLite and exists before. Runs with and without the mirror alternate, so that changes of the
+machine's speed affect both. A round's time is that between the ends of two rounds, without the first ten.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from hetfl.data import npz, readers
-from hetfl.data.archive import decode
+from hetfl.data.archive import decode, members
 from hetfl.data.readers import arrays, held_out, idx, jpeg_streams, matlab, pictures, take
 from hetfl.data.store import Subset
 from hetfl.draws import Draws
@@ -96,6 +96,19 @@ def test_an_npz_file_whose_header_claims_more_than_there_is_needs_no_memory(tmp_
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.npy", npy(shape, b"1234"))
     one_line("a.npz: is not in its published format", arrays, path, "a")
+
+
+def test_a_list_of_contents_that_claims_more_than_there_is_needs_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.arange(3))
+    content = bytearray(path.read_bytes())
+    listed = content.index(b"PK\1\2")
+    content[listed + 20 : listed + 24] = (2**31).to_bytes(4, "little")  # the size within the file
+    path.write_bytes(content)
+    one_line("a.npz: .*is shorter than its list of contents says", arrays, path, "a")
+    path.rename(tmp_path / "a.zip")
+    with pytest.raises(HetflError, match="is shorter than its list"):
+        list(members(tmp_path / "a.zip"))
 
 
 def test_files_that_unpack_to_much_more_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

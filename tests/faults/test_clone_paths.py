@@ -27,7 +27,7 @@ def work(root: Path) -> list[str]:
     stages = [("download", "digits"), ("partition", "digits"), *((name, project.NAME) for name in STAGES)]
     ended = [(stage, run_stage(root, *stage)) for stage in [*stages, ("report",)]]
     ended.append((("sync",), run_command(root, "sync")))
-    wrong = [f"{stage}: {one.stderr}" for stage, one in ended if one.status or "MLflow" in one.stderr]
+    wrong = [f"{stage}: {one.stderr}" for stage, one in ended if one.status or "Traceback" in one.stderr]
     last = ended[-1][1].stdout
     return wrong if "2 run records mirrored" in last else [*wrong, last]
 

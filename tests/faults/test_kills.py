@@ -34,7 +34,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "scaffold": {"settings": {"momentum": 0.0}},
     "fedbabu": {"settings": {"finetune_epochs": 1}},
     "fedrep": {},
-    "fedproto": {"settings": {"embedding": 16}},
+    "fedproto": {"settings": {"embedding": 16, "flat": None}},
     "fedtgp": {"settings": {"embedding": 16}},
     "fedhpl": {"models": "prompted", "settings": {"share": "prompts"}},
 }
@@ -70,7 +70,7 @@ class Pipeline(Project):
 
     def copy(self, root: Path) -> Pipeline:
         """The same project elsewhere, nothing made."""
-        shutil.copytree(self.root, root, ignore=shutil.ignore_patterns(*MADE))
+        shutil.copytree(self.root, root, ignore=lambda folder, _: MADE if Path(folder) == self.root else ())
         return Pipeline(root, self.params)
 
     def wipe(self) -> None:

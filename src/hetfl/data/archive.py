@@ -60,6 +60,8 @@ def members(
                     if not entry.is_dir() and wanted(entry.filename):
                         _check_size(path, entry.filename, entry.file_size, largest)
                         left = _left(path, left, entry.file_size)
+                        if entry.compress_size > path.stat().st_size:
+                            raise zipfile.BadZipFile("is shorter than its list of contents says")
                         yield entry.filename, archive.read(entry)
             return
         with tarfile.open(path, "r:*") as archive:

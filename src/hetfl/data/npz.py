@@ -31,6 +31,8 @@ def npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]
         entries = [archive.getinfo(f"{name}.npy") for name in wanted]
         if (size := sum(entry.file_size for entry in entries)) > LARGEST:
             raise ValueError(f"holds {size} bytes, at most {LARGEST} are read")
+        if max((entry.compress_size for entry in entries), default=0) > path.stat().st_size:
+            raise ValueError("is shorter than its list of contents says")
         return {name: _array(archive.read(entry)) for name, entry in zip(wanted, entries, strict=True)}
 
 
