@@ -8,7 +8,7 @@ import struct
 
 import pytest
 import torch
-from test_remote import Here
+from test_remote_engine import Here
 
 from hetfl.draws import Draws
 from hetfl.training import rounds

@@ -309,7 +309,8 @@ class MlflowMirror:
                 check = "check MLFLOW_TRACKING_URI and the server"
                 raise HetflError(f"MLflow could not be reached ({one_line(error)}); {check}") from error
             cause = origin(error, self._database)
-            raise (foreseen(cause) or HetflError(f"{self._database}: {cause}; check its permissions")) from error
+            told = f"MLflow could not open it ({one_line(cause)}); check that it is MLflow's and may be written"
+            raise (foreseen(cause) or HetflError(f"{self._database}: {told}")) from error
 
     def _rebuild(self, broken: Path, error: Exception) -> None:
         print(
