@@ -43,6 +43,7 @@ def _run(root: Path, command: Callable[[], Any], name: str, arguments: Sequence[
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         # A process of its own would import MLflow each time.
         patch.setattr("hetfl.train.Apart", lambda make: make())
+        patch.setattr("hetfl.tracking.follow.QUIET", 60.0)  # nor is it told how long that takes
         if tracking:
             patch.setenv("MLFLOW_TRACKING_URI", tracking)
         with pytest.raises(SystemExit) as end:

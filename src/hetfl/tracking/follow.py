@@ -23,7 +23,7 @@ GRACE = 0.8
 """Seconds that an interrupted training waits for its subscribers."""
 PATIENCE = 60.0
 """Seconds that a training which has ended waits for them,"""
-QUIET = 2.0
+QUIET = 5.0
 """and those of them that pass without a word."""
 LOWEST = 19
 """The priority of a process of which nobody waits for anything."""
