@@ -59,5 +59,9 @@ def terminable() -> Iterator[None]:
 
 def _exit(number: int, frame: object) -> None:
     for other in SIGNALS:
-        signal.signal(other, signal.SIG_IGN)  # a second one would interrupt the closing
+        signal.signal(other, _closing)  # a second one would interrupt the closing
     raise SystemExit(128 + number)
+
+
+def _closing(number: int, frame: object) -> None:
+    """Do nothing. Python prints a traceback if a signal came just before SIG_IGN was set."""

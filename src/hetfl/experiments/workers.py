@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from hetfl.spawn import SPAWN, start
 
-GRACE = 1.0
+GRACE = 0.3
 """Seconds that interrupted processes have to write what they completed."""
 
 Task = TypeVar("Task")

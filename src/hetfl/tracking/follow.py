@@ -19,7 +19,7 @@ from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
 from hetfl.spawn import SPAWN, start
 
-GRACE = 0.8
+GRACE = 0.3
 """Seconds that an interrupted training waits for its subscribers."""
 PATIENCE = 60.0
 """Seconds that a training which has ended waits for them,"""
