@@ -149,7 +149,7 @@ def problem(ended: Ended, root: Path, at: Path) -> str:
         return f"status {ended.status}, {len(lines)} lines:\n{ended.stderr}\n{ended.stdout}"
     if not any(name in lines[0] for name in (at.parts[-1], at.parts[0], ".hetfl", ".lock")):
         return f"does not name {at}: {lines[0]}"
-    if not lines[0].endswith("then run the same command again"):
+    if "then run the same command again" not in lines[0]:
         return f"does not say what to do: {lines[0]}"
     return f"half written: {found}" if (found := half_written(root)) else ""
 

@@ -219,4 +219,4 @@ def test_kills_of_any_stage_leave_identical_results(
         list(pool.map(lane, range(LANES)))
     # Without this the test could pass by missing every run.
     interrupted = [one for one in kills if any(one.rounds.get(row, -1) < ROUNDS for row in ROWS)]
-    assert 2 * len(interrupted) >= len(kills)
+    assert len(interrupted) >= (1 if QUICK else len(kills) / 2)

@@ -137,8 +137,8 @@ def test_a_worker_that_the_system_ends_is_named_and_the_others_go_on(
         assert training.process.returncode == 2
         lines = [line for line in err.splitlines() if line.startswith("error:")]
         assert len(lines) == 1 and "Traceback" not in err, err
-        # On a busy machine MLflow says that it is waited for.
-        assert len([line for line in err.splitlines() if "MLflow" not in line]) <= 2
+        # On a busy machine MLflow says that it is waited for, and in a long folder that training is not shown.
+        assert len([line for line in err.splitlines() if "MLflow" not in line and "not shown" not in line]) <= 2
         assert re.match(r"error: runs/small/fed\w+/fed\w+/iid-s0: its process was ", lines[0])
         assert "the same command continues" in lines[0]
         assert len(project.results(training.root)) == 1
