@@ -212,7 +212,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(
 ) -> None:
     found = with_own_disk(tmp_path / "disk", lambda disk: endure(disk, finished, stage))
     if found is None:
-        pytest.skip("this system forbids mounts, also in a user namespace")
+        pytest.fail("needs a disk of its own, and this system forbids mounts, also in a user namespace")
     with capsys.disabled():
         print()
         for fault, line, wrong in found:

@@ -142,10 +142,7 @@ def read_server(path: Path, insecure: bool = False) -> Server:
         raise HetflError(f"{path}: has no server part; hetfl join starts a node")
     files = {"certificate": part.certificate, "key": part.key, "authority": part.authority}
     files |= {f"nodes.{name}.key": member.key for name, member in part.nodes.items()}
-    _check_files(f"{path}: server", files, insecure)
-    if not insecure and part.key:
-        _check_private(f"{path}: server.key", part.key)
-    _check_project(f"{path}: server.project", part.project)
+    _check_part(f"{path}: server", part, files, insecure)
     return part
 
 
@@ -158,10 +155,7 @@ def read_node(path: Path, insecure: bool = False) -> Node:
     part = _read(path).node
     if part is None:
         raise HetflError(f"{path}: has no node part; hetfl serve starts the server")
-    _check_files(f"{path}: node", {"authority": part.authority, "key": part.key}, insecure)
-    if not insecure and part.key:
-        _check_private(f"{path}: node.key", part.key)
-    _check_project(f"{path}: node.project", part.project)
+    _check_part(f"{path}: node", part, {"authority": part.authority, "key": part.key}, insecure)
     folders = {f"clients.{client}": folder for client, folder in part.clients.items()}
     for key, folder in {**folders, **({"public": part.public} if part.public else {})}.items():
         if not (folder / "card.json").is_file():
@@ -174,6 +168,13 @@ def read_node(path: Path, insecure: bool = False) -> Node:
 def _read(path: Path) -> Deployment:
     raw = read_yaml(path)
     return validate(Deployment, raw, str(path), (path,), path.absolute().parent)
+
+
+def _check_part(where: str, part: Server | Node, files: dict[str, Path | None], insecure: bool) -> None:
+    _check_files(where, files, insecure)
+    if not insecure and part.key:
+        _check_private(f"{where}.key", part.key)
+    _check_project(f"{where}.project", part.project)
 
 
 def _check_files(where: str, files: dict[str, Path | None], insecure: bool) -> None:

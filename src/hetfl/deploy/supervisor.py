@@ -1,4 +1,4 @@
-"""Keeps a node's two processes alive: the worker, which has no network, and the link, which has no data."""
+"""Keeps a node's two processes alive: the worker, which opens no connection, and the link, which has no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's resident worker: one process that has backbone, data and clients' state loaded, and no network.
+"""A node's resident worker: one process that has backbone, data and clients' state loaded, and opens no connection.
 
 It answers requests that come over its Unix socket, one after another, and notes what leaves it.
 """
