@@ -193,7 +193,9 @@ def test_header_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, k
         head.type, head.size = kind, 2**32
         archive.addfile(head)
 
-    one_line(tar(tmp_path / "set", "xz", add), f"a header has {2**32} bytes, at most {2**20} are read", ("set/a.bin",))
+    one_line(
+        tar(tmp_path / "set", "xz", add), f"a header has {2**32} bytes, at most {2**20} are read", ("set/a.bin",)
+    )
 
 
 def test_sparse_member_is_refused(tmp_path: Path) -> None:
