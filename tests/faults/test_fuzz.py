@@ -1,7 +1,7 @@
 """Readers of files and messages that anybody may have written: any bytes give a value or one line, in little memory.
 
-What fails is written to ``seeds/<kind of file>/`` beside this file, as small as hypothesis can make it, and belongs into
-the repository: every seed is tried first.
+What fails is written to ``seeds/<kind of file>/`` beside this file, as small as hypothesis can make it, and belongs
+into the repository: every seed is tried first.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Member(tarfile.TarInfo):
         """Read one block.
 
         Raises:
-            ValueError: it is of a header beyond :data:`HEADER`, or of a sparse file, whose list of holes has no limit.
+            ValueError: it is of a header beyond :data:`HEADER`, or of a sparse file, whose holes have no limit.
         """
         found = super().frombuf(buf, encoding, errors)
         if found.type in cls.HEADERS and not 0 <= found.size <= HEADER:
