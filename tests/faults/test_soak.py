@@ -63,10 +63,10 @@ class Watch:
     def __str__(self) -> str:
         slope, most = self.slope()
         return (
-            f"{len(self.memory)} steps: memory {self.memory[0] / 2**20:.1f} to {self.memory[-1] / 2**20:.1f} MiB, after "
-            f"the first {WARM_UP:.0%} {slope / 2**10:+.2f} KiB a step (95 %: at most {most / 2**10:+.2f}); files "
-            f"{self.files[1]} to {self.files[-1]}, open files {self.descriptors[1]} to {self.descriptors[-1]}, threads "
-            f"{self.threads[1]} to {self.threads[-1]}"
+            f"{len(self.memory)} steps: memory {self.memory[0] / 2**20:.1f} to {self.memory[-1] / 2**20:.1f} MiB, "
+            f"after the first {WARM_UP:.0%} {slope / 2**10:+.2f} KiB a step (95 %: at most {most / 2**10:+.2f}); "
+            f"files {self.files[1]} to {self.files[-1]}, open files {self.descriptors[1]} to {self.descriptors[-1]}, "
+            f"threads {self.threads[1]} to {self.threads[-1]}"
         )
 
 
@@ -85,7 +85,7 @@ def quick(cell: Cell, **settings: object) -> Cell:
     return cell.model_copy(update={"settings": {**cell.settings, "batch_size": 100, "local_epochs": 1, **settings}})
 
 
-def test_many_rounds(made: Path, tmp_path: Path, tries: Tries, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_rounds(made: Path, tmp_path: Path, tries: Tries) -> None:
     root, watch = project.copy(made, tmp_path / "project"), Watch()
     cell = quick(project.plan(root)[2][0], rounds=ROUNDS, keep_optimiser=True)
 
@@ -94,8 +94,7 @@ def test_many_rounds(made: Path, tmp_path: Path, tries: Tries, capsys: pytest.Ca
             watch.look(root / "runs", root / ".hetfl")
 
     train(cell, root, look)
-    with capsys.disabled():
-        print(f"\n  rounds, {watch}")
+    tries.note(f"rounds, {watch}")
     with tries.one(f"soak: {ROUNDS} rounds"):
         assert watch.slope()[1] < PER_ROUND
         # The record's files, two resume points and the one that is being written.
@@ -103,7 +102,7 @@ def test_many_rounds(made: Path, tmp_path: Path, tries: Tries, capsys: pytest.Ca
         assert watch.threads[-1] <= watch.threads[1] + 1
 
 
-def test_a_leak_would_be_found(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leak_would_be_found(made: Path, tmp_path: Path, tries: Tries) -> None:
     """The bound of the test above is worth something."""
     root, watch, lost = project.copy(made, tmp_path / "project"), Watch(), []
 
@@ -113,14 +112,11 @@ def test_a_leak_would_be_found(made: Path, tmp_path: Path, capsys: pytest.Captur
             watch.look(root / "runs", root / ".hetfl")
 
     train(quick(project.plan(root)[2][0], rounds=max(40, ROUNDS // 5), keep_optimiser=True), root, look)
-    with capsys.disabled():
-        print(f"\n  rounds with a leak of {LEAK} bytes, {watch}")
+    tries.note(f"rounds with a leak of {LEAK} bytes put in, {watch}")
     assert watch.slope()[0] > LEAK / 2 > PER_ROUND
 
 
-def test_many_cells_in_one_process(
-    made: Path, tmp_path: Path, tries: Tries, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_cells_in_one_process(made: Path, tmp_path: Path, tries: Tries) -> None:
     root, watch = project.copy(made, tmp_path / "project", seeds=2), Watch()
     first, other = (quick(cell, rounds=1) for cell in project.plan(root)[2][:2])
     for number in range(CELLS):
@@ -128,8 +124,7 @@ def test_many_cells_in_one_process(
         # Other settings each time: the record before is superseded, and only the newest of those stay.
         train(quick(cell, rounds=1, lr=0.01 + number / 1e6), root)
         watch.look(root / "runs", root / ".hetfl")
-    with capsys.disabled():
-        print(f"\n  cells, {watch}")
+    tries.note(f"cells in one process, {watch}")
     with tries.one(f"soak: {CELLS} cells"):
         assert watch.slope()[1] < PER_CELL
         assert watch.files[-1] <= watch.files[10] and watch.descriptors[-1] <= watch.descriptors[10]
