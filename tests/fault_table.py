@@ -146,8 +146,8 @@ def _page(notes: list[str], config: pytest.Config) -> str:
     return f"""# What was broken on purpose
 
 `make test-faults{" QUICK=1" * QUICK}` in {minutes:.0f} minutes on {machine}, {versions};
-commit {commit}; {datetime.now(UTC):%Y-%m-%d}. A try is lost where anything differs from what it should be: a traceback,
-a file that is half-written, another number.
+commit {commit}; {datetime.now(UTC):%Y-%m-%d}. A try is lost where anything differs from what it should be: a
+traceback, a half-written file, another number.
 
 {_table("github")}
 
