@@ -42,6 +42,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "fedhpl": {"models": "prompted", "settings": {"share": "prompts"}},
 }
 EXPERIMENT = {**PARAMS["experiments"]["kills"], "defaults": {"rounds": ROUNDS}, "rows": ROWS}
+SETTINGS = {
+    **PARAMS,
+    "pretrain": {"digits": {**PARAMS["pretrain"]["digits"], "epochs": 1}},
+    "experiments": {"kills": EXPERIMENT},
+}
 # Who is killed, and the cells that train at once. A lone dvc leaves its stage, a lone trainer its workers behind.
 VICTIMS = [("all", 1), ("all", 2), ("trainer", 1), ("all", 1), ("dvc", 1), ("all", 1), ("trainer", 2), ("dvc", 2)]
 KILLS = int(os.environ.get("KILLS", "3" if QUICK else "100"))
@@ -205,7 +210,7 @@ class Made:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("kills") / "reference"
-    project = Pipeline.make(root, {**PARAMS, "experiments": {"kills": EXPERIMENT}})
+    project = Pipeline.make(root, SETTINGS)
     began = time.monotonic()
     project.run()
     return Made(project, time.monotonic() - began, project.content())
@@ -306,7 +311,9 @@ def test_a_kill_between_two_files_of_a_table_is_mended_by_the_next_command(
     made: Made, tmp_path: Path, tries: Tries
 ) -> None:
     """Each file is replaced atomically, not all of them at once. DVC has no lock entry then, and makes all again."""
-    project = Pipeline(tmp_path / "project", {**PARAMS, "experiments": {"kills": {**EXPERIMENT, "title": "Another"}}})
+    project = Pipeline(
+        tmp_path / "project", {**SETTINGS, "experiments": {"kills": {**EXPERIMENT, "title": "Another"}}}
+    )
     shutil.copytree(made.project.root, project.root, symlinks=True)
     folder, before = project.root / "tables" / "kills", made.project.tables()
     project.compute(1)
