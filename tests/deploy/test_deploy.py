@@ -296,6 +296,12 @@ def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
     assert found.train == found.test == [[3, 1], [1, 3]]
     with pytest.raises(HetflError, match="clients: 2, and there are cards of clients 1; give one of each from 0 on"):
         write_cards(paths[1:], "iid", workspace, params)
+    mine = workspace.dataset("digits")
+    write_dataset(mine, **about, class_names=("a", "b"), subsets=subsets)
+    before = (mine / "card.json").read_bytes()
+    with pytest.raises(HetflError, match="holds prepared data"):
+        write_cards(paths, "iid", workspace, params)
+    assert (mine / "card.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["serve", "join", "certs", "rehearse", "card", "cards"])
