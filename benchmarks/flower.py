@@ -232,7 +232,7 @@ def case(*arguments: Any) -> list[Row]:
     return found
 
 
-def page(series: list[Row], rounds: list[Row], arguments: argparse.Namespace, load: float) -> str:
+def page(series: Sequence[Row], rounds: Sequence[Row], arguments: argparse.Namespace, load: float) -> str:
     """The page, with the lines that fit its numbers."""
     few = [row for row in series if row["MB"] != WHOLE and row["nodes"] <= SERIES]
     parts = np.array([[1.0, row["nodes"], row["nodes"] * row["MB"]] for row in few])
