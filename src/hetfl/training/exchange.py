@@ -116,19 +116,18 @@ class Exchange:
             if client in early:
                 yield early.pop(client)
 
-    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int, hold: bool) -> Uplinks:
-        """The valid uplinks of a round's participants.
+    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int) -> Uplinks:
+        """The valid uplinks of a round's participants, one by one; where clients are remote, all are there at once.
 
         Args:
             updates: from :meth:`training`.
             clients: the participants.
             needed: how many uplinks must be valid; at most as many as there are participants.
-            hold: whether to have all of them before the first one is handed on; always where clients are remote.
 
         Raises:
             HetflError: fewer are.
         """
-        if not (hold or self.engine.remote):
+        if not self.engine.remote:
             return Uplinks(clients, self.uplinks(updates, clients))
         held = {update.client: update.uplink for update in updates}
         self.agree()
