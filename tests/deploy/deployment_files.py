@@ -1,4 +1,4 @@
-"""A server's and a node's part of a deployment's file, as tests change them."""
+"""A small project, and a server's and a node's part of a deployment's file, as tests change them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ from pathlib import Path
 
 import yaml
 
+PARAMS = {
+    "data": {"digits": {"public": 100, "test": 300}},
+    "partitions": {"digits": {"seeds": 1, "splits": {"iid": {"scheme": "iid", "clients": 2}}}},
+    "models": {"tiny": ["digits_resnet_small"]},
+    "experiments": {
+        "tiny": {
+            "title": "Tiny",
+            "dataset": "digits",
+            "models": "tiny",
+            "splits": {"iid": "IID"},
+            "seeds": 1,
+            "rows": {"fedavg": {}},
+        }
+    },
+}
 SERVER = {
     "address": "127.0.0.1:9092",
     "project": "project",

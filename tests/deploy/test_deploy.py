@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from deployment_files import NODE, SERVER, write
+from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
 
 from hetfl.cli import app
@@ -26,22 +26,6 @@ from hetfl.deploy.settings import read_node, read_server
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Workspace, cells, load_params
-
-PARAMS = {
-    "data": {"digits": {"public": 100, "test": 300}},
-    "partitions": {"digits": {"seeds": 1, "splits": {"iid": {"scheme": "iid", "clients": 2}}}},
-    "models": {"tiny": ["digits_resnet_small"]},
-    "experiments": {
-        "tiny": {
-            "title": "Tiny",
-            "dataset": "digits",
-            "models": "tiny",
-            "splits": {"iid": "IID"},
-            "seeds": 1,
-            "rows": {"fedavg": {}},
-        }
-    },
-}
 
 
 def test_paths_begin_at_the_file(folder):
