@@ -136,7 +136,7 @@ class FlowerTransport:
         for number, name in self._names.items():
             message = Message(pack({FINISHED: run}, b""), dst_node_id=number, message_type=TRAIN, ttl=NOTICE)
             with contextlib.suppress(httpx.HTTPError):
-                self._told |= dict.fromkeys(self._grid.push_messages([message]), name)
+                self._told |= {key: name for key in self._grid.push_messages([message]) if key}
 
     def settle(self, seconds: float) -> None:
         """Wait some time until all nodes know which runs are finished, before the SuperLink ends.
