@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -104,15 +105,17 @@ class Deployment:
         self._running[name] = process
         return process
 
-    def join_all(self) -> None:
-        """Start all nodes."""
+    def begin(self) -> None:
+        """Start the server, and then all nodes: a node that finds nobody waits longer and longer."""
+        self.start("serve", "server")
+        self.until(self._listens, 240, "a SuperLink")
         for name in self.names:
             if name not in self._running:
                 self.start("join", name)
 
-    def serve(self, seconds: float) -> int:
-        """Start the server and wait for its end."""
-        return self.start("serve", "server").wait(seconds)
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self, name: str) -> None:
         """Kill -9 of a process and all that it has started."""

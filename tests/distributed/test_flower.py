@@ -24,8 +24,8 @@ def test_six_methods_on_five_nodes_give_the_same_records(digits, sequential, tmp
     cells = digits_project.cells_of(digits)
     rows = []
     with Deployment(digits, [*cells.values()], tmp_path / "deployment") as deployment:
-        deployment.join_all()
-        assert deployment.serve(840) == 0, deployment.log("server")[-3000:]
+        deployment.begin()
+        assert deployment.ended("server", 840) == 0, deployment.log("server")[-3000:]
         runs = deployment.folder / "server" / "runs"
         sent = {}
         for name in deployment.names:
@@ -78,8 +78,8 @@ def test_without_keys_the_record_is_the_same(digits, sequential, tmp_path):
     """Two nodes with several clients each, over plain HTTP, where both sides say so."""
     cell = digits_project.cells_of(digits)["scaffold"]
     with Deployment(digits, [cell], tmp_path / "deployment", nodes=2, insecure=True) as deployment:
-        deployment.join_all()
-        assert deployment.serve(300) == 0, deployment.log("server")[-3000:]
+        deployment.begin()
+        assert deployment.ended("server", 300) == 0, deployment.log("server")[-3000:]
         found = read_rounds(deployment.folder / "server" / "runs" / cell.path, finished=True)
         bare = {"seconds": {}, "peak_memory": None, "nodes": {}}
         assert [line.model_copy(update=bare).model_dump() for line in found] == sequential("scaffold")[0]
