@@ -96,8 +96,8 @@ def test_a_server_that_goes_on_says_without_whom(digits, tmp_path):
     cell = digits_project.cells_of(digits)["fedavg"]
     with Deployment(digits, [cell], tmp_path / "deployment", missing="go-on", deadline=40) as deployment:
         deployment.run("node-3", str(HOSTILE), "node-3.yaml")
-        deployment.run("link-3", "-m", "hetfl.deploy.link", "node-3.yaml")
         deployment.begin()
+        deployment.run("link-3", "-m", "hetfl.deploy.link", "node-3.yaml")
         strange(deployment, "nokey", other=False)
         strange(deployment, "other", other=True)
         deployment.until(lambda: deployment.lines(cell) >= 1, 300, "round 0")
