@@ -1,6 +1,6 @@
 """What clients on a network cost beyond their work: time, by nodes, bytes and backbone, and memory.
 
-    python benchmarks/flower.py [--nodes 5 10 20 50] [--megabytes 0.001 1] [--repeats 6] [--backbone NAME] [--poll 1]
+    python benchmarks/flower.py [--nodes 5 10 20 50] [--megabytes 0.001 1] [--repeats 5] [--backbone NAME] [--poll 1]
 
 needs the extra flower and no files, and writes its page beside itself. All nodes are on this machine, over TLS. For
 the series each is a link and, in the place of its worker, a process without torch that gives back the bytes that it
@@ -55,7 +55,7 @@ WHOLE = 330.0
 SERIES = 50
 """The most nodes whose messages are fitted by a line; beyond them the machine has other limits."""
 CLIENTS, ROUNDS, CLASSES, SIDE = 2, 3, 10, 32
-TRAIN, TEST = 8, 4
+TRAIN, TEST = 4, 2
 """Noise images of a client of the backbone."""
 
 
@@ -283,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[5, 10, 20, 50])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0.001, 1])
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backbone", default="vit_large_patch16_224.random")
     parser.add_argument("--poll", type=float, default=1.0)
     parser.add_argument("--show", action="store_true", help="only print")
