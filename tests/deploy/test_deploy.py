@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
 
 from hetfl.cli import app
@@ -25,60 +26,6 @@ from hetfl.deploy.settings import read_node, read_server
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Workspace, cells, load_params
-
-PARAMS = {
-    "data": {"digits": {"public": 100, "test": 300}},
-    "partitions": {"digits": {"seeds": 1, "splits": {"iid": {"scheme": "iid", "clients": 2}}}},
-    "models": {"tiny": ["digits_resnet_small"]},
-    "experiments": {
-        "tiny": {
-            "title": "Tiny",
-            "dataset": "digits",
-            "models": "tiny",
-            "splits": {"iid": "IID"},
-            "seeds": 1,
-            "rows": {"fedavg": {}},
-        }
-    },
-}
-SERVER = {
-    "address": "127.0.0.1:9092",
-    "project": "project",
-    "run": ["digits-homogeneous"],
-    "folder": "flower",
-    "certificate": "certs/server.crt",
-    "key": "certs/server.key",
-    "authority": "certs/authority.crt",
-    "nodes": {
-        "north": {"key": "certs/north.pub", "clients": [0, 1]},
-        "south": {"key": "certs/south.pub", "clients": [2]},
-    },
-}
-NODE = {
-    "name": "north",
-    "server": "fl.example.org:9092",
-    "authority": "certs/authority.crt",
-    "key": "certs/north.key",
-    "project": "project",
-    "folder": "flower",
-    "clients": {0: "data", 1: "data"},
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("d")
-    make_certificates(root / "certs", ["localhost", "127.0.0.1"], ["north", "south"])
-    for name in ("project/params.yaml", "data/card.json"):
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text("{}")
-    return root
-
-
-def write(folder: Path, part: str, settings: dict) -> Path:
-    path = folder / f"{part}.yaml"
-    path.write_text(yaml.safe_dump({part: settings}))
-    return path
 
 
 def test_paths_begin_at_the_file(folder):
