@@ -19,6 +19,7 @@ from fault_table import QUICK, Tries
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 TIMEOUT = 300.0
+ROUNDS = 30 if QUICK else 60
 STATUS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 SAYS = {
     signal.SIGTERM: "ended by SIGTERM; the same command continues from the last completed round",
@@ -35,14 +36,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the cells give without a break."""
-    return project.trained(made, tmp_path_factory.mktemp("reference") / "project", rounds=60, seeds=1)
+    return project.trained(made, tmp_path_factory.mktemp("reference") / "project", rounds=ROUNDS, seeds=1)
 
 
 class Training:
     """``hetfl train`` of a copy of the project in a session of its own."""
 
     def __init__(self, made: Path, root: Path, jobs: int) -> None:
-        self.root = project.copy(made, root, rounds=60, seeds=1, jobs=jobs)
+        self.root = project.copy(made, root, rounds=ROUNDS, seeds=1, jobs=jobs)
         self.environment = project.environment(root.parent / "locks")
         self.process = self.start()
 

@@ -713,6 +713,16 @@ def test_half_written_files_of_a_killed_process_do_not_stay_in_the_record(finish
     assert result(stopped, CELLS[0]) == result(finished, CELLS[0])
 
 
+@pytest.mark.parametrize("stage", ["evaluate", "table"])
+def test_half_written_files_of_a_killed_process_do_not_stay_in_what_dvc_keeps(project: Path, stage: str) -> None:
+    folder = project / ("tables/tiny" if stage == "table" else f"evaluations/{CELLS[0]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").unlink(missing_ok=True)  # so that the cell is evaluated again
+    (folder / ".metrics.json.k1lled00.json").touch()
+    assert run_stage(project, stage, "tiny")[0] == 0
+    assert not [path.name for path in folder.glob(".*")]
+
+
 def test_kill_just_after_completion_leaves_no_resume_points(untrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: ResumePoints) -> None:
         raise StoppedError
