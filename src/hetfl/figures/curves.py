@@ -48,15 +48,8 @@ def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) ->
 def communication_figure(table: Mapping[str, Any], records: Records, folder: Path) -> list[Path]:
     """Accuracy over the bytes sent so far, up and down, all clients, registration included.
 
-    A row that sends nothing is a dotted horizontal line at its last round's accuracy.
-
-    Args:
-        table: a table as :func:`hetfl.report.table.build_table` makes it.
-        records: those of the checkout that it was made in.
-        folder: where ``<table>-communication.svg`` and ``.png`` go.
-
-    Returns:
-        The two files.
+    A row that sends nothing is a dotted horizontal line at its last round's accuracy. Arguments and files are as of
+    :func:`accuracy_curves`, but for the name ``<table>-communication``.
     """
 
     def draw(axes: Axes, points: np.ndarray, style: Look) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 from tabulate import tabulate
 
+from hetfl.compact import WAYS
 from hetfl.report.shown import (
     DIVERGED,
     RANDOM,
-    WAYS,
     Cell,
     Shown,
     Table,
@@ -23,6 +23,7 @@ from hetfl.report.shown import (
     blocks,
     costs,
     filled,
+    flat,
     has_cost,
     numbered,
     show,
@@ -41,9 +42,9 @@ WIDTH = 150
 """Of the terminal, in characters."""
 _CSV = (
     "row column status value std lowest highest best last rounds printed printed_std difference unit statistic "
-    "reading variance printed_variance window value_text printed_text random seeds diverged parameters.mean"
+    "reading variance printed_variance window value_text printed_text random seeds diverged parameters_mean"
 )
-_CSV_SIZES = "elements bytes first last varies registration.elements registration.bytes total.elements total.bytes"
+_CSV_SIZES = "elements bytes first last varies registration_elements registration_bytes total_elements total_bytes"
 _TEX_SYMBOLS = (
     "±pm ×times →rightarrow ≥geq ≤leq ·cdot †dagger ‡ddagger αalpha βbeta γgamma λlambda μmu ρrho σsigma τtau"
 )
@@ -130,21 +131,13 @@ def render_latex(table: Table) -> str:
 
 def render_csv(table: Table) -> str:
     """Long form: one line per (row, column) with every numeric field, empty where there is none."""
-    names = [*_CSV.split(), *(f"{way}.{size}" for way in WAYS for size in _CSV_SIZES.split())]
-
-    def field(cell: Any, name: str) -> Any:
-        for key in name.split("."):
-            cell = cell and cell[key]
-        return cell
-
-    lines = [
-        {**cell, "seeds": " ".join(map(str, cell["seeds"])), "diverged": show_diverged(cell)}
-        for cell in filled(table)["cells"]
-    ]
+    names = [*_CSV.split(), *(f"{way}_{size}" for way in WAYS for size in _CSV_SIZES.split())]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(name.replace(".", "_") for name in names)
-    writer.writerows([field(line, name) for name in names] for line in lines)
+    writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for cell in filled(table)["cells"]:
+        texts = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_diverged(cell)}
+        writer.writerow(flat(cell, "_") | texts)
     return buffer.getvalue()
 
 
