@@ -69,9 +69,12 @@ CHOSEN: dict[Statistic, str] = {
 """Ways to choose the round whose accuracy is a run's result."""
 _OF_ALL_ROUNDS = ("validated_pooled", "best_pooled")
 
-
 Ensembles = Mapping[str, Sequence[int]]
 """Row -> numbers of branches that its runs are also tested with, in the last rounds only."""
+_Row = tuple[str, str, dict[str, str]]
+"""A row of the experiment, its title, and what its cells are besides."""
+_Column = tuple[str, Statistic, str]
+"""A split, what is read there, and its title."""
 
 
 def _compared(spec: TableSpec, against: Mapping[str, str], ensembles: Ensembles, own: Sequence[str]) -> TableSpec:
@@ -112,12 +115,6 @@ def _windowed(spec: TableSpec, ensembles: Ensembles) -> TableSpec:
         for many in ensembles[row]:
             rows[f"{row}-top-{many}"] = row, f"{title}-U (top-{many})", {"reading": f"top-{many}"}
     return _with(spec, rows, columns)
-
-
-_Row = tuple[str, str, dict[str, str]]
-"""A row of the experiment, its title, and what its cells are besides."""
-_Column = tuple[str, Statistic, str]
-"""A split, what is read there, and its title."""
 
 
 def _with(spec: TableSpec, rows: Mapping[str, _Row], columns: Mapping[str, _Column]) -> TableSpec:
