@@ -13,7 +13,7 @@ import pandas as pd
 from hetfl.errors import HetflError
 from hetfl.figures.style import BAND, MUTED, Look, canvas, few_ticks, look, looks, save, styled
 from hetfl.tables.records import Point, Records
-from hetfl.tables.spec import lowest, pooled
+from hetfl.tables.spec import has_statistic, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +119,9 @@ def _panels(
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
-            kind = "Test" if lowest(table) else "Pooled" if pooled(table) else "Client average"
+            kind = (
+                "Test" if has_statistic(table, "window_lowest") else "Pooled" if pooled(table) else "Client average"
+            )
             axes.set_ylabel(f"{kind} accuracy (%)")
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)

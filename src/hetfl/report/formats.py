@@ -35,7 +35,7 @@ from hetfl.report.shown import (
     show_span,
     show_traffic,
 )
-from hetfl.tables.spec import compares, has_statistic, lowest, pooled
+from hetfl.tables.spec import compares, has_statistic, pooled
 from hetfl.tables.verdict import NOISE
 
 WIDTH = 150
@@ -68,21 +68,12 @@ def footnotes(table: Table) -> list[str]:
     ]
     text = _template("footnotes.jinja").render(
         **table,
-        RANDOM=RANDOM,
-        DIVERGED=DIVERGED,
-        numbered=numbered(table),
+        whole=table,
         diverged=[
             f"{titles[cell['row']]}, {table['columns'][cell['column']]}: {shown}"
             for cell in cells
             if (shown := show_diverged(cell))
         ],
-        accuracies=any(cell["unit"] == "%" for cell in cells),
-        measure=show_measure(table),
-        pooled=pooled(table),
-        compares=compares(table),
-        validated=has_statistic(table, "validated_pooled"),
-        lowest=lowest(table),
-        has_cost=has_cost(table),
         rounds=_rounds(groups, titles),
         stopped=_stopped(cells),
         changing=[
@@ -91,8 +82,6 @@ def footnotes(table: Table) -> list[str]:
             if "†" in show_traffic(group, way)[0]
         ],
         registered=[f"{titles[row]} {show_span(some, show_bytes)} {way}" for row, way, some in sizes if any(some)],
-        differences=show_differences(table),
-        noise=NOISE,
     )
     return text.splitlines()
 
@@ -207,6 +196,9 @@ def _template(name: str) -> Any:
     )
     if ".tex" in name:
         environment = environment.overlay("<%", "%>", "<<", ">>", "<#", "#>")
+    told = (compares, has_cost, has_statistic, numbered, pooled, show_differences, show_measure)
+    environment.globals |= {function.__name__: function for function in told}
+    environment.globals |= {"RANDOM": RANDOM, "DIVERGED": DIVERGED, "NOISE": NOISE}
     environment.filters["md"] = lambda text: text.translate(_MARKDOWN)
     environment.filters["tex"] = lambda text: text.translate(_TEX)
     return environment.get_template(name)
