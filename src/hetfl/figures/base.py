@@ -14,6 +14,7 @@ from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params
 from hetfl.figures.sources import Sources
 from hetfl.figures.style import Look, caption, look, looks, save, settle, styled
+from hetfl.files import clear_leftovers
 from hetfl.tables.spec import Entry, entry
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class Figure(Part, ABC):
         Raises:
             HetflError: a file that the figure needs is missing or damaged.
         """
+        clear_leftovers(path.parent)
         with styled(self.style):
             canvas = self.draw(sources)
             if self.caption:
