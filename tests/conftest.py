@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -41,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--update-golden"):
         items[:] = [item for item in items if item.get_closest_marker("golden")]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through all that was imported and collected again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
