@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
-from playing import downlinks, play_round, start, train
+from playing import downlinks, play_round, run, start, train
 
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.data.inputs import InputSettings
@@ -26,15 +26,6 @@ from hetfl.training.engines import ENGINES, make_engine
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
 GROUPED = {**SMALL, "groups": 3}
 FAMILY = ["pt-fedavg", "fgpt", "fed-dualprompt", "sgpt", "fedmoon", "fedmix", "fgpt-fedmix", "pfedhn", "fedpr"]
-
-
-def run(engine, rounds: int = 2, seed: int = 0):
-    state, line = start(engine, Draws(seed))
-    lines = [line]
-    for round in range(1, rounds + 1):
-        state, line = play_round(engine, state, Draws(seed).at(round))
-        lines.append(line)
-    return state, lines
 
 
 def same(first, second, tolerance: float = 1e-9) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from playing import accuracies, play_round, start, train
+from playing import accuracies, play_round, run, start, train
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
@@ -31,15 +31,6 @@ class Linear:
 
 def means(labels, rows):
     return Message({"means": torch.tensor(rows), "labels": torch.tensor(labels, dtype=torch.int32)})
-
-
-def run(engine, last: int = 2):
-    state, line = start(engine, Draws(0))
-    lines = [line]
-    for round in range(1, last + 1):
-        state, line = play_round(engine, state, Draws(0).at(round))
-        lines.append(line)
-    return state, lines
 
 
 def test_fedhe_sends_and_averages_class_means():
