@@ -40,9 +40,12 @@ CLIENTS = 10
 SHARES = (0, 1, 2, 3, 4)
 """Hostile clients of the ten."""
 
+LIMIT = 0.5
+"""Of the norm of a change; chosen on these very digits."""
+LIMITED = f"changes of norm {LIMIT} at most"
 RULES: dict[str, dict[str, Any]] = {
     "mean": {},
-    "changes of norm 0.5 at most": {"largest_change": 0.5},
+    LIMITED: {"largest_change": LIMIT},
     "trimmed mean, 20 % at either end": {"combine": "trimmed", "trim": 0.2},
     "median": {"combine": "median"},
 }
@@ -113,6 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dataset = read_dataset(ROOT / "data" / "digits")
     rows = []
+    unharmed: dict[str, float] = {}
     for name, attack in ATTACKS.items():
         for told, rule in RULES.items() if attack is not not_finite else [("mean", RULES["mean"])]:
             found = [
@@ -122,6 +126,7 @@ def main() -> None:
                 )
                 for hostile in SHARES
             ]
+            unharmed[told] = found[0]
             rows.append([name, told, *("ended" if math.isnan(value) else f"{value:.1f}" for value in found)])
             print(*rows[-1], sep="  ", flush=True)
     head = ["hostile clients send", "rule", *(f"{10 * hostile} %" for hostile in SHARES)]
@@ -136,7 +141,10 @@ of {arguments.seeds} seeds, {arguments.rounds} rounds, {CLIENTS} clients, all of
 
 "ended": honest clients diverged in a run, so that it had too few valid uplinks and ended with a line. A message with
 NaN breaks the contract of the method's messages: it is rejected, and the round goes on without it. All others keep to
-the contract, and only the rule can help. Computed on {device_name(CPU)}.
+the contract, and only the rule can help.
+
+The limit {LIMIT} was chosen on these very samples, so its rows are better than what to expect elsewhere. Without
+attackers it costs {unharmed["mean"] - unharmed[LIMITED]:.1f} points. Computed on {device_name(CPU)}.
 """
     write_text(Path(__file__).with_suffix(".md"), text)
 

@@ -34,7 +34,6 @@ from hetfl.methods.base import Uplinks
 from hetfl.models.outline import outline
 from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.local import LocalEngine
-from hetfl.training.rounds import compares
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
@@ -61,7 +60,7 @@ class Costs:
         fixed, each: bytes of the server's state: without clients, and for each client that it knows.
         private: bytes that a client keeps to itself, mean over clients.
         held: uplinks that the rule has at once, of :data:`ALIKE`.
-        compares: whether a round's figures compare all uplinks, so that they are held whatever the rule does.
+        compared: bytes of an uplink that the server holds until the round's figures compare all of them.
         summed: whether the next state is the same whoever of equal clients sends which uplink, and in which order,
             and whether what the state has of each client stays as it is.
         turns: whether clients train one after another.
@@ -76,7 +75,7 @@ class Costs:
     each: float
     private: float
     held: int
-    compares: bool
+    compared: float
     summed: bool
     turns: bool
     once: float
@@ -94,8 +93,8 @@ class Costs:
 
     def memory(self, clients: int) -> float:
         """Bytes that the server needs: its state, and uplinks."""
-        held = clients if self.compares or not self.streams else 1
-        return self.fixed + self.each * clients + self.up * held
+        held = self.up + self.compared * clients if self.streams else self.up * clients
+        return self.fixed + self.each * clients + held
 
     def seconds(self, clients: int) -> float:
         """Of the server's rule in a round."""
@@ -229,7 +228,7 @@ def costs(cell: Cell, held: Holdings, small: tuple[Cell, Holdings], timed: bool 
         each,
         sum(private) / (2 * clients),
         watched.most,
-        compares(one.method),
+        mean(size({name: up[name] for name in one.method.compared if name in up}) for up in two.up),
         alike.summed(),
         one.method.in_turn(),
         steps * max(0.0, few - clients * more),
@@ -272,7 +271,7 @@ def row(name: str, cost: Costs) -> list[str]:
         decimal(cost.up),
         decimal(cost.down) + (" *" if cost.shared else ""),
         "one" if cost.streams else "all",
-        "all" if cost.compares or not cost.streams else "one",
+        (f"one, and {decimal(cost.compared)} of each" if cost.compared else "one") if cost.streams else "all",
         decimal(cost.fixed),
         decimal(cost.each),
         decimal(cost.private),
@@ -320,7 +319,7 @@ def page(found: Mapping[str, Costs]) -> str:
         ),
         exact=", ".join(METHODS[name].title for name, cost in found.items() if cost.merges),
         lists=", ".join(METHODS[name].title for name, cost in found.items() if not cost.streams),
-        compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compares),
+        compared=", ".join(METHODS[name].title for name, cost in found.items() if cost.streams and cost.compared),
         grows=", ".join(METHODS[name].title for name, cost in found.items() if cost.each > 8),
         most=MOST,
     )
@@ -372,10 +371,13 @@ rounding, and a root with k edge servers receives k messages, however many clien
 
 - Exact but for rounding: {exact}.
 - The rule, as it is written, reads all uplinks of a round at once, so that an edge server can only pass them
-  on: {lists}. Some of these are sums all the same, such as those of SCAFFOLD and FedMD; taken in one by one, they
-  would be rounded in another order, and finished runs would not be repeated to the last bit.
-- The rule adds up, but the record compares all uplinks of a round, and the server holds them for that:
-  {compared}.
+  on: {lists}. Those of SCAFFOLD and FedMD are sums all the same. They add up a stack of uplinks, and torch adds the
+  values of a stack in an order that depends on their place in the tensor and on the width of the processor's
+  vectors. Taken in one by one, they would be rounded in another order, and finished runs would not be repeated to
+  the last bit.
+- The rule adds up, but the record has the mean cosine of the participants' prompts, and the server holds these, and
+  nothing else of the uplinks, until it is computed: {compared}. Its squares are summed over all clients at once,
+  in an order that one client after another does not give.
 - The server's state grows with the clients by more than their numbers of samples: {grows}.
 
 A host with several clients sends every client's uplink by itself, in every engine: hetfl has no edge servers.

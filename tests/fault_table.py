@@ -7,22 +7,36 @@ A test that is marked ``faults("name of the fault")`` is one try. A test that ma
         for number in range(100):
             with tries.one("kill -9 in training"):
                 ...  # an exception is a loss; the next try follows all the same
+
+The environment variable ``FAULTS_PAGE`` names a file that the table is written to, with what it was made on.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import torch
 from tabulate import tabulate
+
+from hetfl.experiments.record import device_name
 
 QUICK = bool(os.environ.get("QUICK"))
 """Whether to try a few of each fault, for a table within 5 minutes."""
 
 _rows: dict[str, list[int]] = {}
+_longest: dict[str, float] = {}
+_notes: list[str] = []
+_began = time.monotonic()
 
 
 class Tries:
@@ -49,6 +63,14 @@ class Tries:
     def more(self, fault: str, many: int) -> None:
         """So many tries that were survived."""
         self._rows.append(("try", (fault, True, many)))
+
+    def took(self, what: str, seconds: float) -> None:
+        """How long something took; the longest of all tries is shown below the table."""
+        self._rows.append(("took", (what, seconds)))
+
+    def note(self, what: str) -> None:
+        """A line to show below the table."""
+        self._rows.append(("note", what))
 
     def add(self, fault: str, problem: str = "") -> None:
         """A try whose outcome is known; an empty problem means that it was survived."""
@@ -78,6 +100,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
         for fault, survived, many in made:
             _count(fault, survived, many)
+        for name, row in properties:
+            if name == "took":
+                what, seconds = row
+                _longest[what] = max(seconds, _longest.get(what, 0.0))
+            elif name == "note":
+                _notes.append(row)
     # A skipped test has tried nothing.
     if report.when == "call" and not report.skipped and not made:
         for fault in [row for name, row in properties if name == "fault"]:
@@ -91,8 +119,37 @@ def _count(fault: str, survived: bool, many: int = 1) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if _rows and "faults" in config.getoption("markexpr", ""):
-        total = [sum(column) for column in zip(*_rows.values(), strict=True)]
-        lines = [[fault, *row] for fault, row in _rows.items()] + [["all", *total]]
-        terminalreporter.write_line("")
-        terminalreporter.write_line(tabulate(lines, headers=["fault", "tries", "survived", "lost"]))
+    if not _rows or "faults" not in config.getoption("markexpr", ""):
+        return
+    notes = [*_notes, *(f"{what}: {seconds:.2f} s at most" for what, seconds in sorted(_longest.items()))]
+    terminalreporter.write_line("")
+    for line in [*_table("simple").splitlines(), "", *notes]:
+        terminalreporter.write_line(line)
+    if place := os.environ.get("FAULTS_PAGE"):
+        Path(place).write_text(_page(notes, config))
+
+
+def _table(form: str) -> str:
+    total = [sum(column) for column in zip(*_rows.values(), strict=True)]
+    lines = [[fault, *row] for fault, row in sorted(_rows.items())] + [["all", *total]]
+    return tabulate(lines, headers=["fault", "tries", "survived", "lost"], tablefmt=form)
+
+
+def _page(notes: list[str], config: pytest.Config) -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=config.rootpath, capture_output=True, text=True).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD") + " with changes" * bool(git("status", "--porcelain", "-uno"))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "dvc", "mlflow", "hypothesis"))
+    machine = f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores; Python {platform.python_version()}"
+    minutes = (time.monotonic() - _began) / 60
+    return f"""# What was broken on purpose
+
+`make test-faults{" QUICK=1" * QUICK}` in {minutes:.0f} minutes on {machine}, {versions};
+commit {commit}; {datetime.now(UTC):%Y-%m-%d}. A try is lost where anything differs from what it should be: a
+traceback, a half-written file, another number.
+
+{_table("github")}
+
+{chr(10).join(f"- {note}" for note in notes)}
+"""

@@ -13,6 +13,7 @@ from record_factory import make_round, write_metrics, write_record
 from hetfl.experiments.plan import Workspace
 from hetfl.report.table import build_table
 from hetfl.site.build import build_site
+from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
 
 CLIENTS = 5
@@ -111,7 +112,7 @@ def make(root: Path, spec: TableSpec = SPEC, printed: dict[str, Any] | None = No
         for row, cells in spec.entries.items()
     }
     spec = spec.model_copy(update={"entries": entries})
-    return build_table(spec, root / "runs", root / "evaluations")
+    return build_table(spec, Records(Workspace(root)))
 
 
 def cell_of(table: dict[str, Any], row: str, column: str) -> dict[str, Any]:

@@ -186,6 +186,53 @@ def test_member_that_is_too_large_is_refused(tmp_path: Path, kind: str) -> None:
         list(members(path, largest=4000))
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_header_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path, kind: bytes) -> None:
+    def add(archive: tarfile.TarFile) -> None:
+        head = tarfile.TarInfo("head")
+        head.type, head.size = kind, 2**32
+        archive.addfile(head)
+
+    one_line(
+        tar(tmp_path / "set", "xz", add), f"a header has {2**32} bytes, at most {2**20} are read", ("set/a.bin",)
+    )
+
+
+def test_sparse_member_is_refused(tmp_path: Path) -> None:
+    def add(archive: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo("holes")
+        member.type = tarfile.GNUTYPE_SPARSE
+        archive.addfile(member)
+
+    one_line(tar(tmp_path / "set", "gz", add), "a member is sparse", ("set/a.bin",))
+
+
+def test_long_names_are_read(tmp_path: Path) -> None:
+    name = f"set/{'deep/' * 60}ü.bin"
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "set.tar", "w", format=form) as archive:
+            archive.addfile(tarfile.TarInfo(name))
+        assert list(members(tmp_path / "set.tar")) == [(name, b"")]
+
+
+def test_headers_without_members_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LARGEST", 10_000)
+    monkeypatch.setattr(archive, "RATIO", 0)
+    with tarfile.open(tmp_path / "set.tar.xz", "w:xz", format=tarfile.PAX_FORMAT) as made:
+        for number in range(4):
+            member = tarfile.TarInfo(f"{number}.bin")
+            member.pax_headers = {"comment": "x" * 4000}
+            made.addfile(member)
+    with pytest.raises(HetflError, match="unpacks to more than 0 times its size"):
+        list(members(tmp_path / "set.tar.xz"))
+
+
+def test_zip_member_without_a_name_is_refused(tmp_path: Path) -> None:
+    path = pack(tmp_path / "set")
+    path.write_bytes(path.read_bytes().replace(b"set/c.bin", b"\0et/c.bin"))  # names end at a zero byte
+    one_line(path, "a member has no name", ())
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_archive_that_unpacks_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
 
 from hetfl.cli import app
@@ -25,60 +26,6 @@ from hetfl.deploy.settings import read_node, read_server
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Workspace, cells, load_params
-
-PARAMS = {
-    "data": {"digits": {"public": 100, "test": 300}},
-    "partitions": {"digits": {"seeds": 1, "splits": {"iid": {"scheme": "iid", "clients": 2}}}},
-    "models": {"tiny": ["digits_resnet_small"]},
-    "experiments": {
-        "tiny": {
-            "title": "Tiny",
-            "dataset": "digits",
-            "models": "tiny",
-            "splits": {"iid": "IID"},
-            "seeds": 1,
-            "rows": {"fedavg": {}},
-        }
-    },
-}
-SERVER = {
-    "address": "127.0.0.1:9092",
-    "project": "project",
-    "run": ["digits-homogeneous"],
-    "folder": "flower",
-    "certificate": "certs/server.crt",
-    "key": "certs/server.key",
-    "authority": "certs/authority.crt",
-    "nodes": {
-        "north": {"key": "certs/north.pub", "clients": [0, 1]},
-        "south": {"key": "certs/south.pub", "clients": [2]},
-    },
-}
-NODE = {
-    "name": "north",
-    "server": "fl.example.org:9092",
-    "authority": "certs/authority.crt",
-    "key": "certs/north.key",
-    "project": "project",
-    "folder": "flower",
-    "clients": {0: "data", 1: "data"},
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("d")
-    make_certificates(root / "certs", ["localhost", "127.0.0.1"], ["north", "south"])
-    for name in ("project/params.yaml", "data/card.json"):
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text("{}")
-    return root
-
-
-def write(folder: Path, part: str, settings: dict) -> Path:
-    path = folder / f"{part}.yaml"
-    path.write_text(yaml.safe_dump({part: settings}))
-    return path
 
 
 def test_paths_begin_at_the_file(folder):
@@ -296,6 +243,12 @@ def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
     assert found.train == found.test == [[3, 1], [1, 3]]
     with pytest.raises(HetflError, match="clients: 2, and there are cards of clients 1; give one of each from 0 on"):
         write_cards(paths[1:], "iid", workspace, params)
+    mine = workspace.dataset("digits")
+    write_dataset(mine, **about, class_names=("a", "b"), subsets=subsets)
+    before = (mine / "card.json").read_bytes()
+    with pytest.raises(HetflError, match="holds prepared data"):
+        write_cards(paths, "iid", workspace, params)
+    assert (mine / "card.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["serve", "join", "certs", "rehearse", "card", "cards"])

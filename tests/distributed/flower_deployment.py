@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,9 @@ from hetfl.deploy.superlink import QUIET
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.schema import ROUNDS
 
+POLL = 0.3
+"""The longest time between two of a node's questions for work, in seconds."""
+
 
 class Deployment:
     """A server and nodes, each node a process with its children.
@@ -28,15 +33,29 @@ class Deployment:
         project: that has data, partitions and weights.
         cells: what is trained.
         folder: for the deployment.
+        nodes: how many; None: one for each client.
+        insecure: without TLS and authentication.
         server: settings of the server's part that differ.
     """
 
-    def __init__(self, project: Path, cells: list[Cell], folder: Path, **server: Any) -> None:
-        self.folder, self.cells = folder, cells
+    def __init__(
+        self,
+        project: Path,
+        cells: list[Cell],
+        folder: Path,
+        nodes: int | None = None,
+        insecure: bool = False,
+        **server: Any,
+    ) -> None:
+        self.folder, self.cells, self.insecure = folder, cells, insecure
         run = [cell.path.as_posix() for cell in cells]
         self.port = free_port()
-        self.names = write_deployment(cells, run, Workspace(project), folder, None, f"127.0.0.1:{self.port}")
+        self.names = write_deployment(cells, run, Workspace(project), folder, nodes, f"127.0.0.1:{self.port}")
         self.change("server", "server", **server)
+        for name in self.names:
+            self.change(name, "node", poll=POLL)
+        if insecure:
+            self._forget_keys()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._family: dict[int, psutil.Process] = {}
 
@@ -58,15 +77,23 @@ class Deployment:
                 process.kill()
 
     def change(self, file: str, part: str, **settings: Any) -> None:
-        """Change settings of a file."""
+        """Change settings of a file; None removes one."""
         path = self.folder / f"{file}.yaml"
         content = yaml.safe_load(path.read_text())
-        content[part] |= settings
+        content[part] = {k: value for k, value in (content[part] | settings).items() if value is not None}
         path.write_text(yaml.safe_dump(content))
+
+    def _forget_keys(self) -> None:
+        for name in self.names:
+            self.change(name, "node", key=None, authority=None)
+        nodes = yaml.safe_load((self.folder / "server.yaml").read_text())["server"]["nodes"]
+        bare = {name: {"clients": member["clients"]} for name, member in nodes.items()}
+        self.change("server", "server", key=None, certificate=None, authority=None, nodes=bare)
+        shutil.rmtree(self.folder / "certs")
 
     def start(self, command: str, name: str) -> subprocess.Popen[bytes]:
         """Start ``hetfl serve`` or ``hetfl join``."""
-        return self.run(name, "-m", "hetfl", command, f"{name}.yaml")
+        return self.run(name, "-m", "hetfl", command, f"{name}.yaml", *(["--insecure"] if self.insecure else []))
 
     def run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a Python program that is known by a name, and by the name of its log."""
@@ -78,15 +105,17 @@ class Deployment:
         self._running[name] = process
         return process
 
-    def join_all(self) -> None:
-        """Start all nodes."""
+    def begin(self) -> None:
+        """Start the server, and then all nodes: a node that finds nobody waits longer and longer."""
+        self.start("serve", "server")
+        self.until(self._listens, 240, "a SuperLink")
         for name in self.names:
             if name not in self._running:
                 self.start("join", name)
 
-    def serve(self, seconds: float) -> int:
-        """Start the server and wait for its end."""
-        return self.start("serve", "server").wait(seconds)
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self, name: str) -> None:
         """Kill -9 of a process and all that it has started."""

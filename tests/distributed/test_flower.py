@@ -24,8 +24,8 @@ def test_six_methods_on_five_nodes_give_the_same_records(digits, sequential, tmp
     cells = digits_project.cells_of(digits)
     rows = []
     with Deployment(digits, [*cells.values()], tmp_path / "deployment") as deployment:
-        deployment.join_all()
-        assert deployment.serve(840) == 0, deployment.log("server")[-3000:]
+        deployment.begin()
+        assert deployment.ended("server", 840) == 0, deployment.log("server")[-3000:]
         runs = deployment.folder / "server" / "runs"
         sent = {}
         for name in deployment.names:
@@ -53,6 +53,11 @@ def test_six_methods_on_five_nodes_give_the_same_records(digits, sequential, tmp
                 kept |= {tensor: value for tensor, value in own.items() if "/params/" in tensor}
             assert kept.keys() == local.keys(), method
             assert all(kept[name].equal(tensor) for name, tensor in local.items()), method
+            for name in deployment.names:
+                left = deployment.folder / name / "flower" / "state" / run.fingerprint
+                files = {path.name.partition("-")[0] for path in left.rglob("*") if path.is_file()}
+                assert files == {"run.json", "round"}  # what only a run that goes on needs is gone
+                assert len([*left.rglob("round-*")]) == 1
             carried = 0
             for line in found:
                 replies = sent[cell.path.as_posix(), line.round]
@@ -67,3 +72,15 @@ def test_six_methods_on_five_nodes_give_the_same_records(digits, sequential, tmp
             rows.append((method, len(found) - 1, counted, carried, carried - counted, waited, sum(per_round)))
     headers = ["method", "rounds", "bytes counted", "carried", "headers", "longest round (s)", "work (s)"]
     print("\n" + tabulate(rows, headers=headers, floatfmt=".1f"))
+
+
+def test_without_keys_the_record_is_the_same(digits, sequential, tmp_path):
+    """Two nodes with several clients each, over plain HTTP, where both sides say so."""
+    cell = digits_project.cells_of(digits)["scaffold"]
+    with Deployment(digits, [cell], tmp_path / "deployment", nodes=2, insecure=True) as deployment:
+        deployment.begin()
+        assert deployment.ended("server", 300) == 0, deployment.log("server")[-3000:]
+        found = read_rounds(deployment.folder / "server" / "runs" / cell.path, finished=True)
+        bare = {"seconds": {}, "peak_memory": None, "nodes": {}}
+        assert [line.model_copy(update=bare).model_dump() for line in found] == sequential("scaffold")[0]
+        print("\nflower, --insecure, 2 nodes, scaffold: the record of one process", end="")

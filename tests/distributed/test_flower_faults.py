@@ -47,8 +47,7 @@ def test_a_server_that_waits_loses_nothing(digits, sequential, tmp_path):
     with Deployment(digits, cells, tmp_path / "deployment", missing="wait", deadline=300) as deployment:
         network = BadNetwork(deployment.port)
         deployment.change("node-0", "node", server=f"127.0.0.1:{network.port}")
-        deployment.join_all()
-        deployment.start("serve", "server")
+        deployment.begin()
 
         def in_round(cell, number: int) -> None:
             deployment.until(lambda: deployment.lines(cell) >= number + 1, 240, f"round {number} of {cell.path}")
@@ -97,11 +96,10 @@ def test_a_server_that_goes_on_says_without_whom(digits, tmp_path):
     cell = digits_project.cells_of(digits)["fedavg"]
     with Deployment(digits, [cell], tmp_path / "deployment", missing="go-on", deadline=40) as deployment:
         deployment.run("node-3", str(HOSTILE), "node-3.yaml")
+        deployment.begin()
         deployment.run("link-3", "-m", "hetfl.deploy.link", "node-3.yaml")
-        deployment.join_all()
         strange(deployment, "nokey", other=False)
         strange(deployment, "other", other=True)
-        deployment.start("serve", "server")
         deployment.until(lambda: deployment.lines(cell) >= 1, 300, "round 0")
         # A worker that stands still is slower than any deadline.
         deployment.signal("node-4", "worker", signal.SIGSTOP)

@@ -145,6 +145,16 @@ def test_an_evaluation_writes_prototypes_where_features_are_wanted(finished) -> 
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "per_class.csv"]
 
 
+def test_a_deployment_is_not_evaluated_where_its_clients_are_not(finished) -> None:
+    cell, workspace = finished("fedproto", features=0)
+    folder = workspace.runs / cell.path
+    path = folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "engine": "flower"}))
+    with pytest.raises(HetflError, match="run.*: cannot be evaluated here, since .* are on their nodes") as caught:
+        evaluate_cell(cell, workspace, torch.device("cpu"))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("number", "field", "told"),
     [

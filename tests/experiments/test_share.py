@@ -164,3 +164,15 @@ def test_nothing_to_export_is_said(every, here, tmp_path):
     with pytest.raises(HetflError, match="none of the 2 cells has a record"):
         export_cells(every[:2], here, tmp_path / "cells.tar")
     assert not (tmp_path / "cells.tar").exists()
+
+
+@pytest.mark.parametrize(("size", "times"), [(2**32, 1), (0, 2000)])
+def test_headers_without_end_are_refused(every, there, tmp_path, size, times):
+    """Python reads the headers of a tar whole, and each within the one before."""
+    path = tmp_path / "cells.tar"
+    head = tarfile.TarInfo("manifest.json")
+    head.type, head.size = tarfile.XHDTYPE, size
+    path.write_bytes(times * head.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(HetflError, match="is no archive of cells") as caught:
+        import_cells(path, every, there)
+    assert "\n" not in str(caught.value)

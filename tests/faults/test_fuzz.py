@@ -1,11 +1,13 @@
 """Readers of files and messages that anybody may have written: any bytes give a value or one line, in little memory.
 
-hypothesis keeps examples that fail in ``.hypothesis/``; those that once failed stand here as ``@example``.
+What fails is written to ``seeds/<kind of file>/`` beside this file, as small as hypothesis can make it, and belongs
+into the repository: every seed is tried first.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import resource
@@ -44,6 +46,7 @@ from hetfl.training.state import ClientState, ResumePoints, State
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 EXAMPLES = 60 if QUICK else 1500
+SEEDS = Path(__file__).with_name("seeds")
 ROOM = 512 * 2**20
 """Bytes of address space that a reader may take beyond those of the process."""
 
@@ -165,31 +168,54 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fuzz(
-    tries: Tries, name: str, read: Callable[[Callable[[bytes], bytes]], object], *right: type[Exception]
+    tries: Tries,
+    name: str,
+    kind: str,
+    read: Callable[[Callable[[bytes], bytes]], object],
+    *right: type[Exception],
 ) -> None:
-    """Try damages. Every one must give a value or one of the right errors, in one line.
+    """Try seeds and damages. Every one must give a value or one of the right errors, in one line.
 
     Args:
         tries: counts them.
         name: of the reader.
+        kind: the folder of its seeds.
         read: damages a good file with the function that it is given, and reads it.
         right: the errors that say what is wrong; :class:`HetflError` if none are given.
     """
     right = right or (HetflError,)
-    count = 0
+    last, count = b"", 0
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(changes())
-    def once(damage: Callable[[bytes], bytes]) -> None:
-        nonlocal count
-        count += 1
+    def attempt(damage: Callable[[bytes], bytes]) -> None:
+        nonlocal last
+
+        def remembered(content: bytes) -> bytes:
+            nonlocal last
+            last = damage(content)
+            return last
+
         try:
-            read(damage)
+            read(remembered)
         except right as error:
             assert "\n" not in str(error).strip()
 
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(changes())
+    def any_damage(damage: Callable[[bytes], bytes]) -> None:
+        nonlocal count
+        count += 1
+        attempt(damage)
+
+    for seed in sorted((SEEDS / kind).glob("*")):
+        with tries.one(f"fuzz: {name}"):
+            attempt(lambda content, seed=seed: seed.read_bytes())
     with tries.one(f"fuzz: {name}"):
-        once()
+        try:
+            any_damage()
+        except Exception:
+            (SEEDS / kind).mkdir(parents=True, exist_ok=True)
+            (SEEDS / kind / hashlib.sha256(last).hexdigest()[:8]).write_bytes(last)
+            raise
     tries.more(f"fuzz: {name}", count - 1)
 
 
@@ -215,7 +241,7 @@ def test_partition(made: Path, tmp_path: Path, tries: Tries, file: str, checked:
             (folder / "card.json").write_text(json.dumps(card))
         read_partition(folder)
 
-    fuzz(tries, "partition", read)
+    fuzz(tries, "partition", file, read)
 
 
 @pytest.mark.parametrize("file", ["run.json", "rounds.jsonl"])
@@ -237,7 +263,7 @@ def test_record(made: Path, tmp_path: Path, tries: Tries, file: str) -> None:
             Record(folder).is_complete(run.fingerprint)
         read_rounds(folder, finished=True)
 
-    fuzz(tries, "record", read)
+    fuzz(tries, "record", file, read)
 
 
 def test_checkpoint(made: Path, tmp_path: Path, tries: Tries) -> None:
@@ -246,7 +272,7 @@ def test_checkpoint(made: Path, tmp_path: Path, tries: Tries) -> None:
         read_metadata(path)
         read_tensors(path)
 
-    fuzz(tries, "checkpoint", read)
+    fuzz(tries, "checkpoint", "model.safetensors", read)
 
 
 def test_resume_point(tmp_path: Path, tries: Tries) -> None:
@@ -266,12 +292,12 @@ def test_resume_point(tmp_path: Path, tries: Tries) -> None:
         with ResumePoints(folder) as points:
             points.load(torch.device("cpu"), None)
 
-    fuzz(tries, "resume point", read)
+    fuzz(tries, "resume point", "resume.safetensors", read)
 
 
 @pytest.mark.parametrize("name", ["set.zip", "set.tar", "set.targz", "set.tarxz"])
 def test_archive(made: Path, tmp_path: Path, tries: Tries, name: str) -> None:
-    fuzz(tries, "archive", lambda damage: list(members(damaged(made / name, tmp_path, damage))))
+    fuzz(tries, "archive", name, lambda damage: list(members(damaged(made / name, tmp_path, damage))))
 
 
 def test_archive_of_cells(made: Path, tmp_path: Path, tries: Tries) -> None:
@@ -285,7 +311,7 @@ def test_archive_of_cells(made: Path, tmp_path: Path, tries: Tries) -> None:
         finally:
             assert {found.name for found in tmp_path.iterdir()} == {"cells.tar", "unpacked"}
 
-    fuzz(tries, "archive of cells", read)
+    fuzz(tries, "archive of cells", "cells.tar", read)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +325,7 @@ def test_archive_of_cells(made: Path, tmp_path: Path, tries: Tries) -> None:
 def test_published_format(
     made: Path, tmp_path: Path, tries: Tries, name: str, read: Callable[[Path], object]
 ) -> None:
-    fuzz(tries, "file of a data set", lambda damage: read(damaged(made / name, tmp_path, damage)))
+    fuzz(tries, "file of a data set", name, lambda damage: read(damaged(made / name, tmp_path, damage)))
 
 
 QUESTION = Question(kind="train", round=3)
@@ -314,4 +340,4 @@ MESSAGES = {
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_message(tries: Tries, kind: str) -> None:
     good, read = MESSAGES[kind]
-    fuzz(tries, "message", lambda damage: read(damage(good)), ValueError)
+    fuzz(tries, "message", kind, lambda damage: read(damage(good)), ValueError)

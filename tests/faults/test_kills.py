@@ -11,6 +11,9 @@ import signal
 import sqlite3
 import subprocess
 import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,9 +42,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "fedhpl": {"models": "prompted", "settings": {"share": "prompts"}},
 }
 EXPERIMENT = {**PARAMS["experiments"]["kills"], "defaults": {"rounds": ROUNDS}, "rows": ROWS}
+SETTINGS = {
+    **PARAMS,
+    "pretrain": {"digits": {**PARAMS["pretrain"]["digits"], "epochs": 1}},
+    "experiments": {"kills": EXPERIMENT},
+}
 # Who is killed, and the cells that train at once. A lone dvc leaves its stage, a lone trainer its workers behind.
 VICTIMS = [("all", 1), ("all", 2), ("trainer", 1), ("all", 1), ("dvc", 1), ("all", 1), ("trainer", 2), ("dvc", 2)]
-KILLS = 3 if QUICK else int(os.environ.get("KILLS", "20"))
+KILLS = int(os.environ.get("KILLS", "3" if QUICK else "100"))
+IN_A_ROW = 5
+"""Kills of one project before it is made to its end."""
 LANES = 1 if QUICK else 2
 TIMEOUT = 900.0
 
@@ -56,12 +66,11 @@ class Kill:
     after: float
     stage: str
     rounds: dict[str, int]
-    seconds: float = 0.0
 
     def __str__(self) -> str:
         return (
             f"kill {self.number:3} {self.victim:7} jobs {self.jobs}  after {self.after:5.1f} s  in {self.stage:18} "
-            f"rounds {' '.join(str(self.rounds.get(row, '-')) for row in ROWS)}  ({self.seconds:.0f} s)"
+            f"rounds {' '.join(str(self.rounds.get(row, '-')) for row in ROWS)}"
         )
 
 
@@ -80,13 +89,13 @@ class Pipeline(Project):
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, **environment: str) -> subprocess.Popen[bytes]:
         """``dvc repro`` in a process group of its own."""
         with (self.root / "log.txt").open("ab") as log:
             return subprocess.Popen(
                 ["dvc", "repro", STAGE],
                 cwd=self.root,
-                env=self.environment,
+                env=self.environment | environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -94,6 +103,14 @@ class Pipeline(Project):
 
     def finish(self, dvc: subprocess.Popen[bytes]) -> None:
         assert dvc.wait(TIMEOUT) == 0, (self.root / "log.txt").read_text()[-3000:]
+
+    def run(self) -> None:
+        """Make all of it."""
+        dvc = self.start()
+        try:
+            self.finish(dvc)
+        finally:
+            bury(dvc.pid)
 
     def stage(self) -> str:
         """The stage that DVC began last."""
@@ -123,6 +140,21 @@ class Pipeline(Project):
             )
             found["metrics"] = sorted(metrics)
         return found
+
+    def compare(self, reference: dict[str, Any]) -> None:
+        """See that all there is in the end is what it is without kills, and nothing else."""
+        found = self.content()
+        for name, expected in reference.items():
+            assert found[name] == expected, name
+        assert found.keys() == reference.keys()
+        assert not any((self.root / ".hetfl" / "resume").glob("*"))
+
+    def tables(self) -> dict[str, bytes]:
+        """The files of the table."""
+        folder = self.root / "tables" / "kills"
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
 
 
 def members(group: int) -> list[psutil.Process]:
@@ -162,61 +194,145 @@ def bury(group: int) -> None:
     assert not members(group)
 
 
-def kill_and_continue(project: Pipeline, number: int, span: float, reference: dict[str, Any]) -> Kill:
-    """One iteration: begin, kill, continue, compare."""
+@dataclass
+class Made:
+    """A project that was made without a break.
+
+    Attributes:
+        span: seconds that it took.
+    """
+
+    project: Pipeline
+    span: float
+    content: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("kills") / "reference"
+    project = Pipeline.make(root, SETTINGS)
     began = time.monotonic()
-    victim, jobs = VICTIMS[number % len(VICTIMS)]
+    project.run()
+    return Made(project, time.monotonic() - began, project.content())
+
+
+def kill_in_a_row(project: Pipeline, numbers: Sequence[int], made: Made) -> Iterator[Kill]:
+    """Make a project from nothing, kill that so often, then let it end, and compare.
+
+    After each kill all records that are finished must be those of the reference. A project that ends before it was
+    killed is compared, too, and the next one begins.
+    """
     project.wipe()
-    project.compute(jobs)
-    after = random.Random(number).uniform(0, span)
-    dvc = project.start()
-    again = None
-    try:
+    for number in numbers:
+        victim, jobs = VICTIMS[number % len(VICTIMS)]
+        project.compute(jobs)
+        after = random.Random(number).uniform(0, made.span / 2)
+        dvc = project.start()
         try:
             dvc.wait(after)
         except subprocess.TimeoutExpired:
             kill(victim, dvc)
-        killed = Kill(number, victim, jobs, after, project.stage(), project.rounds())
-        project.compute(1)
-        again = project.start()
-        project.finish(again)
-    finally:
-        for process in filter(None, (dvc, again)):
-            bury(process.pid)
-    killed.seconds = time.monotonic() - began
-    print(killed, flush=True)
-    found = project.content()
-    for name, expected in reference.items():
-        assert found[name] == expected, f"{killed}: {name}"
-    assert found.keys() == reference.keys()
-    assert not any((project.root / ".hetfl" / "resume").glob("*")), killed
-    return killed
+        else:
+            project.finish(dvc)
+            project.compare(made.content)
+            project.wipe()
+            dvc = project.start()
+            time.sleep(after / 2)
+            kill(victim, dvc)
+        finally:
+            bury(dvc.pid)
+        for name, record in results(project.root).items():
+            assert record == made.content["records"][name], name
+        yield Kill(number, victim, jobs, after, project.stage(), project.rounds())
+    project.compute(1)
+    project.run()
+    project.compare(made.content)
 
 
 @pytest.mark.slow
 @pytest.mark.faults
 def test_kills_of_any_stage_leave_identical_results(
-    tmp_path: Path, tries: Tries, capsys: pytest.CaptureFixture[str]
+    made: Made, tmp_path: Path, tries: Tries, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project = Pipeline.make(tmp_path / "reference", {**PARAMS, "experiments": {"kills": EXPERIMENT}})
-    dvc, began = project.start(), time.monotonic()
-    try:
-        project.finish(dvc)
-    finally:
-        bury(dvc.pid)
-    span, reference = time.monotonic() - began, project.content()
-    assert len(reference["records"]) == len(reference["runs"]) == len(ROWS)
-    kills: list[Kill] = []
+    assert len(made.content["records"]) == len(made.content["runs"]) == len(ROWS)
+    every: list[Kill] = []
+    rows = [range(KILLS)[first : first + IN_A_ROW] for first in range(0, KILLS, IN_A_ROW)]
 
     def lane(first: int) -> None:
-        own = project.copy(tmp_path / f"lane-{first}")
-        for number in range(first, KILLS, LANES):
-            with tries.one("kill -9 of any stage"):
-                kills.append(kill_and_continue(own, number, span, reference))
+        own = made.project.copy(tmp_path / f"lane-{first}")
+        for numbers in rows[first::LANES]:
+            problem, began = "", time.monotonic()
+            try:
+                for one in kill_in_a_row(own, numbers, made):
+                    every.append(one)
+                    print(one, flush=True)
+                print(
+                    f"kills {numbers[0]} to {numbers[-1]}: all as without ({time.monotonic() - began:.0f} s)",
+                    flush=True,
+                )
+            except Exception:
+                problem = traceback.format_exc()
+            for _ in numbers:  # which of them it was is not known
+                tries.add("kill -9 of any stage", problem)
 
     with capsys.disabled(), ThreadPoolExecutor(LANES) as pool:
-        print(f"\nreference: {span:.1f} s, {len(reference['metrics'])} metrics in MLflow")
+        print(f"\nwithout kills: {made.span:.1f} s, {len(made.content['metrics'])} metrics in MLflow")
         list(pool.map(lane, range(LANES)))
+        print(
+            "kills in:", *(f"{stage} {many}" for stage, many in Counter(one.stage for one in every).items()), sep="  "
+        )
     # Without this the test could pass by missing every run.
-    interrupted = [one for one in kills if any(one.rounds.get(row, -1) < ROUNDS for row in ROWS)]
-    assert len(interrupted) >= (1 if QUICK else len(kills) / 2)
+    interrupted = [one for one in every if any(one.rounds.get(row, -1) < ROUNDS for row in ROWS)]
+    assert len(interrupted) >= (1 if QUICK else len(every) / 2)
+
+
+DYING = """
+import os
+
+_replace, _left = os.replace, [int(os.environ.get("FILES", 2**30))]
+
+
+def replace(source, target, **more):
+    if "/tables/" in os.fspath(target) and "pipeline/" in " ".join(sys.orig_argv):
+        if not _left[0]:
+            os.kill(os.getpid(), 9)
+        _left[0] -= 1
+    _replace(source, target, **more)
+
+
+os.replace = replace
+"""
+"""A start-up module with which a stage is killed just before a file of a table takes its place."""
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_kill_between_two_files_of_a_table_is_mended_by_the_next_command(
+    made: Made, tmp_path: Path, tries: Tries
+) -> None:
+    """Each file is replaced atomically, not all of them at once. DVC has no lock entry then, and makes all again."""
+    project = Pipeline(
+        tmp_path / "project", {**SETTINGS, "experiments": {"kills": {**EXPERIMENT, "title": "Another"}}}
+    )
+    shutil.copytree(made.project.root, project.root, symlinks=True)
+    folder, before = project.root / "tables" / "kills", made.project.tables()
+    project.compute(1)
+    project.run()
+    whole = project.tables()
+    changed = {name for name in whole if whole[name] != before.get(name)}
+    assert len(changed) > 1
+    (tmp_path / "dying").mkdir()
+    (tmp_path / "dying" / "sitecustomize.py").write_text(f"import sys{DYING}")
+    for many in range(1, 2 if QUICK else len(whole)):
+        with tries.one("kill -9 between two files of a stage"):
+            shutil.rmtree(folder)
+            shutil.copytree(made.project.root / "tables" / "kills", folder)
+            shutil.copy(made.project.root / "dvc.lock", project.root)
+            killed = project.start(
+                FILES=str(many), PYTHONPATH=f"{tmp_path / 'dying'}{os.pathsep}{project.environment['PYTHONPATH']}"
+            )
+            assert killed.wait(TIMEOUT) != 0
+            bury(killed.pid)
+            assert project.tables() != whole
+            project.run()
+            assert project.tables() == whole

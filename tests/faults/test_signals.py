@@ -115,6 +115,7 @@ def test_a_signal_ends_the_training_and_its_processes_in_one_line(
         print(f"\n{number.name}, {jobs} at once, {'group' if group else 'command'}: {took:.2f} s; {err!r}")
         assert training.process.returncode == STATUS[number], (out, err)
         assert SAYS[number] in err.splitlines() and "Traceback" not in err + out, err
+        tries.took(f"{number.name} until the command has ended", took)
         assert took < 2 * slowness(), f"{took:.1f} s"
         time.sleep(0.2)
         assert not training.members()

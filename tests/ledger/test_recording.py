@@ -24,7 +24,7 @@ from hetfl.report.formats import render_text
 from hetfl.report.make import make_table
 from hetfl.report.table import build_table
 from hetfl.tables.catalogue import table_spec
-from hetfl.tables.records import Compacts
+from hetfl.tables.records import Records
 from hetfl.tables.spec import TableSpec
 
 
@@ -137,7 +137,7 @@ def test_a_table_is_the_same_from_compact_records(workspace, name, monkeypatch):
 
 
 def made(spec: TableSpec, workspace: Workspace):
-    return build_table(spec, workspace.runs, workspace.evaluations, Compacts(workspace, PARAMS))
+    return build_table(spec, Records(workspace, PARAMS))
 
 
 def test_a_stale_record_is_shown_as_not_run_with_the_reason(workspace, fedproto):

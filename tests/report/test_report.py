@@ -31,12 +31,14 @@ from table_factory import (
 )
 
 from hetfl.errors import HetflError
+from hetfl.experiments.plan import Workspace
 from hetfl.figures.curves import accuracy_curves, communication_figure
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_markdown, render_text
 from hetfl.report.table import write_table
 from hetfl.schema import needed_run, read_rounds
+from hetfl.tables.records import Records
 from hetfl.tables.spec import Block, TableSpec
 
 
@@ -198,7 +200,7 @@ def test_fine_tuning_is_the_last_value_and_no_round_of_communication(experiment:
     assert after["down"]["total"]["elements"] == before["down"]["total"]["elements"] + CLIENTS * 30000
     assert after["down"] | {"total": None} == before["down"] | {"total": None}
     assert "Rounds: 5." in render_text(table)
-    accuracy_curves(table, experiment / "runs", tmp_path)
+    accuracy_curves(table, Records(Workspace(experiment)), tmp_path)
 
 
 def one_cell(row: str, **more: Any) -> TableSpec:
@@ -253,7 +255,9 @@ def test_the_best_round_of_all_test_samples_together(finished: Path, tmp_path: P
     assert r"printed 90.00$\pm$0.30 (+1.65), better" in tex and ",90.0,0.3,1.65" in csv_
     for text in (md, render_text(table)):
         assert "over all their test samples" in " ".join(text.split()) and "highest client" not in text
-    curves = [draw(table, finished / "runs", tmp_path)[0] for draw in (accuracy_curves, communication_figure)]
+    curves = [
+        draw(table, Records(Workspace(finished)), tmp_path)[0] for draw in (accuracy_curves, communication_figure)
+    ]
     assert all("Pooled accuracy (%)" in path.read_text() for path in curves)
     page = pages(tmp_path)[f"tables/{table['table']}.html"]
     assert "printed 90.00±0.30 (+1.65), better" in page and "Correct predictions of all clients" in page
@@ -389,8 +393,8 @@ def test_nothing_run(tmp_path: Path) -> None:
     assert {cell["status"] for cell in table["cells"]} == {"not run"}
     write_table(table, tmp_path / "tables")
     assert "nothing run yet" in render_text(table)
-    accuracy_curves(table, tmp_path / "runs", tmp_path / "figures")
-    communication_figure(table, tmp_path / "runs", tmp_path / "figures")
+    accuracy_curves(table, Records(Workspace(tmp_path)), tmp_path / "figures")
+    communication_figure(table, Records(Workspace(tmp_path)), tmp_path / "figures")
     pages(tmp_path / "tables")
 
 
@@ -471,8 +475,8 @@ def test_same_bytes_again(both_formats: None, finished: Path, tmp_path: Path) ->
         folder = tmp_path / name
         table = make(root)
         write_table(table, folder)
-        accuracy_curves(table, root / "runs", folder)
-        communication_figure(table, root / "runs", folder)
+        accuracy_curves(table, Records(Workspace(root)), folder)
+        communication_figure(table, Records(Workspace(root)), folder)
         pages(folder)
         contents.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
@@ -598,8 +602,8 @@ def test_comparison_of_absent_cells(finished: Path, experiment: Path) -> None:
 
 def test_figures_hold_every_row(finished: Path, tmp_path: Path, both_formats: None) -> None:
     table = make(finished)
-    curves = accuracy_curves(table, finished / "runs", tmp_path)
-    traffic = communication_figure(table, finished / "runs", tmp_path)
+    curves = accuracy_curves(table, Records(Workspace(finished)), tmp_path)
+    traffic = communication_figure(table, Records(Workspace(finished)), tmp_path)
     assert [path.name for path in curves + traffic] == [
         "digits-homogeneous-curves.svg",
         "digits-homogeneous-curves.png",

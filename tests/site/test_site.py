@@ -29,6 +29,7 @@ from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
 from hetfl.site.methods import certificates, idea
 from hetfl.site.tables import tied
+from hetfl.tables.records import Records
 from hetfl.tracking.mlflow_views import VIEW, view_key
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -46,7 +47,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_table(table, workspace.tables)
     other = SPEC.model_copy(update={"name": "fedhpl-table-1", "title": "Table 1 <b>", "note": ""})
     write_table(make(root, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), workspace.tables)
-    accuracy_curves(table, workspace.runs, root)
+    accuracy_curves(table, Records(workspace), root)
     drawing = workspace.partition("digits", "iid", 0) / "samples.svg"
     drawing.parent.mkdir(parents=True)
     shutil.copy(root / "digits-homogeneous-curves.svg", drawing)

@@ -26,6 +26,7 @@ LEFT_OUT = {
     r"hetfl reproduce": "needs a finished cell of a paper",
     r"hetfl sweep fedtgp-table-10 --(budget|on)": "trains for hours; tests/sweep sweeps",
     r"hetfl (join|serve)\b": "serves until it is stopped; make test-distributed does it",
+    r"cd deployment/server|hetfl cards": "needs the cards of all nodes; tests/deploy makes them",
 }
 """Lines that are not typed, with the reason."""
 

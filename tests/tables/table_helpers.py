@@ -10,10 +10,11 @@ from record_factory import make_round, write_metrics, write_record
 from settings_files import PAPER_PARAMS as PARAMS
 
 from hetfl.experiments.evaluation import of_window
-from hetfl.experiments.plan import Cell, cells
+from hetfl.experiments.plan import Cell, Workspace, cells
 from hetfl.report.formats import render_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import table_spec
+from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
 
 CELLS = {name: {cell.path: cell for cell in cells(PARAMS, name)} for name in PARAMS.experiments}
@@ -76,7 +77,7 @@ def write_run(
 
 def built(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """A table's cells by row and column; all its files can be written."""
-    table = build_table(table_spec(name, PARAMS), root / "runs", root / "evaluations")
+    table = build_table(table_spec(name, PARAMS), Records(Workspace(root)))
     for path in write_table(table, root / "tables"):
         assert path.stat().st_size
     assert (root / f"tables/{name}.tex").read_text().isascii()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from record_factory import make_round, write_metrics, write_record
 
-from hetfl.tables import results as module
+from hetfl.experiments.plan import Workspace
+from hetfl.tables.records import Records
 from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Entry
 
@@ -47,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_line_for_each_seed_of_each_cell(root: Path):
     entries = [entry(), entry(statistic="parameters", seeds=[1]), entry(round=2, seeds=[0])]
-    frame = results(entries, root / "runs", root / "evaluations")
+    frame = results(entries, Records(Workspace(root)))
     assert frame[["statistic", "round", "seed", "status"]].values.tolist() == [
         ["average", 0, 0, "done"],
         ["average", 0, 1, "done"],
@@ -66,7 +67,7 @@ def test_a_line_for_each_seed_of_each_cell(root: Path):
 
 
 def test_sizes_are_one_client_s_over_the_rounds_that_send(root: Path):
-    line = results([entry()], root / "runs", root / "evaluations").iloc[0]
+    line = results([entry()], Records(Workspace(root))).iloc[0]
     assert (line.up_elements, line.up_bytes, line.up_first, line.up_last) == (150, 600, 200, 100)
     assert (line.up_varies, line.down_varies, line.down_elements) == (True, False, 0)
     assert (line.up_registration_elements, line.up_total_bytes) == (10, 4 * 610)
@@ -74,21 +75,22 @@ def test_sizes_are_one_client_s_over_the_rounds_that_send(root: Path):
 
 def test_a_pivot_over_seeds_finds_its_cell(root: Path):
     cells = [entry(), entry(statistic="highest")]
-    frame = results(cells, root / "runs", root / "evaluations")
+    frame = results(cells, Records(Workspace(root)))
     means = frame[frame.status == "done"].groupby(CELL)["value"].agg(["mean", "count"])
     assert [means.loc[cell_of(cell)].tolist() for cell in cells] == [[21, 2], [21, 2]]
 
 
 def test_a_cell_that_is_asked_for_twice_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch):
     read = []
-    real = module.read_record
-    monkeypatch.setattr(module, "read_record", lambda *given: read.append(given[-1]) or real(*given))
-    assert len(results([entry(), entry(printed=3.0)], root / "runs", root / "evaluations")) == len(read) == 4
+    records = Records(Workspace(root))
+    real = records.get
+    monkeypatch.setattr(records, "get", lambda *given: read.append(given) or real(*given))
+    assert len(results([entry(), entry(printed=3.0)], records)) == len(read) == 4
 
 
 def test_a_damaged_record_says_what_is_wrong_without_a_folder_of_this_machine(root: Path, tmp_path: Path):
     write(tmp_path, 0)
     (tmp_path / "runs/e/fedhpl/r/iid-s0/rounds.jsonl").write_text("{}\n")
-    line = results([entry()], tmp_path / "runs", tmp_path / "evaluations").iloc[0]
+    line = results([entry()], Records(Workspace(tmp_path))).iloc[0]
     assert line.status == "broken" and line.problem.startswith("runs/e/fedhpl/r/iid-s0/rounds.jsonl: ")
     assert str(tmp_path) not in line.problem

@@ -178,6 +178,24 @@ def test_clients_of_other_owners_fail_for_a_round(toy_engine):
     assert ours.client_states() == {}
 
 
+def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypatch):
+    """Whatever went wrong in the client's own process: nothing of its message leaves it."""
+    engine = toy_engine("fedavg")
+    declared, uplink = Here(engine, {"all": [0, 1, 2]}, trusted=False, checks=True), engine.method.uplink
+    assert_same(play(remote(engine, declared), 1), play(engine, 1))
+    monkeypatch.setattr(
+        engine.method, "uplink", lambda work: Message({**uplink(work), "samples": torch.ones(3, 8, 8)})
+    )
+    ours = remote(engine, Here(engine, HOSTS, trusted=False, checks=True))
+    server, _ = rounds.start(ours, Draws(0))
+    sent: list[bytes] = []
+    ours.transport.changes = lambda host, content: sent.append(content) or content
+    answers = [*ours.train([Task(k, engine.method.downlink(server, k)) for k in range(3)], Draws(0).at(1))]
+    held_back = "cannot answer: a message of client 1 was held back: it sent samples, which its method does not send"
+    assert {answer.client: answer.reason for answer in answers}[1] == held_back
+    assert not any(Reply.from_bytes(content).updates for content in sent)
+
+
 def test_an_owner_cannot_put_states_or_other_clients_work_into_the_server(toy_engine):
     """Its reply has an answer to another question, of another's client, and a state."""
     transport = Here(engine := toy_engine("fedavg"), HOSTS, trusted=False)

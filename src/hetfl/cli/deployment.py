@@ -10,6 +10,7 @@ import typer
 
 from hetfl.cli.base import Targets, app, doing, opened
 from hetfl.errors import HetflError
+from hetfl.files import decimal
 
 DEPLOY = "Real clients"
 
@@ -46,15 +47,32 @@ def serve(file: File, insecure: Insecure = False) -> None:
 
 
 @app.command(rich_help_panel=DEPLOY)
-def join(file: File, insecure: Insecure = False) -> None:
+def join(
+    file: File,
+    insecure: Insecure = False,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Only remove the clients' state of finished runs, and list that of the others."),
+    ] = False,
+) -> None:
     """Take part in training: start a node, which keeps its data and its clients' state, until it is stopped.
 
     Example: hetfl join deployment/node-0.yaml
     """
+    from hetfl.deploy.settings import read_node
+
+    if prune:
+        from hetfl.deploy.kept import KeptRuns
+
+        kept = KeptRuns(read_node(file, insecure).state)
+        for run in kept.prune():
+            print(f"removed: {run.cell}, finished")
+        for run in kept.runs():
+            print(f"kept: {run.cell or 'unknown'}, not finished, {decimal(run.bytes)} in {run.folder}")
+        return
     check_flower()
     import logging
 
-    from hetfl.deploy.settings import read_node
     from hetfl.deploy.supervisor import Supervisor
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 import numpy as np
 from PIL import Image
@@ -20,6 +21,8 @@ LARGEST = 512 * 2**20
 """Size limit of one member, in bytes."""
 RATIO = 100
 """An archive may unpack to so many times its size, and :data:`LARGEST` more; images are hardly compressed."""
+HEADER = 2**20
+"""Size limit of the headers before one member of a tar, in bytes: long names, and what pax adds."""
 
 DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -27,6 +30,30 @@ DAMAGE = (
 )
 """What the standard library raises for a damaged archive. An encoding error is a ValueError, an unknown compression
 method a RuntimeError."""
+
+
+class Member(tarfile.TarInfo):
+    """A member of a tar whose headers take little memory. For ``tarfile.open(..., tarinfo=Member)``."""
+
+    HEADERS = (
+        *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+        *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    )
+    """Kinds of members that are headers of the next one, which tarfile reads whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read one block.
+
+        Raises:
+            ValueError: it is of a header beyond :data:`HEADER`, or of a sparse file, whose holes have no limit.
+        """
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in cls.HEADERS and not 0 <= found.size <= HEADER:
+            raise ValueError(f"a header has {found.size} bytes, at most {HEADER} are read")
+        if found.type == tarfile.GNUTYPE_SPARSE:
+            raise ValueError("a member is sparse; only plain files are read")
+        return found
 
 
 def members(
@@ -49,24 +76,26 @@ def members(
             one that leads out, or is too large, or all are together.
     """
     with _one_line(path):
-        left = LARGEST + RATIO * path.stat().st_size
+        most = LARGEST + RATIO * path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
                 for entry in entries:
                     kind = entry.external_attr >> 28  # the file type of Unix, where the archive was made there
                     _check_member(path, entry.filename, kind in (0, 0o4, 0o10))
+                total = 0
                 for entry in entries:
                     if not entry.is_dir() and wanted(entry.filename):
                         _check_size(path, entry.filename, entry.file_size, largest)
-                        left = _left(path, left, entry.file_size)
+                        total += entry.file_size
+                        _check_total(path, total, most)
                         if entry.compress_size > path.stat().st_size:
                             raise zipfile.BadZipFile("is shorter than its list of contents says")
                         yield entry.filename, archive.read(entry)
             return
-        with tarfile.open(path, "r:*") as archive:
+        with tarfile.open(path, "r:*", tarinfo=Member) as archive:
             for member in archive:
-                left = _left(path, left, tarfile.BLOCKSIZE + member.size)  # what is skipped is unpacked, too
+                _check_total(path, archive.offset, most)  # what is skipped is unpacked, too
                 name = member.name.removeprefix("./")
                 _check_member(path, name, member.isfile() or member.isdir())
                 if member.isfile() and wanted(name):
@@ -130,17 +159,17 @@ def _one_line(path: Path) -> Iterator[None]:
 
 def _check_member(path: Path, name: str, plain: bool) -> None:
     parts = PurePosixPath(name.replace("\\", "/"))
+    if not name:
+        raise HetflError(f"{path}: a member has no name; fetch it again")
     if not plain:
         raise HetflError(f"{path}: member {name!r} is a link or a device; only plain files are read, fetch it again")
     if parts.is_absolute() or ".." in parts.parts or ":" in (parts.parts or ("",))[0]:
         raise HetflError(f"{path}: member {name!r} leads out of the archive; fetch it again")
 
 
-def _left(path: Path, left: int, size: int) -> int:
-    """The bytes that may still be unpacked after a member."""
-    if size > left:
+def _check_total(path: Path, total: int, most: int) -> None:
+    if total > most:
         raise HetflError(f"{path}: unpacks to more than {RATIO} times its size; fetch it again")
-    return left - size
 
 
 def _check_size(path: Path, name: str, size: int, largest: int) -> None:

@@ -65,7 +65,7 @@ def idx(path: Path) -> np.ndarray:
             raise ValueError("does not start as an IDX file of bytes")
         shape = np.frombuffer(content, ">i4", content[3], 4).astype(int)
         body = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape))
-        if len(body) != prod(shape):
+        if len(body) != prod(shape.tolist()):
             raise ValueError(f"holds {len(body)} bytes, its header says {shape.tolist()}")
         return body.reshape(shape)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Annotated
+
+from pydantic import Field
 
 from hetfl.config import Settings
 from hetfl.errors import HetflError
@@ -11,6 +14,22 @@ from hetfl.experiments.plan import Cell, Workspace, weights_read
 from hetfl.files import sha256_json
 from hetfl.models.registry import weights_checksum
 from hetfl.schema import Inputs
+
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A run's; nodes name folders after it."""
+
+FINISHED = "finished"
+"""The key by which a header is one that says that a run is finished."""
+
+
+class Finished(Settings):
+    """What the server tells nodes once a run's record is complete.
+
+    Attributes:
+        finished: fingerprint of the run.
+    """
+
+    finished: Fingerprint
 
 
 class Agreement(Settings):
@@ -28,7 +47,7 @@ class Agreement(Settings):
     settings: str
     weights: dict[str, str]
     clients: int
-    run: str
+    run: Fingerprint
 
 
 def agreement(cell: Cell, workspace: Workspace, models: Collection[str], clients: int, run: str) -> Agreement:

@@ -68,7 +68,7 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
         The files that were written.
 
     Raises:
-        HetflError: cards do not fit together or to params.yaml.
+        HetflError: cards do not fit together or to params.yaml, or the project has data of its own.
     """
     cards = sorted((validate(ClientCard, read_json(path), str(path)) for path in paths), key=lambda one: one.client)
     first = cards[0]
@@ -120,6 +120,9 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
         workspace.dataset(first.dataset) / "card.json",
         workspace.partition(first.dataset, split, seed) / "card.json",
     ]
+    for path in written:
+        if {*path.parent.glob("*")} - {path}:
+            raise HetflError(f"{path.parent}: holds prepared data, which the card would belie; use a server project")
     for path, content in zip(written, (whole.model_dump(mode="json", by_alias=True), partition), strict=True):
         write_json(path, content)
     return written

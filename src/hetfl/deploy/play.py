@@ -16,6 +16,7 @@ from hetfl.draws import Draws
 from hetfl.errors import FailedCellsError, HetflError
 from hetfl.experiments.cell import Elsewhere, run_cell
 from hetfl.experiments.events import Callback
+from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, check_models, load_params
 from hetfl.experiments.stop import terminable
 from hetfl.methods import create
@@ -23,11 +24,12 @@ from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import Round
 from hetfl.targets import cells_of
+from hetfl.training.engines import FLOWER
 from hetfl.training.federation import Federation
 from hetfl.training.remote import RemoteEngine
 
-NAME = "flower"
-"""The engine's name in records."""
+SETTLE = 15.0
+"""Seconds after the last cell in which nodes are told that it is finished."""
 
 
 def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -> None:
@@ -52,11 +54,13 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
             for cell in chosen:
                 try:
-                    play(cell, params, workspace, transport, callback)
+                    if play(cell, params, workspace, transport, callback):
+                        transport.finish(fingerprint(cell, inputs(cell, workspace)))
                 except HetflError as error:
                     failures[workspace.runs / cell.path] = str(error)
                 finally:
                     transport.forget()
+        transport.settle(SETTLE)
     finally:
         transport.close()
     if failures:
@@ -107,7 +111,7 @@ def play(
         transport.header = agreed.model_dump()
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
-        engine = RemoteEngine(NAME, method, models, device, transport, identity, deadline)
+        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline)
         federation = Federation(clients, (), classes, device)
         return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 

@@ -102,6 +102,7 @@ class Node(Settings):
         device: as in ``compute`` of params.yaml; so are ``threads``, ``engine`` and ``precision``.
         poll: the longest time between two questions to the server whether there is work, in seconds. Flower's own
             value is 3.
+        keep: of how many finished runs the clients' last state is kept, their own models among it.
     """
 
     name: NodeName
@@ -117,6 +118,12 @@ class Node(Settings):
     engine: Literal["auto", "sequential", "batched"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     poll: Seconds = 1.0
+    keep: int = Field(default=10, ge=0)
+
+    @property
+    def state(self) -> Path:
+        """Where clients' private state is, by run."""
+        return self.folder / "state"
 
     @property
     def socket(self) -> Path:

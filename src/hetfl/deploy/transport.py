@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 import time
@@ -14,6 +15,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
+from hetfl.deploy.agreement import FINISHED
 from hetfl.deploy.messages import QUERY, TRAIN, pack, unpack
 from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
@@ -24,6 +26,8 @@ HEARTBEAT = 10.0
 """Seconds between two signs of life; Flower takes a run for dead after 60 s without one."""
 LOOK = 2.0
 """Seconds between two looks whether nodes have come back."""
+NOTICE = 3600.0
+"""Seconds in which a node may fetch the notice that a run is finished."""
 AWAY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 """Flower's errors that say that a node is not there."""
 
@@ -81,6 +85,7 @@ class FlowerTransport:
         self._waiting: list[Sent] = []
         self._ready: list[tuple[str, bytes | Lost]] = []
         self._looked = 0.0
+        self._told: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._end = threading.Event()
         self._connect()
@@ -126,6 +131,30 @@ class FlowerTransport:
         self._waiting.clear()
         self._ready.clear()
 
+    def finish(self, run: str) -> None:
+        """Tell all nodes that a run's record is complete. Nobody waits for their answers but :meth:`settle`."""
+        for number, name in self._names.items():
+            message = Message(pack({FINISHED: run}, b""), dst_node_id=number, message_type=TRAIN, ttl=NOTICE)
+            with contextlib.suppress(httpx.HTTPError):
+                self._told |= {key: name for key in self._grid.push_messages([message]) if key}
+
+    def settle(self, seconds: float) -> None:
+        """Wait some time until all nodes know which runs are finished, before the SuperLink ends.
+
+        A node that is not told keeps what it has, and is told when the server is started again.
+        """
+        ends = time.monotonic() + seconds
+        while self._told:
+            with contextlib.suppress(httpx.HTTPError):
+                for reply in self._grid.pull_messages(list(self._told)):
+                    if not reply.has_error():
+                        self._told.pop(reply.metadata.reply_to_message_id, None)
+            if self._told and time.monotonic() > ends:
+                names = ", ".join(sorted(set(self._told.values())))
+                self.tell(f"nodes {names} could not be told which runs are finished, and keep their state")
+                return
+            time.sleep(self.server.poll)
+
     def wait_for_nodes(self, seconds: float | None) -> None:
         """Wait until all nodes are there, or for some time."""
         ends = None if seconds is None else time.monotonic() + seconds
@@ -160,6 +189,7 @@ class FlowerTransport:
             self._control.wait(self._process)
             keys = {name: one.key for name, one in self.server.nodes.items() if one.key}
             self._names: dict[int, str] = {} if self.insecure else self._control.register(keys)
+            self._told.clear()
         self._grid = self._control.begin()
         self._activated: dict[str, str] = {}
 

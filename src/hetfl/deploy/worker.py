@@ -19,8 +19,9 @@ import torch
 from hetfl.config import validate
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset, read_dataset
-from hetfl.deploy.agreement import Agreement, agreement, check_agreement
+from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, check_agreement
 from hetfl.deploy.handover import serve
+from hetfl.deploy.kept import KeptRuns
 from hetfl.deploy.processes import end_with_parent
 from hetfl.deploy.settings import Node, read_node
 from hetfl.draws import Draws
@@ -48,17 +49,21 @@ class Worker:
         self.workspace = Workspace(node.project)
         self.params: Params = load_params(self.workspace.params)
         self.device = pick_device(node.device)
+        self.kept = KeptRuns(node.state)
         self._agreed: Agreement | None = None
         self._host: Host | None = None
 
     def answer(self, header: Mapping[str, Any], body: bytearray) -> bytes:
-        """The answer to a request.
+        """The answer to a request; to a header that only says which run is finished, nothing.
 
         Raises:
             HetflError: the server wants to play a cell that this project does not have, or has with other settings.
             ValueError: the body is no request.
         """
         began = time.perf_counter()
+        if FINISHED in header:
+            self._finish(validate(Finished, dict(header), "the server's request").finished)
+            return b""
         wanted = validate(Agreement, dict(header), "the server's request")
         if self._host is None or wanted != self._agreed:
             self._host, self._agreed = None, None  # so that never two backbones are in memory
@@ -82,8 +87,14 @@ class Worker:
         own = agreement(cell, self.workspace, self._models(cell).values(), wanted.clients, wanted.run)
         check_agreement(wanted, own, self.node.name)
         log.info("%s: takes part with clients %s", wanted.cell, ", ".join(map(str, self.node.clients)))
-        folder = self.node.folder / "state" / wanted.run
-        return Host(self._engine(cell, wanted.clients), Draws(cell.seed), wanted.run, folder)
+        engine, folder = self._engine(cell, wanted.clients), self.kept.begin(wanted.run, wanted.cell)
+        return Host(engine, Draws(cell.seed), wanted.run, folder, checks=True)
+
+    def _finish(self, run: str) -> None:
+        """Forget what only a run that goes on needs."""
+        if self._agreed and self._agreed.run == run:
+            self._host, self._agreed = None, None
+        self.kept.finish(run, self.node.keep)
 
     def _models(self, cell: Cell) -> dict[int, str]:
         """The architecture of each client that lives here."""

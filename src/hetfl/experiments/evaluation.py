@@ -37,6 +37,7 @@ from hetfl.schema import (
     read_rounds,
 )
 from hetfl.tensors import read_tensors, write_tensors
+from hetfl.training.engines import FLOWER
 from hetfl.training.local import LocalEngine
 from hetfl.training.scoring import scoring_tasks
 from hetfl.training.sequential import Sequential
@@ -64,8 +65,8 @@ def evaluate_cell(
         compute: engine and threads; the precision is that of the training.
 
     Raises:
-        HetflError: the cell is not trained, its checkpoint does not give the recorded accuracy, or the experiment has
-            ``features`` but the clients' features differ in size.
+        HetflError: the cell is not trained, its clients are on other machines, its checkpoint does not give the
+            recorded accuracy, or the experiment has ``features`` but the clients' features differ in size.
     """
     torch.set_num_threads(compute.threads)
     folder = workspace.runs / cell.path
@@ -74,6 +75,11 @@ def evaluate_cell(
         raise HetflError(f"{folder}: training is not complete; run hetfl train {cell.experiment}")
     if is_evaluated(cell, workspace, run):
         return
+    if run.engine == FLOWER:
+        raise HetflError(
+            f"{folder}: cannot be evaluated here, since its clients' test data and models are on their nodes; "
+            "their accuracies after each round are in rounds.jsonl"
+        )
     # With the precision of the training, so that accuracies can be compared with the record's.
     setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.precision}))
     sizes = sorted({model.width for model in setup.federation.models})

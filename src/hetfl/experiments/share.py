@@ -19,6 +19,7 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hetfl.data.archive import Member
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Workspace
@@ -143,7 +144,7 @@ def _unpack(path: Path, folder: Path) -> Manifest:
     if not path.is_file():
         raise HetflError(f"{path}: is no archive of cells (there is no such file)")
     try:
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(path, "r:", tarinfo=Member) as archive:
             first = archive.next()
             if first is None or first.name != MANIFEST or not first.isfile() or first.size > MOST:
                 raise HetflError(f"{path}: does not begin with {MANIFEST}; name a file that hetfl export wrote")
@@ -157,7 +158,7 @@ def _unpack(path: Path, folder: Path) -> Manifest:
                 # Of a sparse file the archive holds less than is written.
                 if member.name in manifest.files and member.isfile() and not member.issparse():
                     archive.extract(member, folder, filter="data")
-    except (tarfile.TarError, ValidationError, ValueError) as error:
+    except (tarfile.TarError, ValidationError, ValueError, RecursionError) as error:
         raise HetflError(f"{path}: is no archive of cells ({str(error).splitlines()[0]})") from error
     for name, expected in manifest.files.items():
         found = folder / name

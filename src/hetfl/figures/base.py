@@ -13,7 +13,7 @@ from hetfl.config import Settings
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import Look, caption, save, settle, styled
+from hetfl.figures.style import Look, caption, look, looks, save, settle, styled
 from hetfl.tables.spec import Entry, entry
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class Part(Settings):
         """All cells in the fields, in order."""
         for name in type(self).model_fields:
             yield from _entries(getattr(self, name))
+
+
+def looks_of(cells: Cells) -> dict[str, Look]:
+    """The look of each title: that of its cell's method."""
+    return {title: look(index) for title, index in looks({t: cell.method for t, cell in cells.items()}).items()}
 
 
 def _entries(value: Any) -> Iterator[Entry]:

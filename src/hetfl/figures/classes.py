@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from hetfl.figures.base import Cell, Cells, Legend, Panel
+from hetfl.figures.base import Cell, Cells, Legend, Panel, looks_of
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import INK, MUTED, class_axis, heat_cells, heat_number, look, looks, mean_line
+from hetfl.figures.style import INK, MUTED, class_axis, heat_cells, heat_number, mean_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +52,9 @@ class ClassLines(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         names, accuracy = _by_class(self.rows, sources)
-        index = looks({title: entry.method for title, entry in self.rows.items()})
+        styles = looks_of(self.rows)
         legend = {
-            title: mean_line(axes, range(len(names)), values.T.tolist(), look(index[title]))
+            title: mean_line(axes, range(len(names)), values.T.tolist(), styles[title])
             for title, values in accuracy.items()
             if len(values)
         }
@@ -79,7 +79,7 @@ class ClientPanel(Panel):
         records = sources.records(self.cell)
         seeds = 100 * np.array([record.metrics.accuracy for record in records], dtype=float)
         places, means = np.arange(seeds.shape[1]), seeds.mean(0)
-        axes.bar(places, means, width=0.62, color=look(looks({"": self.cell.method})[""])["color"])
+        axes.bar(places, means, width=0.62, color=looks_of({"": self.cell})[""]["color"])
         if len(seeds) > 1:
             axes.vlines(places, seeds.min(0), seeds.max(0), color=INK, linewidth=1.2)
         for place, (top, mean) in enumerate(zip(seeds.max(0), means, strict=True)):

@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from math import ceil, log10
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
+from hetfl.errors import HetflError
 from hetfl.figures.style import BAND, MUTED, Look, canvas, few_ticks, look, looks, save, styled
-from hetfl.schema import Round
-from hetfl.tables.records import Compacts, accuracy_of, rounds_of
+from hetfl.tables.records import Point, Records
 from hetfl.tables.spec import lowest, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Point(NamedTuple):
-    """One round of a curve: the accuracy in percent, and all bytes up to the round's end."""
-
-    round: int
-    percent: float
-    traffic: int
-
-
-Curves = list[list[Point]]
-"""Of each seed."""
 Draw = Callable[["Axes", np.ndarray, Look], None]
 """Draws the points [seeds, rounds, 3] of a row in its look."""
-Read = Callable[[Mapping[str, Any]], list[Round]]
-"""The rounds of a run in a table's provenance."""
 
 
-def accuracy_curves(
-    table: Mapping[str, Any], runs: Path, folder: Path, compacts: Compacts | None = None
-) -> list[Path]:
+def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) -> list[Path]:
     """Accuracy over rounds: a panel per column, a line per row, shaded from the lowest to the highest seed.
 
     Args:
         table: a table as :func:`hetfl.report.table.build_table` makes it.
-        runs: the folder of run records.
+        records: those of the checkout that it was made in.
         folder: where ``<table>-curves.svg`` and ``.png`` go.
-        compacts: compact records, read where runs are not there.
 
     Returns:
         The two files.
@@ -57,28 +42,18 @@ def accuracy_curves(
         few_ticks(axes.xaxis, 6, integer=True)
 
     caption = "Line: mean over seeds. Shade: lowest to highest seed."
-    return _panels(
-        table,
-        partial(rounds_of, runs=runs, compacts=compacts),
-        folder / f"{table['table']}-curves",
-        draw,
-        "Round",
-        caption,
-    )
+    return _panels(table, records, folder / f"{table['table']}-curves", draw, "Round", caption)
 
 
-def communication_figure(
-    table: Mapping[str, Any], runs: Path, folder: Path, compacts: Compacts | None = None
-) -> list[Path]:
+def communication_figure(table: Mapping[str, Any], records: Records, folder: Path) -> list[Path]:
     """Accuracy over the bytes sent so far, up and down, all clients, registration included.
 
     A row that sends nothing is a dotted horizontal line at its last round's accuracy.
 
     Args:
         table: a table as :func:`hetfl.report.table.build_table` makes it.
-        runs: the folder of run records.
+        records: those of the checkout that it was made in.
         folder: where ``<table>-communication.svg`` and ``.png`` go.
-        compacts: compact records, read where runs are not there.
 
     Returns:
         The two files.
@@ -100,36 +75,29 @@ def communication_figure(
 
     caption = "Mean over seeds; bytes of all clients together, registration included. Dotted: sends nothing."
     label = "Bytes so far, up and down (log scale)"
-    return _panels(
-        table,
-        partial(rounds_of, runs=runs, compacts=compacts),
-        folder / f"{table['table']}-communication",
-        draw,
-        label,
-        caption,
-    )
+    return _panels(table, records, folder / f"{table['table']}-communication", draw, label, caption)
 
 
-def curve_points(table: Mapping[str, Any], runs: Path, compacts: Compacts | None = None) -> list[dict[str, Any]]:
+def curve_points(table: Mapping[str, Any], records: Records) -> pd.DataFrame:
     """The curves of both figures as numbers, a line for each round of each cell.
 
     Returns:
-        By line: ``row``, ``column``, ``round``; ``accuracy``, the mean over seeds in percent; ``megabytes``, all that
-        was sent up to the round's end, up and down, mean over seeds.
+        Columns ``row``, ``column`` and ``round``; ``accuracy``, the mean over seeds in percent; ``megabytes``, all
+        that was sent up to the round's end, up and down, mean over seeds.
     """
-    read = partial(rounds_of, runs=runs, compacts=compacts)
-    lines = []
+    lines: list[tuple[Any, ...]] = []
     for row in table["rows"]:
         for column in table["columns"]:
             # Runs may stop early: as far as all seeds go.
-            for points in zip(*_read(table, read, row, column), strict=False):
+            for points in zip(*_curves(table, records, row, column), strict=False):
                 _, accuracy, traffic = np.array(points).mean(0)
-                numbers = {"accuracy": round(accuracy, 4), "megabytes": round(traffic / 1e6, 6)}
-                lines.append({"row": row, "column": column, "round": points[0].round, **numbers})
-    return lines
+                lines.append((row, column, points[0].round, round(accuracy, 4), round(traffic / 1e6, 6)))
+    return pd.DataFrame(lines, columns=["row", "column", "round", "accuracy", "megabytes"])
 
 
-def _panels(table: Mapping[str, Any], read: Read, path: Path, draw: Draw, xlabel: str, caption: str) -> list[Path]:
+def _panels(
+    table: Mapping[str, Any], records: Records, path: Path, draw: Draw, xlabel: str, caption: str
+) -> list[Path]:
     accuracies = {cell["column"] for cell in table["cells"] if cell.get("unit", "%") == "%"}
     panels = {column: title for column, title in table["columns"].items() if column in accuracies}
     columns = min(3, len(panels))
@@ -147,7 +115,7 @@ def _panels(table: Mapping[str, Any], read: Read, path: Path, draw: Draw, xlabel
         for axes, (column, title) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
             for row, name in table["rows"].items():
-                if seeds := _read(table, read, row, column):
+                if seeds := _curves(table, records, row, column):
                     length = min(map(len, seeds))
                     style = styles[row] | {"label": name, "markevery": max(1, ceil(length / 10))}
                     draw(axes, np.array([points[:length] for points in seeds]), style)
@@ -177,18 +145,12 @@ def _looks(table: Mapping[str, Any]) -> dict[str, Look]:
     return {row: look(index) | finer for row, index in looks(methods).items()}
 
 
-def _read(table: Mapping[str, Any], read: Read, row: str, column: str) -> Curves:
-    """The rounds of each seed of a cell that have its kind of accuracy; a place without a cell has no curve."""
-    cell = next((cell for cell in table["cells"] if (cell["row"], cell["column"]) == (row, column)), None)
-    if cell is None:
-        return []
+def _curves(table: Mapping[str, Any], records: Records, row: str, column: str) -> list[list[Point]]:
+    """The curve of each seed of a cell; a place without a cell has none."""
     curves = []
-    for source in cell["provenance"]:
-        traffic, points = 0, []
-        for line in read(source):
-            traffic += line.up.bytes + line.down.bytes
-            share = accuracy_of(cell.get("statistic", "average"), cell.get("reading", ""), line)
-            if line.round and share is not None:
-                points.append(Point(line.round, 100 * share, traffic))
-        curves.append(points)
+    for cell in table["cells"]:
+        for source in cell["provenance"] if (cell["row"], cell["column"]) == (row, column) else ():
+            if (record := records.of(source)) is None:
+                raise HetflError(f"{source['run']}: is not the run that the table shows; make the table again")
+            curves.append(record.curve(cell.get("statistic", "average"), cell.get("reading", "")))
     return curves

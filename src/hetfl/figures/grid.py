@@ -16,7 +16,7 @@ from hetfl.figures.partitions import PartitionBars, PartitionBubbles, PartitionH
 from hetfl.figures.points import GroupPanel, HeldOutPanel, TradeoffPanel
 from hetfl.figures.prototypes import EmbeddingPanel, MarginPanel
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import Look, canvas, not_there, styled
+from hetfl.figures.style import Look, canvas, not_there, one_range, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,8 @@ class GridFigure(Figure):
         for axes in grid[len(self.panels) :]:
             axes.set_visible(False)
         if len(set(map(type, self.panels))) == 1 and self.panels[0].one_range:
-            _one_range(grid)
+            for label in {axes.get_ylabel() for axes in grid} - {""}:
+                one_range([axes for axes in grid if axes.get_ylabel() == label])
         _legends(figure, grid, legends)
         return figure
 
@@ -97,15 +98,6 @@ def _draw(axes: Axes, panel: Panel, sources: Sources) -> Legend:
         not_there(axes, why)
         return {}
     return panel.draw(axes, sources)
-
-
-def _one_range(grid: list[Axes]) -> None:
-    """One range for all panels that show the same on their vertical axis."""
-    for label in {axes.get_ylabel() for axes in grid} - {""}:
-        shown = [axes for axes in grid if axes.get_ylabel() == label]
-        limits = [axes.get_ylim() for axes in shown]
-        for axes in shown:
-            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 def _legends(figure: Canvas, grid: list[Axes], legends: list[Legend]) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hetfl.figures.base import Figure, FirstSeed
+from hetfl.figures.base import Figure, FirstSeed, looks_of
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import DASHES, HEAT, INK, MUTED, canvas, few_ticks, heat_map, look, looks, not_there
+from hetfl.figures.style import DASHES, HEAT, INK, MUTED, Look, canvas, few_ticks, heat_map, not_there, one_range
 from hetfl.metrics.groups import entropy
 from hetfl.tables.records import Record
 
@@ -51,12 +51,9 @@ class SelectionFigure(Figure):
                 bars.set_visible(False)
                 heat.set_title(title)
                 not_there(heat, "not run")
-        shown = [axes for axes in above if axes.get_visible()]
-        for axes in shown:
-            axes.set_ylim(0, max(other.get_ylim()[1] for other in shown))
+        one_range([axes for axes in above if axes.get_visible()])
         if self.rounds:
-            index = looks({title: entry.method for title, entry in self.rows.items()})
-            _evenness(figure.add_subplot(grid[2, :]), records, index)
+            _evenness(figure.add_subplot(grid[2, :]), records, looks_of(self.rows))
         return figure
 
 
@@ -80,7 +77,7 @@ def _draw(bars: Axes, heat: Axes, sizes: np.ndarray) -> None:
     bars.axhline(100 / groups, color=INK, linestyle=DASHES[1], linewidth=0.9)
     bars.set_title(f"entropy {entropy(total):.2f}", loc="right", fontsize=8.5, fontweight="normal", color=MUTED)
     bars.set_xticks([])
-    bars.set(xlim=(0, groups), ylabel="All clients (%)")
+    bars.set(xlim=(0, groups), ylim=(0, None), ylabel="All clients (%)")
     few_ticks(bars.yaxis, 4)
 
     top = max(float(shares.max()), 1.0)
@@ -97,14 +94,14 @@ def _draw(bars: Axes, heat: Axes, sizes: np.ndarray) -> None:
     heat.set(xlabel=f"Groups by size (full colour: {top:.0f} %)", ylabel="Clients, sorted")
 
 
-def _evenness(axes: Axes, records: Mapping[str, Record], index: Mapping[str, int]) -> None:
+def _evenness(axes: Axes, records: Mapping[str, Record], styles: Mapping[str, Look]) -> None:
     if not records:
         not_there(axes, "not run")
         return
     for title, record in records.items():
         rounds = [line.round for line in record.training]
         sizes = [np.array(line.clients["groups"]).sum(axis=0) for line in record.training]
-        style = look(index[title]) | {"markevery": max(1, len(rounds) // 10)}
+        style = styles[title] | {"markevery": max(1, len(rounds) // 10)}
         axes.plot(rounds, [entropy(groups) for groups in sizes], label=title, **style)
     axes.set_title("Participants, over the rounds")
     few_ticks(axes.xaxis, 6, integer=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import AfterValidator
 
 from hetfl.errors import HetflError
-from hetfl.figures.base import Cell, Cells, Legend, Panel, Part
+from hetfl.figures.base import Cell, Cells, Legend, Panel, Part, looks_of
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import DASHES, INK, MUTED, Look, few_ticks, handle, look, looks, mean_line
+from hetfl.figures.style import DASHES, INK, MUTED, Look, few_ticks, handle, mean_line
 from hetfl.tables.records import Record
 from hetfl.tables.spec import Entry
 
@@ -56,13 +56,12 @@ class SweepPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        titles = {line.title: next(iter(line.points.values())).method for line in self.lines}
-        index = looks(titles | {title: entry.method for title, entry in self.level.items()})
+        styles = looks_of(_first_cells(self.lines) | self.level)
         for line in self.lines:
             found = {value: records for value, entry in line.points.items() if (records := sources.records(entry))}
             if not found:
                 continue
-            style = look(index[line.title])
+            style = styles[line.title]
             legend[line.title] = handle(**style)
             for (name, over_clients), dashes in zip(STATISTICS.items(), DASHES, strict=True):
                 thin = {} if name == "average" else {"linewidth": LEVEL, "markersize": 2.5}
@@ -70,7 +69,7 @@ class SweepPanel(Panel):
                 mean_line(axes, [*found], seeds, style | {"linestyle": dashes} | thin)
         for title, entry in self.level.items():
             if records := sources.records(entry):
-                style = look(index[title]) | {"marker": None}
+                style = styles[title] | {"marker": None}
                 legend[title] = handle(**style)
                 for over_clients, dashes in zip(STATISTICS.values(), DASHES, strict=True):
                     level = np.mean([100 * over_clients(record.metrics.accuracy) for record in records])
@@ -108,13 +107,13 @@ class MetricPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        index = looks({line.title: next(iter(line.points.values())).method for line in self.lines})
+        styles = looks_of(_first_cells(self.lines))
         for line in self.lines:
 
             def read(entry: Entry, metric: str = line.metric) -> list[float]:
                 return [100 * record.measured(metric) for record in sources.records(entry)]
 
-            style = look(index[line.title])
+            style = styles[line.title]
             if rivals := [float(np.mean(seeds)) for entry in line.rivals.values() if (seeds := read(entry))]:
                 axes.axhline(max(rivals), color=style["color"], linestyle=DASHES[1], linewidth=LEVEL)
             if found := {value: seeds for value, entry in line.points.items() if (seeds := read(entry))}:
@@ -142,14 +141,14 @@ class RoundsPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        index = looks({title: entry.method for title, entry in self.rows.items()})
+        styles = looks_of(self.rows)
         for title, entry in self.rows.items():
             if not (records := sources.records(entry)):
                 continue
             curves = [self.percent(record) for record in records]
             length = min(map(len, curves))
             seeds = [*zip(*([*curve.values()][:length] for curve in curves), strict=True)]
-            style = look(index[title]) | {"markevery": max(1, ceil(length / 10))}
+            style = styles[title] | {"markevery": max(1, ceil(length / 10))}
             legend[title] = mean_line(axes, [*curves[0]][:length], seeds, style)
         few_ticks(axes.xaxis, 6, integer=True)
         axes.set(xlabel="Round", ylabel=f"{self.shows.capitalize()} (%)")
@@ -174,7 +173,12 @@ class RoundsPanel(Panel):
         return {round: 100 * (1 - float(share)) for round, share in shares.items()}
 
 
-def _settings_axis(axes: Axes, lines: list[SweepLine] | list[MetricLine]) -> None:
+def _first_cells(lines: Sequence[SweepLine] | Sequence[MetricLine]) -> Cells:
+    """A cell of each line, by the line's title."""
+    return {line.title: next(iter(line.points.values())) for line in lines}
+
+
+def _settings_axis(axes: Axes, lines: Sequence[SweepLine] | Sequence[MetricLine]) -> None:
     ticks = sorted({value for line in lines for value in line.points})
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
 

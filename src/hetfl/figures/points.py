@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from hetfl.figures.base import Cells, Legend, Panel
+from hetfl.figures.base import Cells, Legend, Panel, looks_of
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import few_ticks, look, looks
+from hetfl.figures.style import Look, few_ticks
 from hetfl.tables.records import Record
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class GroupPanel(Panel):
             for group, rows in self.groups.items()
         }
         axes.set(ylabel="Client average accuracy (%)")
-        cells = {title: entry.method for rows in self.groups.values() for title, entry in rows.items()}
-        return _points(axes, averages, looks(cells))
+        cells = {title: entry for rows in self.groups.values() for title, entry in rows.items()}
+        return _points(axes, averages, looks_of(cells))
 
 
 class HeldOutPanel(Panel):
@@ -67,7 +67,7 @@ class HeldOutPanel(Panel):
             for side, name in enumerate(("took part", "held out"))
         }
         axes.set(ylabel="Global accuracy (%)" if self.shows == "pooled" else "Lowest client's accuracy (%)")
-        return _points(axes, values, looks({title: entry.method for title, entry in self.rows.items()}))
+        return _points(axes, values, looks_of(self.rows))
 
 
 class TradeoffPanel(Panel):
@@ -83,7 +83,7 @@ class TradeoffPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         legend: Legend = {}
-        index = looks({title: entry.method for title, entry in self.rows.items()})
+        styles = looks_of(self.rows)
         for title, entry in self.rows.items():
             found = sources.records(entry)
             if not found or any(record.metrics.figure("window_pooled", entry.reading) is None for record in found):
@@ -92,7 +92,7 @@ class TradeoffPanel(Panel):
                 np.array([100 * record.measured(figure, entry.reading) for record in found])
                 for figure in ("window_pooled", "window_lowest")
             )
-            style = look(index[title]) | {"linestyle": "none", "markersize": 8}
+            style = styles[title] | {"linestyle": "none", "markersize": 8}
             if len(found) > 1:
                 bars = {"color": style["color"], "linewidth": 1.2, "alpha": 0.7}
                 axes.hlines(y.mean(), x.min(), x.max(), **bars)
@@ -129,18 +129,18 @@ def sides(record: Record) -> tuple[dict[str, float], dict[str, float]] | None:
     return here, there
 
 
-def _points(axes: Axes, values: Mapping[str, Mapping[str, list[float]]], index: Mapping[str, int]) -> Legend:
+def _points(axes: Axes, values: Mapping[str, Mapping[str, list[float]]], styles: Mapping[str, Look]) -> Legend:
     """Points of each group side by side.
 
     Args:
         axes: where to draw.
         values: title of a group -> title of a row -> a number for each seed.
-        index: title of a row -> its look.
+        styles: title of a row -> its look.
     """
     titles = list(dict.fromkeys(title for rows in values.values() for title in rows))
     legend: Legend = {}
     for number, title in enumerate(titles):
-        style = look(index[title]) | {"linestyle": "none", "markersize": 7}
+        style = styles[title] | {"linestyle": "none", "markersize": 7}
         shift = (number - (len(titles) - 1) / 2) * 0.7 / len(titles)
         for place, rows in enumerate(values.values()):
             if seeds := rows[title]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -102,12 +103,17 @@ class EmbeddingPanel(Panel):
         plane = embed(together)
         for points, labels, style in groups:
             here, plane = plane[: len(points)], plane[len(points) :]
-            for label in np.unique(labels):
-                axes.plot(*here[labels == label].T, linestyle="none", **{"color": colours[label]} | style)
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set(visible=True, color=GRID)
+            scatter(axes, here, labels, [{"color": colour} | style for colour in colours])
         axes.margins(0.07)
         return legend
+
+
+def scatter(axes: Axes, plane: np.ndarray, values: np.ndarray, styles: Sequence[Look]) -> None:
+    """Points [n, 2] of a plane without ticks, each in the style of its value."""
+    for value in np.unique(values):
+        axes.plot(*plane[values == value].T, linestyle="none", **styles[value])
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, color=GRID)
 
 
 def embed(points: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ import numpy as np
 from hetfl.draws import Draws
 from hetfl.experiments.plan import Params
 from hetfl.figures.base import Figure, named_in
-from hetfl.figures.prototypes import embed
+from hetfl.figures.prototypes import embed, scatter
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import CLASSES, GRID, PAPER, Look, canvas, handle, not_there
+from hetfl.figures.style import CLASSES, PAPER, Look, canvas, handle, not_there
 
 if TYPE_CHECKING:
     import torch
@@ -93,11 +93,8 @@ class FeatureFigure(SampleFigure):
             if features is None:
                 not_there(axes, "not prepared")
                 continue
-            plane = embed(features.points[place])
-            for value in np.unique(features.values):
-                axes.plot(*plane[features.values == value].T, linestyle="none", **_look(value, 3.4))
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set(visible=True, color=GRID)
+            styles = [_look(value, 3.4) for value in range(len(features.names))]
+            scatter(axes, embed(features.points[place]), features.values, styles)
             axes.margins(0.05)
         if features is not None:
             handles = [handle(linestyle="none", **_look(value, 6)) for value in range(len(features.names))]
@@ -184,7 +181,7 @@ def read_features(figure: FeatureFigure, dataset: Dataset, model: Model, device:
 
 
 def _look(value: int, size: float) -> Look:
-    turn, place = divmod(int(value), len(CLASSES))
+    turn, place = divmod(value, len(CLASSES))
     return {
         "color": CLASSES[place],
         "marker": _SHAPES[turn % len(_SHAPES)],

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, Workspace, load_params
+from hetfl.experiments.plan import Params, Workspace
 from hetfl.files import read_json
 from hetfl.schema import PER_CLASS
-from hetfl.tables.records import Compacts, Record, read_record
+from hetfl.tables.records import Record, Records
 from hetfl.tables.spec import Entry
 from hetfl.tensors import read_tensors
 
@@ -38,7 +37,7 @@ class Holdings(NamedTuple):
 
 
 class Sources:
-    """Reads what figures show from a checkout; a record is read once.
+    """Reads what figures show from a checkout.
 
     Attributes:
         notes: of each partition, data set or backbone that was asked for and is missing, the line that says what to
@@ -47,25 +46,22 @@ class Sources:
 
     def __init__(self, workspace: Workspace, params: Params | None = None) -> None:
         self.workspace, self.notes = workspace, list[str]()
-        if params is not None:
-            self.params = params
-        self._compacts = Compacts(workspace, params)
-        self._records: dict[tuple[Path, int | None], Record | None] = {}
+        self._records = Records(workspace, params)
 
-    @cached_property
+    @property
     def params(self) -> Params:
         """The settings of the checkout."""
-        return load_params(self.workspace.params)
+        return self._records.params
 
     def records(self, entry: Entry, whole: bool = False) -> list[Record]:
         """The records of a cell's seeds that are there; if ``whole``, those with all files of their evaluation."""
-        found = (self._record(entry, seed) for seed in entry.seeds)
+        found = (self._records.get(entry, seed) for seed in entry.seeds)
         return [record for record in found if record is not None and (record.whole or not whole)]
 
     def count(self, entries: Iterable[Entry]) -> tuple[int, int]:
         """How many of some cells are there, and how many there could be; each seed is one."""
         wanted = {entry.path(seed): (entry, seed) for entry in entries for seed in entry.seeds}
-        found = [self._record(entry, seed) for entry, seed in wanted.values()]
+        found = [self._records.get(entry, seed) for entry, seed in wanted.values()]
         return sum(record is not None for record in found), len(wanted)
 
     def by_class(self, record: Record) -> tuple[list[str], np.ndarray]:
@@ -74,21 +70,12 @@ class Sources:
         Raises:
             HetflError: the evaluation lacks the file.
         """
-        path = self._evaluation(record) / PER_CLASS
-        accuracies: dict[str, list[float]] = {}
-        try:
-            with path.open(newline="") as file:
-                for line in csv.DictReader(file):
-                    accuracies.setdefault(line["class"], [])
-                    if line["accuracy"]:
-                        accuracies[line["class"]].append(100 * float(line["accuracy"]))
-        except FileNotFoundError as error:
-            run = record.run
-            raise HetflError(
-                f"{path}: does not exist; run python pipeline/evaluate.py {run.experiment} {run.method}"
-            ) from error
-        means = [np.mean(values) if values else np.nan for values in accuracies.values()]
-        return list(accuracies), np.array(means, dtype=float)
+        path, run = self._evaluation(record) / PER_CLASS, record.run
+        if not path.exists():
+            raise HetflError(f"{path}: does not exist; run python pipeline/evaluate.py {run.experiment} {run.method}")
+        lines = pd.read_csv(path, dtype={"class": str}, keep_default_na=False, na_values={"accuracy": [""]})
+        means = 100 * lines.groupby("class", sort=False).accuracy.mean()
+        return list(means.index), means.to_numpy()
 
     def stored(self, record: Record, what: Literal["prototypes", "groups"]) -> dict[str, np.ndarray]:
         """Arrays of the record's evaluation.
@@ -149,14 +136,6 @@ class Sources:
         options, device = ModelOptions(prompts="inserted"), pick_device(compute.device)
         built = build(model, dataset.num_classes, options, self.workspace.weights, settings.input)
         return dataset, built.to(device, torch.float32), device
-
-    def _record(self, entry: Entry, seed: int) -> Record | None:
-        key = entry.path(seed), entry.round
-        if key not in self._records:
-            self._records[key] = read_record(
-                self.workspace.runs, self.workspace.evaluations, entry, seed, self._compacts
-            )
-        return self._records[key]
 
     def _evaluation(self, record: Record) -> Path:
         return self.workspace.evaluations / Path(record.path).relative_to(self.workspace.runs.name)

@@ -175,6 +175,13 @@ def few_ticks(axis: Axis, most: int, integer: bool = False) -> None:
     axis.set_major_locator(MaxNLocator(most, integer=integer))
 
 
+def one_range(panels: Sequence[Axes]) -> None:
+    """One range for the vertical axes of some panels."""
+    limits = [axes.get_ylim() for axes in panels]
+    for axes in panels:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
 def class_axis(axes: Axes, names: Sequence[str], offset: float, upright: int = 3) -> None:
     """Name up to 20 classes on the horizontal axis, at an angle if a name has more than ``upright`` letters.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hetfl.figures.base import Figure, FirstSeed
 from hetfl.figures.sources import Sources
-from hetfl.figures.style import BAND, DASHES, SERIES, Look, canvas, few_ticks, handle, not_there
+from hetfl.figures.style import BAND, DASHES, SERIES, Look, canvas, few_ticks, handle, not_there, one_range
 from hetfl.metrics.theorem import series
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ class TheoremFigure(Figure):
                 axes.set_title(term if axes is pair[0] else "")
                 _term(axes, term, observed, looks)
                 axes.set_xlabel(f"Round, {setting}", fontsize=7.5, labelpad=1)
-            _share(pair, self.terms[term])
+            # Panels of one term have one vertical axis; the first one bears the label.
+            if shown := [axes for axes in pair if axes.lines]:
+                one_range(shown)
+                shown[0].set_ylabel(self.terms[term], fontsize=7.5)
         handles = [handle(**style) for style in looks.values()]
         figure.legend(handles, names, loc="outside upper left", ncols=len(names), handlelength=2.6)
         return figure
@@ -96,12 +99,3 @@ def _values(run: Series, term: str) -> np.ndarray:
         missing = np.isnan(values).all(axis=2)
         return np.where(missing, np.nan, np.nansum(values, 2) / np.maximum((~np.isnan(values)).sum(2), 1))
     return values
-
-
-def _share(pair: list[Axes], label: str) -> None:
-    """Panels of one term have one vertical axis; the first one bears the label."""
-    shown = [axes for axes in pair if axes.lines]
-    for axes in shown:
-        axes.set_ylim(min(a.get_ylim()[0] for a in shown), max(a.get_ylim()[1] for a in shown))
-    if shown:
-        shown[0].set_ylabel(label, fontsize=7.5)

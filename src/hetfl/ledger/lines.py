@@ -22,7 +22,7 @@ from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
 from hetfl.stages import table_names
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table
 from hetfl.tables.notation import PAPERS
-from hetfl.tables.records import Compacts, Record
+from hetfl.tables.records import Record, Records
 from hetfl.tables.results import value_of
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tables.verdict import pooled_noise, verdict
@@ -119,7 +119,7 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
         HetflError: a compact record or a committed table is damaged, or ``tables/doubts.yaml`` names a place that has
             no printed number.
     """
-    compacts = Compacts(workspace, params)
+    compacts = Records(workspace, params)
     names = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
     specs = {name: PAPER_TABLES[name](params) for name in names if name in PAPER_TABLES}
     entries: dict[Place, Entry] = {
@@ -162,7 +162,7 @@ def _line(
     place: Place,
     entry: Entry,
     params: Params,
-    compacts: Compacts,
+    compacts: Records,
     noise: Mapping[str, float | None],
     had: set[str],
     specs: Mapping[str, TableSpec],
@@ -216,17 +216,17 @@ def _cost(records: Sequence[Compact]) -> dict[str, Any]:
     return {"rounds": sum(found.played for found in records), "hours": round(hours, 2)}
 
 
-def _own(entry: Entry, seed: int, compacts: Compacts) -> Compact | None:
+def _own(entry: Entry, seed: int, compacts: Records) -> Compact | None:
     """A compact record of the cell's own settings, finished or not."""
     path = entry.path(seed)
-    return None if compacts.stale(path) else compacts.read(path)
+    return None if compacts.stale(path) else compacts.compact(path)
 
 
-def _records(entry: Entry, compacts: Compacts) -> list[tuple[Record, Compact]]:
+def _records(entry: Entry, compacts: Records) -> list[tuple[Record, Compact]]:
     """The finished runs of a cell's seeds."""
     found = []
     for seed in entry.seeds:
-        record, kept = compacts.record(entry.path(seed)), compacts.read(entry.path(seed))
+        record, kept = compacts.from_compact(entry.path(seed)), compacts.compact(entry.path(seed))
         if record is not None and entry.round is not None:
             record = record.until(entry.round)
         if record is not None and kept is not None:
@@ -239,7 +239,7 @@ def _protocol(entry: Entry, params: Params) -> str:
     return experiment.protocol or experiment.paper
 
 
-def _noise(entries: Iterable[Entry], params: Params, compacts: Compacts) -> dict[str, float | None]:
+def _noise(entries: Iterable[Entry], params: Params, compacts: Records) -> dict[str, float | None]:
     """The deviation between repeated runs, by protocol."""
     repeated: dict[str, dict[tuple[Any, ...], list[float]]] = defaultdict(dict)
     for entry in entries:
@@ -250,12 +250,12 @@ def _noise(entries: Iterable[Entry], params: Params, compacts: Compacts) -> dict
     return {protocol: pooled_noise(cells.values()) for protocol, cells in repeated.items()}
 
 
-def _had(workspace: Workspace, compacts: Compacts, entries: Iterable[Entry]) -> set[str]:
+def _had(workspace: Workspace, compacts: Records, entries: Iterable[Entry]) -> set[str]:
     """The data sets and weights that a record or a committed table was made with."""
     found: set[str] = set()
     for entry in entries:
         for seed in entry.seeds:
-            kept = compacts.read(entry.path(seed))
+            kept = compacts.compact(entry.path(seed))
             if kept is not None:
                 found |= {kept.run.dataset, *kept.run.inputs.weights}
                 found |= {kept.run.public["dataset"]} if kept.run.public else set()

@@ -21,7 +21,7 @@ from hetfl.report.table import build_table
 from hetfl.schema import MODEL
 from hetfl.stages import table_entries, table_names
 from hetfl.tables.catalogue import PAPER_TABLES
-from hetfl.tables.records import Compacts
+from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tracking import Progress, following
 
@@ -58,13 +58,13 @@ def plan_reproduction(cell: Cell, workspace: Workspace, params: Params) -> Plan:
     Raises:
         HetflError: it has no finished compact record of its settings.
     """
-    compacts = Compacts(workspace, params)
-    record = compacts.read(cell.path)
+    records = Records(workspace, params)
+    record, file = records.compact(cell.path), records.compact_file(cell.path)
     if record is None or not record.finished:
         lacks = "is not finished" if record else "does not exist"
-        raise HetflError(f"{compacts.file(cell.path)}: {lacks}; train the cell with hetfl train {cell.experiment}")
-    if why := compacts.stale(cell.path):
-        raise HetflError(f"{compacts.file(cell.path)}: is stale ({why}); check out commit {record.run.commit}")
+        raise HetflError(f"{file}: {lacks}; train the cell with hetfl train {cell.experiment}")
+    if why := records.stale(cell.path):
+        raise HetflError(f"{file}: is stale ({why}); check out commit {record.run.commit}")
     run = record.run
     as_recorded = {"engine": run.engine, "precision": run.precision, "threads": run.threads or 1}
     compute = validate(ComputeSettings, params.compute.model_dump() | as_recorded, "params.yaml: compute")
@@ -199,18 +199,17 @@ def _table(plan: Plan, record: Compact) -> dict[str, Any]:
         columns={"value": "value"},
         entries={place: {"value": entry} for place, entry in plan.entries.items()},
     )
-    nowhere = plan.workspace.scratch / "nothing"
-    return build_table(spec, nowhere, nowhere, _Only(plan, record))
+    return build_table(spec, _Only(plan, record))
 
 
-class _Only(Compacts):
+class _Only(Records):
     """One compact record and no other."""
 
     def __init__(self, plan: Plan, record: Compact) -> None:
-        super().__init__(plan.workspace)
+        super().__init__(Workspace(plan.workspace.scratch / "nothing"))
         self._one = plan.cell, record
 
-    def read(self, path: Any) -> Compact | None:
+    def compact(self, path: Any) -> Compact | None:
         return self._one[1]
 
     def cell(self, path: Any) -> Cell | None:

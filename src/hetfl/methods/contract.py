@@ -254,6 +254,7 @@ class Method(ABC):
         travels: what crosses between clients and server.
         evaluates: what clients are tested with: ``client``, their own parameters after local training; or ``global``,
             those and what the server would send next.
+        compared: names of the tensors of uplinks that :meth:`compare` reads; without any it is not called.
         public: whether clients and server share a public data set.
         personal: whether the server sends clients different parameters.
         linear_heads: whether all clients must have a linear head on features of one size.
@@ -273,6 +274,7 @@ class Method(ABC):
     heterogeneous: ClassVar[bool] = True
     travels: ClassVar[str]
     evaluates: Literal["client", "global"] = "client"
+    compared: ClassVar[tuple[str, ...]] = ()
     public: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     linear_heads: ClassVar[bool] = False
@@ -462,7 +464,8 @@ class Method(ABC):
     def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
         """Figures about a round's messages for the record.
 
-        A method that overrides this makes the server hold all messages of a round at once.
+        Args:
+            uplinks: what messages have of :attr:`compared`. The server holds that of all of a round's participants.
         """
         return {}
 

@@ -36,6 +36,7 @@ class FGPT(GroupedPrompts):
     title = "FGPT"
     source = "arXiv 2310.18285, Eq. 2-8"
     travels = "prompts, heads, and counts of the groups"
+    compared = ("shared", "group", "counts")
 
     class Settings(GroupSettings):
         """Its keys are fixed.

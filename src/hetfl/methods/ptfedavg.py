@@ -7,7 +7,7 @@ of that part, and the parent of the other methods with prompts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +35,7 @@ class PTFedAvg(FedAvg):
     title = "PT-FedAvg"
     source = "FGPT, arXiv 2310.18285"
     travels = "prompts and heads"
+    compared: ClassVar[tuple[str, ...]] = ("shared", "group")
 
     class Settings(CombiningSettings):
         """Defaults are FGPT's; where it states none, those of the code of its later version.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -38,31 +38,42 @@ def compare_tables(
     """
     elsewhere = elsewhere_tolerance is not None and _computed_by(reference) != _computed_by(fresh)
     tolerance = elsewhere_tolerance if elsewhere and elsewhere_tolerance is not None else accuracy_tolerance
-    old, new = ({(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (reference, fresh))
     rows = []
-    for row, column in dict.fromkeys([*old, *new]):
-        told, made = old.get((row, column), {}), new.get((row, column), {})
-        before, after = told.get("value"), made.get("value")
+    for row, column, told, made, difference in pairs(reference, fresh):
         problem = "; ".join(_problems(told, made, tolerance, size_tolerance, elsewhere))
-        difference = None if before is None or after is None else round(after - before, 6)
-        rows.append({"row": row, "column": column, "reference": before, "fresh": after, "difference": difference})
-        rows[-1] |= {"sizes_equal": _sizes(told) == _sizes(made), "ok": not problem, "problem": problem}
+        values = {"reference": told.get("value"), "fresh": made.get("value"), "difference": difference}
+        judged = {"sizes_equal": _sizes(told) == _sizes(made), "ok": not problem, "problem": problem}
+        rows.append({"row": row, "column": column, **values, **judged})
     return rows
+
+
+class Pair(NamedTuple):
+    """A cell in two tables, empty in the one that lacks it, and how far its value moved."""
+
+    row: str
+    column: str
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+    difference: float | None
+
+
+def pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Pair]:
+    """Every cell of either table."""
+    old, new = ({(cell["row"], cell["column"]): cell for cell in table["cells"]} for table in (first, second))
+    for place in dict.fromkeys([*old, *new]):
+        told, made = old.get(place, {}), new.get(place, {})
+        before, after = told.get("value"), made.get("value")
+        yield Pair(*place, told, made, None if before is None or after is None else round(after - before, 6))
 
 
 def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     """A comparison as text for a terminal, with a closing line that says how many cells differ."""
     header = ["row", "column", "reference", "fresh", "difference", "sizes", ""]
+    forms = {"reference": ".2f", "fresh": ".2f", "difference": "+.2f"}
     body = [
-        [
-            row["row"],
-            row["column"],
-            _number(row["reference"], ".2f"),
-            _number(row["fresh"], ".2f"),
-            _number(row["difference"], "+.2f"),
-            "equal" if row["sizes_equal"] else "differ",
-            row["problem"] or "ok",
-        ]
+        [row["row"], row["column"]]
+        + ["–" if row[name] is None else format(row[name], form) for name, form in forms.items()]
+        + ["equal" if row["sizes_equal"] else "differ", row["problem"] or "ok"]
         for row in rows
     ]
     differ = sum(not row["ok"] for row in rows)
@@ -101,8 +112,7 @@ def _problems(
 def _sizes(cell: Mapping[str, Any]) -> dict[str, float]:
     sizes: dict[str, float] = {}
     for way in ("up", "down"):
-        traffic = cell.get(way)
-        if traffic:
+        if traffic := cell.get(way):
             sizes |= {f"{way} {unit}": traffic[unit] for unit in _SIZES}
             sizes |= {f"registration {way} {unit}": traffic["registration"][unit] for unit in _SIZES}
     return sizes
@@ -123,7 +133,3 @@ def _accuracies(cell: Mapping[str, Any], mean_alone: bool) -> list[float]:
 def _varies(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:
     way = name.partition(" ")[0]
     return way in ("up", "down") and (old[way]["varies"] or new[way]["varies"])
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

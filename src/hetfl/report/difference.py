@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file
+from hetfl.report.comparison import pairs
 from hetfl.report.terminal import METRICS, runs_below
 from hetfl.schema import MODEL, RUN, Run, needed_run, read_rounds
 
-TOLD = (
+TOLD = [
     "method",
     "dataset",
     "split",
@@ -24,8 +27,8 @@ TOLD = (
     "public",
     "inputs",
     "numerics",
-)
-BESIDE = ("device", "engine", "precision", "threads", "changes", "commit", "versions")
+]
+BESIDE = ["device", "engine", "precision", "threads", "changes", "commit", "versions"]
 """Fields of a run that decide its numbers, and those that should not."""
 
 
@@ -54,18 +57,18 @@ def difference(first: str, second: str, root: Path) -> dict[str, Any]:
 
 def render(found: Mapping[str, Any]) -> str:
     """A difference for a terminal."""
-    from tabulate import tabulate
-
     rows: list[Any]
     parts = [f"A: {found['first']}\nB: {found['second']}"]
     if found["kind"] == "run":
         for heading in ("settings", "beside"):
             rows = [(line["name"], _short(line["first"]), _short(line["second"])) for line in found[heading]]
             title = "settings and inputs" if heading == "settings" else "where they ran"
-            same = f"{title}: the same"
-            parts.append(tabulate(rows, headers=[title, "A", "B"], disable_numparse=True) if rows else same)
-        rows = [(line["name"], *_three(line)) for line in found["results"]]
-        parts.append(tabulate(rows, headers=["result", "A", "B", "B - A"], disable_numparse=True, colalign=_RIGHT))
+            parts.append(_columns([title, "A", "B"], rows) or f"{title}: the same")
+        rows = [
+            (line["name"], _number(line["first"]), _number(line["second"]), _number(line["difference"], "+"))
+            for line in found["results"]
+        ]
+        parts.append(_columns(["result", "A", "B", "B - A"], rows, ["left", "right", "right", "right"]))
         parts.append("\n".join(found["rounds"]))
     elif found["kind"] == "table":
         changed = [cell for cell in found["cells"] if cell["difference"] or not cell["sizes_equal"]]
@@ -75,12 +78,11 @@ def render(found: Mapping[str, Any]) -> str:
             + ("" if cell["sizes_equal"] else "differ",)
             for cell in changed
         ]
-        heads = ["row", "column", "A", "B", "B - A", "bytes"]
-        parts.append(tabulate(rows, headers=heads, disable_numparse=True) if rows else "")
+        parts.append(_columns(["row", "column", "A", "B", "B - A", "bytes"], rows))
         parts.append(f"{len(changed)} of {len(found['cells'])} cells differ")
     else:
         rows = [(line["name"], line["difference"]) for line in found["different"]]
-        parts.append(tabulate(rows, headers=["name", "difference"], disable_numparse=True) if rows else "")
+        parts.append(_columns(["name", "difference"], rows))
         for key, title in (("only_first", "only in A"), ("only_second", "only in B")):
             if found[key]:
                 parts.append(f"{title}: {', '.join(found[key])}")
@@ -88,7 +90,9 @@ def render(found: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-_RIGHT = ("left", "right", "right", "right")
+def _columns(heads: list[str], rows: list[Any], align: list[str] | None = None) -> str:
+    """Columns with their heads; nothing where there is no row."""
+    return tabulate(rows, heads, disable_numparse=True, colalign=align) if rows else ""
 
 
 def _found(name: str, root: Path) -> tuple[str, Path]:
@@ -126,19 +130,17 @@ def _runs(one: Path, two: Path) -> dict[str, Any]:
         for (name, a), b in zip(_results(one, first).items(), _results(two, second).values(), strict=True)
     ]
     return {
-        "settings": _changes(_told(first), _told(second)),
-        "beside": _changes(
-            *(_flat({key: run.as_json().get(key) for key in BESIDE}) for run in (first, second)),
-        ),
+        "settings": _changes(*(_told(run, TOLD) | _flat(run.settings) for run in (first, second))),
+        "beside": _changes(*(_told(run, BESIDE) for run in (first, second))),
         "results": results,
         "rounds": _rounds(one, two),
     }
 
 
-def _told(run: Run) -> dict[str, Any]:
-    """What decides a run's numbers, flat."""
+def _told(run: Run, fields: list[str]) -> dict[str, Any]:
+    """Some fields of a run, flat."""
     content = run.as_json()
-    return _flat({**{key: content.get(key) for key in TOLD}, **run.settings})
+    return _flat({key: content.get(key) for key in fields})
 
 
 def _flat(nested: Mapping[str, Any], start: str = "") -> dict[str, Any]:
@@ -163,11 +165,12 @@ def _results(folder: Path, run: Run) -> dict[str, float | None]:
     tested = [line for line in lines if line.accuracy is not None and line.round]
     last = tested[-1] if tested else None
     best = max((line.pooled for line in tested if line.pooled is not None), default=None)
+    final = {name: None if last is None else read(last) for name, read in METRICS.items()}
     return {
         "rounds": float(max((line.round for line in lines if not line.fine_tuning), default=0)),
-        "accuracy, mean over clients (%)": None if last is None else METRICS["accuracy"](last),
-        "accuracy, lowest client (%)": None if last is None else METRICS["lowest"](last),
-        "accuracy, all samples together (%)": None if last is None else METRICS["pooled"](last),
+        "accuracy, mean over clients (%)": final["accuracy"],
+        "accuracy, lowest client (%)": final["lowest"],
+        "accuracy, all samples together (%)": final["pooled"],
         "the same in the best round (%)": None if best is None else 100 * best,
         "sent to the server (MB)": sum(line.up.bytes for line in lines) / 1e6,
         "sent to clients (MB)": sum(line.down.bytes for line in lines) / 1e6,
@@ -194,16 +197,17 @@ def _rounds(one: Path, two: Path) -> list[str]:
 
 def _tables(one: Path, two: Path) -> list[dict[str, Any]]:
     """Every cell of either table: its values, their difference, and whether the message sizes are the same."""
-    old, new = ({(cell["row"], cell["column"]): cell for cell in read_json(path)["cells"]} for path in (one, two))
-    rows = []
-    for row, column in dict.fromkeys([*old, *new]):
-        first, second = old.get((row, column), {}), new.get((row, column), {})
-        before, after = first.get("value"), second.get("value")
-        difference = None if before is None or after is None else round(after - before, 6)
-        values = {"first": before, "second": after, "difference": difference}
-        same = all(first.get(way) == second.get(way) for way in ("up", "down"))
-        rows.append({"row": row, "column": column, **values, "sizes_equal": same})
-    return rows
+    return [
+        {
+            "row": row,
+            "column": column,
+            "first": first.get("value"),
+            "second": second.get("value"),
+            "difference": difference,
+            "sizes_equal": all(first.get(way) == second.get(way) for way in ("up", "down")),
+        }
+        for row, column, first, second, difference in pairs(read_json(one), read_json(two))
+    ]
 
 
 def _folders(first: Mapping[str, Path], second: Mapping[str, Path], compare: Any) -> dict[str, Any]:
@@ -240,13 +244,8 @@ def _runs_in_short(one: Path, two: Path) -> str:
     return "; ".join(parts)
 
 
-def _three(line: Mapping[str, Any]) -> tuple[str, str, str]:
-    change = line["difference"]
-    return _number(line["first"]), _number(line["second"]), "" if change is None else f"{change:+,.2f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.2f}"
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign},.2f}"
 
 
 def _short(value: Any, most: int = 50) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -14,7 +12,7 @@ from hetfl.figures.curves import accuracy_curves, communication_figure, curve_po
 from hetfl.files import write_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec
-from hetfl.tables.records import Compacts
+from hetfl.tables.records import Records
 
 METRICS, CURVES = "metrics.yaml", "curves.csv"
 """Files in a table's folder that ``dvc metrics`` and ``dvc plots`` read."""
@@ -36,14 +34,14 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
         table = arithmetic_table(name, params)
         write_table(table, folder)
         return table
-    spec, compacts = table_spec(name, params), Compacts(workspace, params)
-    table = build_table(spec, workspace.runs, workspace.evaluations, compacts)
+    spec, records = table_spec(name, params), Records(workspace, params)
+    table = build_table(spec, records)
     write_table(table, folder)
     write_text(folder / METRICS, yaml.safe_dump(headline(table), sort_keys=False))
     if spec.curves:
-        write_text(folder / CURVES, _csv(curve_points(table, workspace.runs, compacts)))
-        accuracy_curves(table, workspace.runs, folder, compacts)
-        communication_figure(table, workspace.runs, folder, compacts)
+        write_text(folder / CURVES, curve_points(table, records).to_csv(index=False, lineterminator="\n"))
+        accuracy_curves(table, records, folder)
+        communication_figure(table, records, folder)
     return table
 
 
@@ -61,12 +59,3 @@ def headline(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         if traffic:
             found[row]["megabytes"] = round(sum(traffic) / len(done) / 1e6, 3)
     return found
-
-
-def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    written = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(written, [*lines[0]], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    return written.getvalue()

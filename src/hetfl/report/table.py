@@ -16,13 +16,13 @@ from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
 from hetfl.report.shown import MISSING
 from hetfl.schema import Run
-from hetfl.tables.records import Compacts, Record
+from hetfl.tables.records import Record, Records
 from hetfl.tables.results import CELL, WAYS, cell_of, results
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tables.verdict import mean_interval, verdict
 
 
-def build_table(spec: TableSpec, runs: Path, evaluations: Path, compacts: Compacts | None = None) -> dict[str, Any]:
+def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
     """Collect a table's cells from the records; the result is what ``<name>.json`` holds.
 
     A cell pivots the columns of :func:`~hetfl.tables.results.results`, in which their units are told: ``value``,
@@ -45,15 +45,13 @@ def build_table(spec: TableSpec, runs: Path, evaluations: Path, compacts: Compac
 
     Args:
         spec: what to print.
-        runs: the folder of run records; it need not exist.
-        evaluations: the folder of evaluations.
-        compacts: compact records, read where the two folders have no finished one.
+        records: those of a checkout; none need be there.
 
     Raises:
         HetflError: cells were made from different inputs.
     """
     entries = {(row, column): entry for row, some in spec.entries.items() for column, entry in some.items()}
-    frame = results(entries.values(), runs, evaluations, compacts)
+    frame = results(entries.values(), records)
     seeds = dict(iter(frame.groupby(CELL, sort=False)))
     cells = []
     for (row, column), entry in entries.items():

@@ -30,7 +30,7 @@ from hetfl.site.tables import Rows, Table, table_view
 from hetfl.stages import table_names
 from hetfl.tables.catalogue import PAPER_TABLES
 from hetfl.tables.notation import PAPERS
-from hetfl.tables.records import Compacts
+from hetfl.tables.records import Records
 from hetfl.tables.verdict import NOISE
 from hetfl.tracking.mlflow_views import Links
 
@@ -51,14 +51,14 @@ class Project:
 
     Attributes:
         base: from the site's root to the project, such as ``../papers/``.
-        compacts: its compact records, with its settings; None without settings.
+        records: its records, with its settings; None without settings.
         tables: by name; every table of a paper is there, with the printed numbers alone where nothing is run.
         book: the ledger, where the project has all papers.
     """
 
     workspace: Workspace
     base: str
-    compacts: Compacts | None
+    records: Records | None
     runs: Runs
     tables: dict[str, Table]
     rows: dict[str, Rows]
@@ -71,20 +71,21 @@ class Project:
         Raises:
             HetflError: a JSON file in the tables folder is not a table, or a record is damaged.
         """
-        compacts = Compacts(workspace, params) if params else None
+        records = Records(workspace, params)
         tables: dict[str, Table] = {
             table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))
         }
-        runs, book = Runs(workspace, Links(workspace.root), base), None
+        runs, book = Runs(records, Links(workspace.root), base), None
         if params:
             known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
             book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
             for name in known:
                 if name not in tables and name in PAPER_TABLES:
                     spec = PAPER_TABLES[name](params)
-                    tables[name] = filled(build_table(spec, workspace.runs, workspace.evaluations, compacts))
-        rows = {name: Rows(table, runs, compacts) for name, table in tables.items()}
-        return cls(workspace, base, compacts, runs, tables, rows, book)
+                    tables[name] = filled(build_table(spec, records))
+        settled = records if params else None
+        rows = {name: Rows(table, runs, settled) for name, table in tables.items()}
+        return cls(workspace, base, settled, runs, tables, rows, book)
 
 
 def build_site(workspace: Workspace, params: Params | None = None, methods: Collection[str] = tuple(METHODS)) -> Path:
@@ -164,7 +165,7 @@ class _Site:
         costs = []
         for project in self.projects:
             both = {name: (table, project.rows[name]) for name, table in project.tables.items()}
-            costs += cost_data(both, project.runs, Operations(project.workspace, project.compacts))
+            costs += cost_data(both, project.runs, Operations(project.workspace, project.records))
         self.page("costs.html", "costs", costs=costs)
         self.page("figures.html", "figures", **self.figures())
         self.page("reading.html", "reading")

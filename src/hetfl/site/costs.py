@@ -16,7 +16,7 @@ from hetfl.experiments.plan import Workspace
 from hetfl.files import read_json, write_json
 from hetfl.site.runs import Runs, line_of
 from hetfl.site.tables import Rows, Table
-from hetfl.tables.records import Compacts, Record
+from hetfl.tables.records import Record, Records
 
 NAME = "operations.json"
 """Kept between reports, since counting takes some 0.1 s for each row of an experiment."""
@@ -25,8 +25,8 @@ NAME = "operations.json"
 class Operations:
     """Operations of the slowest client in a round, by fingerprint of the run; counted once."""
 
-    def __init__(self, workspace: Workspace, compacts: Compacts | None) -> None:
-        self._workspace, self._compacts = workspace, compacts
+    def __init__(self, workspace: Workspace, records: Records | None) -> None:
+        self._workspace, self._records = workspace, records
         self._file = workspace.scratch / NAME
         self._known: dict[str, float] = read_json(self._file) if self._file.exists() else {}
         self._forecaster: Forecaster | None = None
@@ -34,21 +34,21 @@ class Operations:
     def of(self, record: Record) -> float | None:
         """Of a record's run; None where its settings are not those of the checkout any more, or data are missing."""
         key = record.run.fingerprint
-        if key not in self._known and self._compacts is not None:
-            count = self._count(record, self._compacts)
+        if key not in self._known and self._records is not None:
+            count = self._count(record, self._records)
             if count is None:
                 return None
             self._known[key] = count
             write_json(self._file, self._known)
         return self._known.get(key)
 
-    def _count(self, record: Record, compacts: Compacts) -> float | None:
-        cell = compacts.cell(Path(record.path.partition("/")[2]))
+    def _count(self, record: Record, records: Records) -> float | None:
+        cell = records.cell(Path(record.path.partition("/")[2]))
         # A record has lists where settings have tuples.
         if cell is None or json.loads(json.dumps(cell.settings)) != record.run.settings:
             return None
         if self._forecaster is None:
-            self._forecaster = Forecaster(compacts.params, self._workspace, torch.device("cpu"), exact=False)
+            self._forecaster = Forecaster(records.params, self._workspace, torch.device("cpu"), exact=False)
         try:
             rehearsal = self._forecaster.rehearsal(cell)
         except HetflError:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from statistics import mean
 from typing import Any
 
-from hetfl.compact import read_compact
-from hetfl.experiments.plan import Workspace
 from hetfl.report.shown import show_bytes, show_count
-from hetfl.schema import read_metrics, read_rounds, read_run
-from hetfl.tables.records import Record, accuracy_of
+from hetfl.tables.records import Record, Records
 from hetfl.tracking.mlflow_views import Links
 
 Source = Mapping[str, Any]
@@ -19,16 +15,16 @@ Source = Mapping[str, Any]
 
 
 class Runs:
-    """The records that tables name, from ``runs/`` and ``evaluations/``, or from ``results/``.
+    """The records that tables name.
 
     Args:
-        workspace: the checkout.
+        records: of the checkout.
         links: addresses in MLflow; None without it.
         base: from the site's root to the checkout, such as ``../``.
     """
 
-    def __init__(self, workspace: Workspace, links: Links | None, base: str) -> None:
-        self._workspace, self._links, self._base = workspace, links, base
+    def __init__(self, records: Records, links: Links | None, base: str) -> None:
+        self._records, self._links, self._base = records, links, base
         self.found: dict[str, Record | None] = {}
 
     def get(self, source: Source) -> Record | None:
@@ -39,7 +35,7 @@ class Runs:
         """
         path: str = source["run"]
         if path not in self.found:
-            self.found[path] = self._read(path, source["fingerprint"])
+            self.found[path] = self._records.of(source)
         return self.found[path]
 
     def comparisons(self, table: Mapping[str, Any]) -> dict[str, str]:
@@ -50,16 +46,6 @@ class Runs:
             split: self._links.comparisons.get((experiment, split)) for experiment, split in splits if self._links
         }
         return {table["columns"].get(split, split): address for split, address in found.items() if address}
-
-    def _read(self, path: str, fingerprint: str) -> Record | None:
-        below, here = path.partition("/")[2], self._workspace
-        run, metrics = read_run(here.runs / below), read_metrics(here.evaluations / below)
-        if run is not None and run.complete and metrics is not None and run.fingerprint == fingerprint:
-            return Record(path, run, read_rounds(here.runs / below, finished=True), metrics)
-        kept = read_compact(here.results / f"{below}.json")
-        if kept is None or kept.metrics is None or kept.run.fingerprint != fingerprint:
-            return None
-        return Record(path, kept.run, kept.rounds(), kept.metrics, whole=False)
 
     def view(self, source: Source, digits: int = 2) -> dict[str, Any]:
         """What a cell says of one of its runs: value, names, and links relative to the site's root."""
@@ -115,19 +101,11 @@ Line = list[tuple[int, float, float, float, float]]
 
 def _line(records: Sequence[Record], statistic: str, reading: str) -> Line:
     """A cell's accuracy after every round, as far as all seeds go."""
-    seeds = []
-    for record in records:
-        sent = accumulate(line.up.bytes + line.down.bytes for line in record.rounds)
-        shares = (
-            (line, total, accuracy_of(statistic, reading, line))
-            for line, total in zip(record.rounds, sent, strict=True)
-        )
-        seeds.append([(line.round, 100 * s, total) for line, total, s in shares if line.round and s is not None])
     found: Line = []
-    for points in zip(*seeds, strict=False):
-        accuracies = [accuracy for _, accuracy, _ in points]
+    for points in zip(*(record.curve(statistic, reading) for record in records), strict=False):
+        accuracies = [point.percent for point in points]
         spread = (round(number, 3) for number in (mean(accuracies), min(accuracies), max(accuracies)))
-        found.append((points[0][0], *spread, round(mean(total for *_, total in points) / 1e6, 6)))
+        found.append((points[0].round, *spread, round(mean(point.traffic for point in points) / 1e6, 6)))
     return found
 
 

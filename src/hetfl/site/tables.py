@@ -32,7 +32,7 @@ from hetfl.report.shown import (
 )
 from hetfl.site.runs import PRETRAINED, SCRATCH, Runs, kind_of, line_of
 from hetfl.tables.catalogue import table_spec
-from hetfl.tables.records import Compacts
+from hetfl.tables.records import Records
 from hetfl.tables.spec import compares
 from hetfl.tables.verdict import interval
 
@@ -47,11 +47,11 @@ class Rows:
     Args:
         table: as its JSON file holds it, filled.
         runs: the records that it names.
-        compacts: of the checkout, with its settings; None: rows without runs are told by their names.
+        records: of the checkout, with its settings; None: rows without runs are told by their names.
     """
 
-    def __init__(self, table: Table, runs: Runs, compacts: Compacts | None) -> None:
-        planned = _planned(table["table"], compacts) if compacts else {}
+    def __init__(self, table: Table, runs: Runs, records: Records | None) -> None:
+        planned = _planned(table["table"], records) if records else {}
         self.methods: dict[str, str] = {}
         self.kinds: dict[str, str] = {}
         for row in table["rows"]:
@@ -73,15 +73,15 @@ def look_of(index: int, kind: str | None) -> dict[str, Any]:
     return {"series": index % len(PALETTE), "marker": index % len(MARKERS), "hollow": kind == SCRATCH}
 
 
-def _planned(name: str, compacts: Compacts) -> dict[str, Cell]:
+def _planned(name: str, records: Records) -> dict[str, Cell]:
     """A cell of each row, by the settings; none where the table is no table of runs."""
-    params: Params = compacts.params
+    params: Params = records.params
     try:
         spec = table_spec(name, params)
     except HetflError:
         return {}
     first = {row: next(iter(some.values())) for row, some in spec.entries.items() if some}
-    cells = {row: compacts.cell(entry.path(entry.seeds[0])) for row, entry in first.items()}
+    cells = {row: records.cell(entry.path(entry.seeds[0])) for row, entry in first.items()}
     return {row: cell for row, cell in cells.items() if cell}
 
 

@@ -1,16 +1,16 @@
-"""Reading what a cell left behind: its run record, its rounds and its evaluation.
-
-Where ``runs/`` and ``evaluations/`` have nothing of a cell, its compact record in ``results/`` is read.
-"""
+"""Reading what a cell left behind: its run record, its rounds and its evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hetfl.compact import Compact, read_compact
 from hetfl.errors import HetflError
@@ -19,6 +19,14 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
 from hetfl.metrics.accuracy import known
 from hetfl.schema import METRICS, Metrics, Round, Run, read_metrics, read_rounds, read_run
 from hetfl.tables.spec import Entry
+
+
+class Point(NamedTuple):
+    """One round of a curve: the accuracy in percent, and the bytes of all messages up to the round's end."""
+
+    round: int
+    percent: float
+    traffic: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,13 @@ class Record:
     def diverged(self) -> int | None:
         """The first round in which a client's loss or scores were not finite; None: all were."""
         return next((line.round for line in self.rounds if line.diverged), None)
+
+    def curve(self, statistic: str, reading: str = "") -> list[Point]:
+        """The accuracy that a cell reads, after every round of training or fine-tuning that has it."""
+        sent = accumulate(line.up.bytes + line.down.bytes for line in self.rounds)
+        shares = [accuracy_of(statistic, reading, line) for line in self.rounds]
+        lines = zip(self.rounds, shares, sent, strict=True)
+        return [Point(line.round, 100 * s, total) for line, s, total in lines if line.round and s is not None]
 
     def measured(self, figure: str, reading: str = "") -> float:
         """A figure of the evaluation, by an inference rule; ``""`` is the method's own.
@@ -118,18 +133,18 @@ def validated(record: Record, reading: str = "") -> float:
     Returns:
         The share of correct predictions.
     """
-    sizes = [sum(row) for row in record.run.class_counts.test]
+    sizes = np.array(record.run.class_counts.test).sum(axis=1)
     tests = [test for line in record.tested if (test := line.test(reading)) is not None]
-    right = [[(share or 0.0) * size for share, size in zip(test.accuracy, sizes, strict=True)] for test in tests]
-    found = 0.0
-    for client in range(len(sizes)):
-        chosen = max(range(len(right)), key=lambda at: round(sum(right[at]) - right[at][client]))
-        found += right[chosen][client]
-    return found / sum(sizes)
+    right = np.array([[share or 0.0 for share in test.accuracy] for test in tests]) * sizes
+    of_others = np.rint(right.sum(axis=1, keepdims=True) - right)
+    return float(right[of_others.argmax(axis=0), np.arange(len(sizes))].sum() / sizes.sum())
 
 
-class Compacts:
-    """The compact records of a checkout, as its settings judge them; each is read once.
+class Records:
+    """The records of a checkout; each is read once.
+
+    They are in ``runs/`` and ``evaluations/``. Where these have no finished record of a cell, its compact record in
+    ``results/`` is read, if it is of the same settings and versions as the checkout.
 
     Args:
         workspace: the checkout.
@@ -137,128 +152,117 @@ class Compacts:
     """
 
     def __init__(self, workspace: Workspace, params: Params | None = None) -> None:
-        self.folder, self._params = workspace.results, workspace.params
+        self.workspace = workspace
         if params is not None:
             self.params = params
-        self._read: dict[str, Compact | None] = {}
-        self._cells: dict[str, dict[str, Cell]] = {}
+        self._records: dict[Path, Record | None] = {}
+        self._compacts: dict[Path, Compact | None] = {}
+        self._cells: dict[str, dict[Path, Cell]] = {}
 
     @cached_property
     def params(self) -> Params:
         """The settings of the checkout."""
-        return load_params(self._params)
+        return load_params(self.workspace.params)
 
-    def file(self, path: Path | str) -> Path:
+    def get(self, entry: Entry, seed: int) -> Record | None:
+        """The record of one seed of a cell, or None while it is not trained to the end or not evaluated.
+
+        Raises:
+            HetflError: the evaluation belongs to another run than the one that lies there, or a file is damaged.
+        """
+        path = entry.path(seed)
+        if path not in self._records:
+            self._records[path] = self._local(path) or self.from_compact(path)
+        record = self._records[path]
+        return record if record is None or entry.round is None else record.until(entry.round)
+
+    def missing(self, entry: Entry, seed: int) -> tuple[str, str]:
+        """Why :meth:`get` has none, and what to know about it.
+
+        Returns:
+            ``not run``; ``not evaluated`` where training is complete, and what to run; or ``stale`` where there is
+            only a compact record of other settings or versions, and which these are.
+
+        Raises:
+            HetflError: a record is damaged.
+        """
+        path = entry.path(seed)
+        run = read_run(self.workspace.runs / path)
+        if entry.round is None and run is not None and run.complete:
+            return "not evaluated", f"run the evaluate stage of {entry.experiment}"
+        if run is None and (why := self.stale(path)):
+            return "stale", why
+        return "not run", ""
+
+    def of(self, source: Mapping[str, Any]) -> Record | None:
+        """The record that a table was made from; None if it is not here, or has changed since.
+
+        Args:
+            source: the run in the table's provenance.
+
+        Raises:
+            HetflError: the record is damaged.
+        """
+        path, wanted = Path(source["run"]).relative_to("runs"), source["fingerprint"]
+        found = self._records.get(path)
+        if found is None or found.run.fingerprint != wanted:
+            run, kept = read_run(self.workspace.runs / path), self.compact(path)
+            found = self._local(path) if run is not None and run.fingerprint == wanted else None
+            if found is None and kept is not None and kept.run.fingerprint == wanted:
+                found = _of_compact(path, kept)
+        return found
+
+    def compact_file(self, path: Path) -> Path:
         """The file of a cell's compact record."""
-        return self.folder / f"{path if isinstance(path, str) else path.as_posix()}.json"
+        return self.workspace.results / f"{path.as_posix()}.json"
 
-    def read(self, path: Path | str) -> Compact | None:
+    def compact(self, path: Path) -> Compact | None:
         """A cell's compact record, of whatever settings; None if there is none.
 
         Raises:
             HetflError: it is damaged; the error names the file.
         """
-        name = path if isinstance(path, str) else path.as_posix()
-        if name not in self._read:
-            self._read[name] = read_compact(self.file(name))
-        return self._read[name]
+        if path not in self._compacts:
+            self._compacts[path] = read_compact(self.compact_file(path))
+        return self._compacts[path]
 
     def cell(self, path: Path) -> Cell | None:
         """The cell of a path; None if the settings have none."""
         experiment = path.parts[0]
         if experiment not in self._cells:
             known = cells(self.params, experiment) if experiment in self.params.experiments else []
-            self._cells[experiment] = {cell.path.as_posix(): cell for cell in known}
-        return self._cells[experiment].get(path.as_posix())
+            self._cells[experiment] = {cell.path: cell for cell in known}
+        return self._cells[experiment].get(path)
 
     def stale(self, path: Path) -> str:
         """Why a cell's compact record is of other settings or versions than here; empty if it is not."""
-        found, cell = self.read(path), self.cell(path)
-        if found is None:
+        if (found := self.compact(path)) is None:
             return ""
-        if cell is None:
+        if (cell := self.cell(path)) is None:
             return "there is no such cell"
         return "; ".join(differences(found.run, cell, found.run.inputs))
 
-    def record(self, path: Path) -> Record | None:
-        """The record of a cell that is trained to the end and evaluated, with the settings and versions of here."""
-        found = self.read(path)
-        if found is None or found.metrics is None or not found.finished or self.stale(path):
+    def from_compact(self, path: Path) -> Record | None:
+        """A cell's compact record if it is trained, evaluated, and of the settings and versions of here."""
+        found = self.compact(path)
+        return None if found is None or not found.finished or self.stale(path) else _of_compact(path, found)
+
+    def _local(self, path: Path) -> Record | None:
+        """The record in ``runs/`` and ``evaluations/``."""
+        folder, evaluation = self.workspace.runs / path, self.workspace.evaluations / path
+        run = read_run(folder)
+        if run is None or not run.complete or (metrics := read_metrics(evaluation)) is None:
             return None
-        return Record(f"runs/{path.as_posix()}", found.run, found.rounds(), found.metrics, whole=False)
+        if metrics.fingerprint != run.fingerprint:
+            raise HetflError(
+                f"{evaluation / METRICS}: fingerprint {metrics.fingerprint[:12]} is not that of the run "
+                f"({run.fingerprint[:12]}); run the evaluate stage of {path.parts[0]} again"
+            )
+        return Record(f"runs/{path.as_posix()}", run, read_rounds(folder, finished=True), metrics)
 
 
-def read_record(
-    runs: Path, evaluations: Path, entry: Entry, seed: int, compacts: Compacts | None = None
-) -> Record | None:
-    """The record of one seed of a cell, or None while it is not trained to the end or not evaluated.
-
-    Args:
-        runs: the folder of run records.
-        evaluations: the folder of evaluations.
-        entry: the cell.
-        seed: one of its seeds.
-        compacts: read where the two folders have no finished record.
-
-    Raises:
-        HetflError: the evaluation belongs to another run than the one that lies there, or a file is damaged.
-    """
-    record = _local_record(runs, evaluations, entry, seed)
-    if record is None and compacts is not None:
-        record = compacts.record(entry.path(seed))
-    return record if record is None or entry.round is None else record.until(entry.round)
-
-
-def _local_record(runs: Path, evaluations: Path, entry: Entry, seed: int) -> Record | None:
-    folder, evaluation = runs / entry.path(seed), evaluations / entry.path(seed)
-    run = read_run(folder)
-    if run is None or not run.complete:
+def _of_compact(path: Path, found: Compact) -> Record | None:
+    """A record without the files of its evaluation; None without an evaluation."""
+    if found.metrics is None:
         return None
-    metrics = read_metrics(evaluation)
-    if metrics is None:
-        return None
-    if metrics.fingerprint != run.fingerprint:
-        raise HetflError(
-            f"{evaluation / METRICS}: fingerprint {metrics.fingerprint[:12]} is not that of the run "
-            f"({run.fingerprint[:12]}); run the evaluate stage of {entry.experiment} again"
-        )
-    rounds = read_rounds(folder, finished=True)
-    return Record((Path(runs.name) / entry.path(seed)).as_posix(), run, rounds, metrics)
-
-
-def missing(runs: Path, entry: Entry, seed: int, compacts: Compacts | None = None) -> tuple[str, str]:
-    """Why :func:`read_record` has none, and what to know about it.
-
-    Returns:
-        ``not run``; ``not evaluated`` where training is complete, and what to run; or ``stale`` where there is only a
-        compact record of other settings or versions, and which these are.
-
-    Raises:
-        HetflError: a record is damaged.
-    """
-    run = read_run(runs / entry.path(seed))
-    if entry.round is None and run is not None and run.complete:
-        return "not evaluated", f"run the evaluate stage of {entry.experiment}"
-    if run is None and compacts is not None and (why := compacts.stale(entry.path(seed))):
-        return "stale", why
-    return "not run", ""
-
-
-def rounds_of(source: Mapping[str, Any], runs: Path, compacts: Compacts | None = None) -> list[Round]:
-    """The rounds of a run that a table was made from.
-
-    Args:
-        source: the run in the table's provenance.
-        runs: the folder of run records.
-        compacts: read where that folder does not have this run.
-
-    Raises:
-        HetflError: the rounds are neither here nor there, or damaged.
-    """
-    folder = runs.parent / source["run"]
-    if compacts is not None:
-        run, kept = read_run(folder), compacts.read(source["run"].partition("/")[2])
-        here = run is not None and run.complete and run.fingerprint == source["fingerprint"]
-        if not here and kept is not None and kept.run.fingerprint == source["fingerprint"]:
-            return kept.rounds()
-    return read_rounds(folder, finished=True)
+    return Record(f"runs/{path.as_posix()}", found.run, found.rounds(), found.metrics, whole=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from hetfl.errors import HetflError
 from hetfl.schema import Round
-from hetfl.tables.records import Compacts, Record, accuracy_of, missing, read_record, validated
+from hetfl.tables.records import Record, Records, validated
 from hetfl.tables.spec import Entry
 
 M = 1024**2
@@ -25,16 +24,12 @@ def cell_of(entry: Entry) -> tuple[Any, ...]:
     return tuple(getattr(entry, name) or 0 if name == "round" else getattr(entry, name) for name in CELL)
 
 
-def results(
-    entries: Iterable[Entry], runs: Path, evaluations: Path, compacts: Compacts | None = None
-) -> pd.DataFrame:
+def results(entries: Iterable[Entry], records: Records) -> pd.DataFrame:
     """Read what some cells show.
 
     Args:
         entries: the cells; one that is there twice is read once.
-        runs: the folder of run records; it need not exist.
-        evaluations: the folder of evaluations.
-        compacts: compact records, read where the two folders have no finished one.
+        records: those of a checkout.
 
     Returns:
         A line for each seed of each cell, in order. Columns :data:`CELL` and ``seed`` say whose it is (``round`` is 0
@@ -61,19 +56,14 @@ def results(
     cells = {cell_of(entry): entry for entry in entries}
     for cell, entry in cells.items():
         for seed in entry.seeds:
-            line = {
-                **dict(zip(CELL, cell, strict=True)),
-                "seed": seed,
-                "status": "done",
-                "problem": "",
-                "record": None,
-            }
+            line = dict(zip(CELL, cell, strict=True)) | {"seed": seed, "status": "done"}
+            line |= {"problem": "", "record": None}
             try:
-                if (record := read_record(runs, evaluations, entry, seed, compacts)) is None:
-                    line["status"], line["problem"] = missing(runs, entry, seed, compacts)
+                if (record := records.get(entry, seed)) is None:
+                    line["status"], line["problem"] = records.missing(entry, seed)
             except HetflError as error:
                 # Tables are committed: no folder of this machine may enter.
-                line |= {"status": "broken", "problem": str(error).replace(f"{runs.parent}/", "")}
+                line |= {"status": "broken", "problem": str(error).replace(f"{records.workspace.root}/", "")}
             else:
                 line |= {} if record is None else {"record": record, **_measured(entry, record)}
             lines.append(line)
@@ -86,12 +76,12 @@ def value_of(entry: Entry, record: Record) -> float:
     Raises:
         HetflError: the evaluation lacks the statistic.
     """
-    return _value(entry, record, [100 * share for share in _shares(entry, record)])
+    return _value(entry, record, _percents(entry, record))
 
 
 def _measured(entry: Entry, record: Record) -> dict[str, Any]:
     """The columns of a line that is done."""
-    curve = [100 * share for share in _shares(entry, record)]
+    curve = _percents(entry, record)
     windowed, averaged = entry.statistic == "window_pooled", entry.statistic == "average"
     return {
         "run": record.path,
@@ -109,10 +99,9 @@ def _measured(entry: Entry, record: Record) -> dict[str, Any]:
     }
 
 
-def _shares(entry: Entry, record: Record) -> list[float]:
+def _percents(entry: Entry, record: Record) -> list[float]:
     """An accuracy after every round that has it; empty for what is no accuracy."""
-    shares = (accuracy_of(entry.statistic, entry.reading, line) for line in record.tested)
-    return [share for share in shares if share is not None]
+    return [point.percent for point in record.curve(entry.statistic, entry.reading)]
 
 
 def _value(entry: Entry, record: Record, curve: list[float]) -> float:

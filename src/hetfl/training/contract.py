@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +30,9 @@ from hetfl.training.local import LocalEngine
 
 LABELS = "labels"
 """The name of integers that are classes; all other integers in messages are counts or indices."""
+
+Kind = Literal["registration", "uplink", "nothing"]
+"""What a client sends: when it registers, after its work in a round, and after fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,20 @@ def contracts(method: Method, model: Model) -> tuple[Contract, Contract]:
         registrations, uplinks = zip(*sent, strict=True)
         known[model] = Contract(method, registrations), Contract(method, uplinks)
     return known[model]
+
+
+def check_form(method: Method, model: Model, kind: Kind, message: Message) -> dict[Free, int]:
+    """Check names, types and shapes of what a client with a model sends; returns the sizes that are not fixed.
+
+    Raises:
+        HetflError: they are not what the method declares, in words that follow the client.
+    """
+    if kind == "nothing":
+        if message:
+            raise HetflError(f"sent {', '.join(message)[:60]}, and nothing is sent in this round")
+        return {}
+    registration, uplink = contracts(method, model)
+    return (registration if kind == "registration" else uplink).sizes(message)
 
 
 _KNOWN: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()

@@ -16,6 +16,9 @@ ENGINES: dict[str, Callable[[Method, Federation], LocalEngine]] = {
 }
 """Makes each engine by its name."""
 
+FLOWER = "flower"
+"""How records name the engine of a deployment, whose clients are on other machines."""
+
 
 def make_engine(method: Method, federation: Federation, name: str = "auto") -> LocalEngine:
     """An engine by name; ``auto`` is batched on a GPU, sequential elsewhere.

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +16,7 @@ from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
 from hetfl.schema import Number
-from hetfl.training.contract import Free, contracts
+from hetfl.training.contract import Free, Kind, check_form, contracts
 from hetfl.training.engine import Engine, Failure, Task, Update
 
 SHOWN = 3
@@ -25,9 +24,6 @@ SHOWN = 3
 
 SECONDS = {"train", "statistics"}
 """What clients tell the seconds of."""
-
-Kind = Literal["registration", "uplink", "nothing"]
-"""What clients send."""
 
 
 class Exchange:
@@ -120,19 +116,18 @@ class Exchange:
             if client in early:
                 yield early.pop(client)
 
-    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int, hold: bool) -> Uplinks:
-        """The valid uplinks of a round's participants.
+    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int) -> Uplinks:
+        """The valid uplinks of a round's participants, one by one; where clients are remote, all are there at once.
 
         Args:
             updates: from :meth:`training`.
             clients: the participants.
             needed: how many uplinks must be valid; at most as many as there are participants.
-            hold: whether to have all of them before the first one is handed on; always where clients are remote.
 
         Raises:
             HetflError: fewer are.
         """
-        if not (hold or self.engine.remote):
+        if not self.engine.remote:
             return Uplinks(clients, self.uplinks(updates, clients))
         held = {update.client: update.uplink for update in updates}
         self.agree()
@@ -164,15 +159,10 @@ class Exchange:
         Raises:
             HetflError: it breaks it, in words that follow the client.
         """
-        if kind == "nothing":
-            if update.uplink:
-                raise HetflError(f"sent {', '.join(update.uplink)[:60]}, and nothing is sent in this round")
-            return
-        registration, uplink = contracts(self.engine.method, self.engine.models[update.client])
-        contract = registration if kind == "registration" else uplink
-        sizes = contract.sizes(update.uplink)
-        if self.engine.remote:
-            contract.check_values(update.uplink)
+        method, model = self.engine.method, self.engine.models[update.client]
+        sizes = check_form(method, model, kind, update.uplink)
+        if kind != "nothing" and self.engine.remote:
+            contracts(method, model)[kind == "uplink"].check_values(update.uplink)
             _check_figures(update)
         self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
 

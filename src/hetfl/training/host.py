@@ -24,12 +24,17 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError, one_line
 from hetfl.files import write_bytes
 from hetfl.message import Message, ServerState, Tensors
+from hetfl.training.contract import Kind as Sent
+from hetfl.training.contract import check_form
 from hetfl.training.engine import Samples, Score, Task, Update
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import ClientState, ResumePoints, State
 
 Kind = Literal["introduce", "train", "fine_tune", "test", "restore"]
 """The parts of :class:`hetfl.training.engine.Engine` that a server asks for."""
+
+SENDS: dict[Kind, Sent] = {"introduce": "registration", "train": "uplink", "fine_tune": "nothing"}
+"""What clients send after each kind of work."""
 
 LIMIT = 8 * 2**30
 """Bytes of the largest request or reply that is read."""
@@ -198,10 +203,13 @@ class Host:
         run: its fingerprint; requests of other runs are refused.
         folder: where the clients' states are kept from round to round, and the answers of the newest round; without
             one they are gone with the process, and a question that is asked twice is worked on twice.
+        checks: whether a message leaves only if it has the names, types and shapes that its method declares.
     """
 
-    def __init__(self, engine: LocalEngine, draws: Draws, run: str = "", folder: Path | None = None) -> None:
-        self.engine, self.draws, self.run, self.folder = engine, draws, run, folder
+    def __init__(
+        self, engine: LocalEngine, draws: Draws, run: str = "", folder: Path | None = None, checks: bool = False
+    ) -> None:
+        self.engine, self.draws, self.run, self.folder, self.checks = engine, draws, run, folder, checks
         self._points = None if folder is None else ResumePoints(folder / "states", keep=POINTS)
         # The rounds of the states from which clients begin, and of their latest ones; None before the first request.
         self._begun: tuple[int, int] | None = None
@@ -266,9 +274,23 @@ class Host:
             work = engine.train if question.kind == "train" else engine.fine_tune
             updates = work(request.tasks, draws)
         for update in updates:
+            if self.checks:
+                self._check(question.kind, update)
             states = {update.client: engine.state(update.client)} if question.states else {}
             yield Reply(question, updates=[update], states=states)
         self._keep(question.round)
+
+    def _check(self, kind: Kind, update: Update) -> None:
+        """Check what a client is about to send.
+
+        Raises:
+            HetflError: its method does not declare it.
+        """
+        engine, client = self.engine, update.client
+        try:
+            check_form(engine.method, engine.models[client], SENDS[kind], update.uplink)
+        except HetflError as error:
+            raise HetflError(f"a message of client {client} was held back: it {error}") from error
 
     def _go_to(self, round: int) -> None:
         """Have the clients' states on disk, if that is where they are kept, as they were when a round began.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.message import ServerState, Size
-from hetfl.methods.base import Method
+from hetfl.message import Message, ServerState, Size
+from hetfl.methods.base import Uplinks
 from hetfl.schema import Round, Traffic
 from hetfl.training.engine import Engine, Update
 from hetfl.training.exchange import Exchange
@@ -68,9 +68,8 @@ def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 
 
     began = time.perf_counter()
     updates = exchange.training(server, chosen, draws)
-    # One by one, unless the method compares them with each other.
-    uplinks = exchange.received(updates, chosen, needed, hold=compares(method))
-    following = method.aggregate(server, uplinks, draws)
+    uplinks, compared = exchange.received(updates, chosen, needed), list[Message]()
+    following = method.aggregate(server, noting(uplinks, method.compared, compared), draws)
     for _ in updates:
         pass  # of a method that does not look at them
     aggregated = time.perf_counter()
@@ -78,7 +77,7 @@ def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 
     evaluated = time.perf_counter()
 
     seconds = {"server": aggregated - began - exchange.waited, "evaluate": evaluated - aggregated}
-    diagnostics = {**(method.compare(list(uplinks)) if compares(method) else {}), **method.diagnostics(following)}
+    diagnostics = {**(method.compare(compared) if compared else {}), **method.diagnostics(following)}
     return following, Round(
         round=draws.round,
         participants=uplinks.clients,
@@ -119,9 +118,15 @@ def members(engine: Engine) -> range:
     return range(len(engine.models) - engine.method.settings.held_out)
 
 
-def compares(method: Method) -> bool:
-    """Whether a method looks at all messages of a round together after aggregation."""
-    return type(method).compare is not Method.compare
+def noting(uplinks: Uplinks, names: Collection[str], noted: list[Message]) -> Uplinks:
+    """The same uplinks; what each has of some tensors is noted when it is handed on, and the rest is forgotten."""
+
+    def handed_on() -> Iterator[Message]:
+        for message in uplinks:
+            noted.append(Message({name: message[name] for name in names if name in message}))
+            yield message
+
+    return Uplinks(uplinks.clients, handed_on()) if names else uplinks
 
 
 def stalls(pooled: Mapping[int, float], patience: int | None) -> bool:

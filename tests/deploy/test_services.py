@@ -1,0 +1,89 @@
+"""The compose file and the systemd units start what there is, and show each process only its own files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from configparser import RawConfigParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from deployment_files import PARAMS
+from typer.main import get_command
+
+from hetfl.cli import app
+from hetfl.data.partitions import make_partition, write_partition
+from hetfl.data.store import Subset, read_dataset, write_dataset
+from hetfl.deploy.rehearse import write_deployment
+from hetfl.draws import Draws
+from hetfl.experiments.plan import Workspace, cells, load_params
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rehearsed deployment with two nodes."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    workspace, params = Workspace(root), load_params(root / "params.yaml")
+    subset = Subset(np.zeros((20, 8, 8, 1), dtype=np.uint8), np.arange(20) % 2)
+    about = {"name": "digits", "title": "X", "origin": "", "licence": "", "source": [], "settings": {}}
+    subsets = {"train": subset, "test": subset}
+    write_dataset(workspace.dataset("digits"), **about, class_names=("a", "b"), subsets=subsets)
+    dataset, scheme = read_dataset(workspace.dataset("digits")), params.partitions["digits"].splits["iid"]
+    partition = make_partition(scheme, dataset, Draws(0))
+    write_partition(workspace.partition("digits", "iid", 0), partition, scheme, dataset, 0)
+    write_deployment(cells(params, "tiny"), ["tiny"], workspace, root / "deployment", 2, "server:9092")
+    return root / "deployment"
+
+
+def paths(value: Any) -> Iterator[str]:
+    """The relative paths among a file's settings."""
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from paths(part)
+    elif isinstance(value, str) and value.startswith(("certs/", "server", "node-")) and ":" not in value:
+        yield value
+
+
+@pytest.mark.parametrize("service", COMPOSE)
+def test_a_container_sees_what_its_file_names_and_no_other_key(rehearsed, service):
+    command, file = COMPOSE[service]["command"].split()
+    assert command in get_command(app).commands and file == f"{service}.yaml"
+    mounts = dict(volume.split(":")[:2] for volume in COMPOSE[service]["volumes"])
+    assert all((rehearsed / source).exists() for source in mounts)
+    seen = {Path(source): target for source, target in mounts.items()}
+    assert all(target == f"/srv/hetfl/{source}" for source, target in seen.items())
+    settings = yaml.safe_load((rehearsed / file).read_text())
+    named = {Path(path) for path in paths(settings)} - {Path(service)} | {Path(file)}
+    assert named and all({path, *path.parents} & seen.keys() for path in named)
+    assert {path for path in seen if path.suffix == ".key"} == {Path(f"certs/{service}.key")}
+    assert {path.parts[0] for path in seen} == {file, service, "certs"}
+    assert COMPOSE["server"]["image"] == COMPOSE[service]["image"] and COMPOSE[service]["read_only"]
+
+
+@pytest.mark.parametrize(("unit", "command"), [("hetfl-server", "serve"), ("hetfl-node", "join")])
+def test_a_unit_starts_a_command(unit, command, tmp_path):
+    parser = RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment]
+    parser.read(DEPLOY / f"{unit}.service")
+    program, given, file = parser["Service"]["ExecStart"].split()
+    assert given == command and Path(file).is_relative_to(parser["Service"]["WorkingDirectory"])
+    if (systemd := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    # In a root of its own, where the program exists.
+    folder, start = tmp_path / "etc/systemd/system", tmp_path / program.lstrip("/")
+    for each in (folder, start.parent):
+        each.mkdir(parents=True)
+    shutil.copy(DEPLOY / f"{unit}.service", folder)
+    start.touch(0o755)
+    verify = [systemd, "verify", "--man=no", f"--root={tmp_path}", f"/etc/systemd/system/{unit}.service"]
+    done = subprocess.run(verify, capture_output=True, text=True)
+    assert not re.search(rf"{unit}\.service:\d|not executable", done.stderr), done.stderr
