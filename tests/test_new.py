@@ -93,7 +93,7 @@ def passes(root: Path, test: str) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of its own with a small experiment, trained and evaluated."""
-    shutil.copytree(ROOT / "src" / "hetfl", tmp_path / "src" / "hetfl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "hetfl", tmp_path / "src" / "hetfl")  # with its bytecode
     (tmp_path / "tests" / "methods").mkdir(parents=True)
     shutil.copy(ROOT / "versions.yaml", tmp_path)
     sweep_project.make(tmp_path)
