@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -123,8 +124,7 @@ def watched(toy_engine) -> Callable[[str, str], tuple]:
     return played
 
 
-@CASES
-@GROUPS
+@pytest.mark.parametrize(("group", "variant"), [("homogeneous", "fedhpl"), *product(["heterogeneous"], VARIANTS)])
 def test_identities(watched, variant, group):
     settings = VARIANTS[variant]
     _, (first, early, *later) = watched(variant, group)
