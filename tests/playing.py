@@ -29,6 +29,16 @@ def play_round(engine: LocalEngine, state: State, draws: Draws) -> tuple[State, 
     return State(draws.round, server, engine.client_states()), line
 
 
+def run(engine: LocalEngine, rounds: int = 2, seed: int = 0) -> tuple[State, list[Round]]:
+    """The state after some rounds, and their lines of the record, the registration's first."""
+    state, line = start(engine, Draws(seed))
+    lines = [line]
+    for number in range(1, rounds + 1):
+        state, line = play_round(engine, state, Draws(seed).at(number))
+        lines.append(line)
+    return state, lines
+
+
 def play_fine_tuning(engine: LocalEngine, state: State, draws: Draws) -> tuple[State, Round]:
     engine.restore(state.clients)
     line = rounds.play_fine_tuning(engine, state.server, draws)

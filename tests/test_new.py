@@ -15,6 +15,7 @@ import pytest
 import sweep_project
 import torch
 import yaml
+from forked import Forked, of_checkout
 from PIL import Image
 from settings_files import ROOT, copy_params
 from stage_runner import run_stage
@@ -57,22 +58,42 @@ def python(root: Path, *arguments: str) -> str:
 
 
 def commands(root: Path, *several: str) -> list[str]:
-    """What each ``hetfl`` command prints, one after another in a new process."""
-    program = (
-        "import json, sys\nfrom typer.testing import CliRunner\nfrom hetfl.cli import app\nfound = []\n"
-        "for command in sys.argv[1:]:\n"
-        "    done = CliRunner().invoke(app, command.split())\n"
-        "    assert done.exit_code == 0, (command, done.output, done.exception)\n"
-        "    found.append(done.stdout)\nprint(json.dumps(found))"
-    )
-    shown: list[str] = json.loads(python(root, "-c", program, *several).splitlines()[-1])
+    """What each ``hetfl`` command prints, one after another in a new process of the checkout at ``root``."""
+
+    def work() -> None:
+        of_checkout(root)
+        import hetfl.train
+        from hetfl.cli import app
+
+        hetfl.train.Apart = lambda make: make()  # type: ignore[assignment,misc]  # a process of its own imports MLflow
+        found = []
+        for command in several:
+            done = CliRunner().invoke(app, command.split())
+            assert done.exit_code == 0, (command, done.output, done.exception)
+            found.append(done.stdout)
+        print(json.dumps(found))
+
+    ended = Forked(root, work).wait()
+    assert ended.status == 0, ended.stdout + ended.stderr
+    shown: list[str] = json.loads(ended.stdout.splitlines()[-1])
     return shown
+
+
+def passes(root: Path, test: str) -> None:
+    """A test passes with the checkout at ``root``."""
+
+    def work() -> None:
+        of_checkout(root)
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", test]))
+
+    ended = Forked(root, work).wait()
+    assert ended.status == 0 and "passed" in ended.stdout, ended.stdout + ended.stderr
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of its own with a small experiment, trained and evaluated."""
-    shutil.copytree(ROOT / "src" / "hetfl", tmp_path / "src" / "hetfl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "hetfl", tmp_path / "src" / "hetfl")  # with its bytecode
     (tmp_path / "tests" / "methods").mkdir(parents=True)
     shutil.copy(ROOT / "versions.yaml", tmp_path)
     sweep_project.make(tmp_path)
@@ -110,7 +131,7 @@ def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_
     for shown in (table, own_table):
         assert "fed-mine" in shown and "not run" not in shown and "not evaluated" not in shown
     # In a new process; the skeleton's test passes as it is.
-    python(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "tests/methods/test_fedmine.py")
+    passes(checkout, "tests/methods/test_fedmine.py")
 
 
 def stages_in_order(root: Path, wanted: str) -> list[str]:

@@ -132,7 +132,7 @@ def test_what_cannot_be_reproduced_is_one_line(hetfl):
     assert "does not exist; train the cell with hetfl train fedtgp-toy" in str(hetfl("reproduce", CELL).exception)
 
 
-def test_a_table_from_git_alone_is_the_table_from_the_runs(hetfl):
+def test_a_table_from_git_alone_is_the_table_from_the_runs(both_formats: None, hetfl):
     shown = hetfl("table", "fedtgp-toy")
     assert shown.exit_code == 0 and "FedAvg" in shown.output
     made = {name.removeprefix("tables/"): content for name, content in files("tables").items()}

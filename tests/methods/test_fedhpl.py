@@ -12,7 +12,8 @@ from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
-from hetfl.methods.fedhpl import class_logits, dimension_weights, distillation_loss, global_logits
+from hetfl.methods.parts.logit_distillation import dimension_weights, distillation_loss, global_logits
+from hetfl.methods.parts.logit_uploads import class_logits
 from hetfl.schema import Traffic
 from hetfl.training.engine import Task
 

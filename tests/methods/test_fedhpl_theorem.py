@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
-from playing import downlinks, play_round, start, train
+from playing import downlinks, play_round, run, start, train
 
 from hetfl.draws import Draws
 from hetfl.methods.parts.logit_distillation import dimension_weights, distillation_loss
@@ -50,16 +51,6 @@ VARIANTS = {
 }
 CASES = pytest.mark.parametrize("variant", VARIANTS)
 GROUPS = pytest.mark.parametrize("group", ["homogeneous", "heterogeneous"])
-
-
-def play(engine, rounds: int = 3) -> tuple:
-    """The final state and all lines of a run of seed 0."""
-    state, line = start(engine, Draws(0))
-    lines = [line]
-    for round in range(1, rounds + 1):
-        state, line = play_round(engine, state, Draws(0).at(round))
-        lines.append(line)
-    return state, lines
 
 
 def values(line: Round, client: int) -> dict:
@@ -128,13 +119,12 @@ def watched(toy_engine) -> Callable[[str, str], tuple]:
 
     @cache
     def played(variant: str, group: str) -> tuple:
-        return play(toy_engine("fedhpl", group, torch.float64, **VARIANTS[variant]))
+        return run(toy_engine("fedhpl", group, torch.float64, **VARIANTS[variant]), 3)
 
     return played
 
 
-@CASES
-@GROUPS
+@pytest.mark.parametrize(("group", "variant"), [("homogeneous", "fedhpl"), *product(["heterogeneous"], VARIANTS)])
 def test_identities(watched, variant, group):
     settings = VARIANTS[variant]
     _, (first, early, *later) = watched(variant, group)
@@ -158,7 +148,7 @@ def test_identities(watched, variant, group):
 
 
 def test_a_mean_of_all_logits_may_be_a_wrong_teacher(toy_engine):
-    _, lines = play(toy_engine("fedhpl", selection="all", lr=0.001), 2)
+    _, lines = run(toy_engine("fedhpl", selection="all", lr=0.001), 2)
     assert min(lines[2].clients["teacher_acc"]) < 1
 
 
@@ -181,7 +171,7 @@ def test_shrinkage_is_what_the_added_one_takes(toy_engine, group):
 def test_watching_changes_no_message_and_no_number(toy_engine, watched, variant):
     group = "heterogeneous"
     on, on_lines = watched(variant, group)
-    off, off_lines = play(toy_engine("fedhpl", group, torch.float64, theorem=False, **VARIANTS[variant]))
+    off, off_lines = run(toy_engine("fedhpl", group, torch.float64, theorem=False, **VARIANTS[variant]), 3)
     for seen, plain in zip(on_lines, off_lines, strict=True):
         assert plain.clients == {}
         assert (seen.up, seen.down, seen.loss) == (plain.up, plain.down, plain.loss)
@@ -198,7 +188,7 @@ def test_watching_changes_no_message_and_no_number(toy_engine, watched, variant)
 def test_nothing_is_swept_or_kept_where_nothing_is_watched(toy_engine, settings):
     engine = toy_engine("fedhpl", **settings)
     assert engine.method.statistics_source(0) == "none"
-    state, lines = play(engine)
+    state, lines = run(engine, 3)
     assert lines[0].test() is None
     assert all(line.clients == {} for line in lines)
     assert all(client.memory == {} for client in state.clients.values())
@@ -207,7 +197,7 @@ def test_nothing_is_swept_or_kept_where_nothing_is_watched(toy_engine, settings)
 def test_upload_rate_times_class_counts_is_what_was_sent(toy_engine):
     for upload in ("raw", "average"):
         engine = toy_engine("fedhpl", upload=upload)
-        _, lines = play(engine)
+        _, lines = run(engine, 3)
         for line in lines[1:]:
             sent = 0.0
             for client in range(3):
@@ -220,7 +210,7 @@ def test_upload_rate_times_class_counts_is_what_was_sent(toy_engine):
 
 def test_the_first_parameters_are_remembered(toy_engine):
     engine = toy_engine("fedhpl", participation=0.7)
-    state, lines = play(engine, 6)
+    state, lines = run(engine, 6)
     assert len(state.clients) > len(lines[1].participants)
     for client, kept in state.clients.items():
         fresh = engine.federation.clients[client].model.init(Draws(0), client)
@@ -234,7 +224,7 @@ def test_the_first_parameters_are_remembered(toy_engine):
 def test_only_samples_with_a_teacher_count(toy_engine):
     """And all of them where no class has one."""
     engine = toy_engine("fedhpl", "homogeneous", torch.float64)
-    state, _ = play(engine, 1)
+    state, _ = run(engine, 1)
     data, client = engine.federation.data[1], engine.federation.clients[1]
     for valid in ([True, False, True], [False, False, False]):
         received = {"logits": state.server["logits"][1], "valid": torch.tensor(valid)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from playing import play_round, predictions, start, train
+from playing import predictions, run, start, train
 
 from hetfl.data.batches import Batch
 from hetfl.data.partitions import Partition
@@ -19,15 +19,6 @@ from hetfl.models import ModelOptions, Output, build
 from hetfl.training.local import predict
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.05}
-
-
-def run(engine, rounds: int = 2):
-    state, line = start(engine, Draws(0))
-    lines = [line]
-    for round in range(1, rounds + 1):
-        state, line = play_round(engine, state, Draws(0).at(round))
-        lines.append(line)
-    return state, lines
 
 
 def means(labels, rows):

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
-from playing import downlinks, play_round, start, train
+from playing import downlinks, play_round, run, start, train
 
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.data.inputs import InputSettings
@@ -23,18 +23,9 @@ from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
 from hetfl.training.engines import ENGINES, make_engine
 
-SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 2}
+SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 1}
 GROUPED = {**SMALL, "groups": 3}
 FAMILY = ["pt-fedavg", "fgpt", "fed-dualprompt", "sgpt", "fedmoon", "fedmix", "fgpt-fedmix", "pfedhn", "fedpr"]
-
-
-def run(engine, rounds: int = 2, seed: int = 0):
-    state, line = start(engine, Draws(seed))
-    lines = [line]
-    for round in range(1, rounds + 1):
-        state, line = play_round(engine, state, Draws(seed).at(round))
-        lines.append(line)
-    return state, lines
 
 
 def same(first, second, tolerance: float = 1e-9) -> bool:
@@ -68,9 +59,9 @@ def test_without_their_term_baselines_are_pt_fedavg(toy_engine):
 
 
 def test_their_terms_do_something(toy_engine):
-    plain, _ = run(toy_engine("pt-fedavg", dtype=torch.float64, **SMALL), 3)
+    plain, _ = run(toy_engine("pt-fedavg", dtype=torch.float64, **SMALL), 2)
     for method in ("fedmoon", "fedmix"):
-        assert not same(plain, run(toy_engine(method, dtype=torch.float64, **SMALL), 3)[0]), method
+        assert not same(plain, run(toy_engine(method, dtype=torch.float64, **SMALL), 2)[0]), method
 
 
 def test_groups_never_change_and_count_every_sample(toy_engine):
@@ -281,7 +272,7 @@ def test_sgpt_prefers_what_was_seldom_picked():
 
 
 def test_sgpt_trains_in_turn(toy_engine):
-    engine = toy_engine("sgpt", **{**GROUPED, "prompt_length": 1})
+    engine = toy_engine("sgpt", **{**GROUPED, "prompt_length": 1, "local_epochs": 2})
     first, second = engine.method.phases(1)
     assert first.trains == ("shared", "head") and second.trains == ("group", "keys", "head")
     assert [phase.data for phase in engine.method.phases(1)] == ["own", "own"]

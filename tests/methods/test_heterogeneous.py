@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from playing import accuracies, play_round, start, train
+from playing import accuracies, play_round, run, start, train
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
@@ -17,7 +17,7 @@ from hetfl.message import Message, ServerState, group, without
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.parts.feature_generator import generate
-from hetfl.methods.parts.trainable_prototypes import contrastive_loss, emit
+from hetfl.methods.parts.trainable_prototypes import contrastive_loss, emit, margin_of
 from hetfl.models import Output
 from hetfl.training.state import State
 
@@ -31,15 +31,6 @@ class Linear:
 
 def means(labels, rows):
     return Message({"means": torch.tensor(rows), "labels": torch.tensor(labels, dtype=torch.int32)})
-
-
-def run(engine, last: int = 2):
-    state, line = start(engine, Draws(0))
-    lines = [line]
-    for round in range(1, last + 1):
-        state, line = play_round(engine, state, Draws(0).at(round))
-        lines.append(line)
-    return state, lines
 
 
 def test_fedhe_sends_and_averages_class_means():
@@ -186,16 +177,16 @@ def test_fedtgps_margin_is_the_largest_distance_to_a_nearest_neighbour():
     centres = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 10.0]])
     widest = (109**0.5, 10.0)
     for margin, expected in {"adaptive": widest[1], "all-pairs": widest[0], "fixed": 100.0, "none": 0.0}.items():
-        assert create("fedtgp", {"margin": margin}, 3).margin(centres).item() == pytest.approx(expected)
-    assert create("fedtgp", {"margin_cap": 7.0}, 3).margin(centres).item() == 7
-    assert create("fedtgp", {}, 3).margin(centres[:1]).item() == 100
+        assert margin_of(centres, margin, 100.0).item() == pytest.approx(expected)
+    assert margin_of(centres, "adaptive", 7.0).item() == 7
+    assert margin_of(centres[:1], "adaptive", 100.0).item() == 100
 
 
 def test_fedtgps_margin_far_from_the_origin():
     """More than 25 centres, 1e8 away from the origin and 1 apart."""
     centres = torch.arange(30, dtype=torch.float64)[:, None] + 1e8
     for margin, expected in {"adaptive": 1.0, "all-pairs": 29.0}.items():
-        assert create("fedtgp", {"margin": margin}, 30).margin(centres).item() == expected
+        assert margin_of(centres, margin, 100.0).item() == expected
 
 
 def test_fedtgp_refuses_weights():

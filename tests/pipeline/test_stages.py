@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import os
+import runpy
 import shutil
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 import stage_runner
 import torch
 import yaml
+from forked import Forked
 from settings_files import copy_params
 from typer.testing import CliRunner
 
@@ -324,15 +326,14 @@ def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
     assert {cell["row"]: cell["status"] for cell in shown} == {"fedhpl": "not run", "fedavg": "ours"}
 
 
-def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(untrained: Path, monkeypatch) -> None:
-    monkeypatch.chdir(untrained)
+def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(untrained: Path) -> None:
     assert run_stage(untrained, "train", "tiny", "fedavg") == (0, "")
     assert not (untrained / "evaluations").exists()
 
     def train() -> str:
-        done = CliRunner().invoke(app, ["train", "tiny"])
-        assert (done.exit_code, done.exception) == (0, None), done.output
-        return done.output
+        ended = stage_runner.run_command(untrained, "train", "tiny")
+        assert ended.status == 0, ended.stderr
+        return ended.stdout
 
     # One was trained before, the other is by the command.
     assert "2 of 2 cells evaluated" in train()
@@ -563,11 +564,12 @@ def test_without_mlflow_everything_else_works(finished: Path, untrained: Path) -
 
 
 def test_command_line_says_the_same(untrained: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, PIPELINE / "train.py", "tinny"], cwd=untrained, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: params.yaml: experiments: unknown experiment 'tinny'; did you mean 'tiny'?\n"
+    def main() -> None:
+        sys.argv = ["train.py", "tinny"]
+        runpy.run_path(str(PIPELINE / "train.py"), run_name="__main__")
+
+    said = "error: params.yaml: experiments: unknown experiment 'tinny'; did you mean 'tiny'?\n"
+    assert Forked(untrained, main).wait() == (2, "", said)
 
 
 class StoppedError(Exception):

@@ -465,7 +465,7 @@ def test_cells_from_different_inputs(experiment: Path, change: dict[str, Any], k
         make(experiment)
 
 
-def test_same_bytes_again(finished: Path, tmp_path: Path) -> None:
+def test_same_bytes_again(both_formats: None, finished: Path, tmp_path: Path) -> None:
     # The same records elsewhere: neither places nor times may enter.
     copied = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
     for path in copied.glob("runs/*/*/*/*/run.json"):
@@ -600,7 +600,7 @@ def test_comparison_of_absent_cells(finished: Path, experiment: Path) -> None:
     assert problems["fedavg", "dirichlet"] == ""
 
 
-def test_figures_hold_every_row(finished: Path, tmp_path: Path) -> None:
+def test_figures_hold_every_row(finished: Path, tmp_path: Path, both_formats: None) -> None:
     table = make(finished)
     curves = accuracy_curves(table, Records(Workspace(finished)), tmp_path)
     traffic = communication_figure(table, Records(Workspace(finished)), tmp_path)

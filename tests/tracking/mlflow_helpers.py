@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import Forked
 from record_factory import make_round, write_record
 
 
@@ -64,6 +65,15 @@ def write_cell(root: Path, run, rounds=6, diverged=(), **kind) -> Path:
     """A cell's record; in rounds that ``diverged`` a client did."""
     lines = [line(number, **kind, **({"diverged": [0]} if number in diverged else {})) for number in range(rounds)]
     return write_record(root / "runs", lines=lines, finished="2026-05-01T10:01:00+00:00", **run)
+
+
+def sync_forked(root: Path, folder: Path) -> Forked:
+    """Mirror a cell in a copy of this process, which has MLflow already."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+    from hetfl import tracking
+
+    return Forked(root, lambda: print(tracking.sync([folder], Path())))
 
 
 def sync_in_a_process(root: Path, folder: Path) -> subprocess.Popen:

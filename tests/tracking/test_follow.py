@@ -12,26 +12,13 @@ from multiprocessing.connection import Client
 
 import pytest
 from record_factory import make_round, make_run, write_record
+from subscribers import Elsewhere, Notes
 
 from hetfl.experiments.events import Event
 from hetfl.experiments.record import Record
 from hetfl.tracking import follow
 from hetfl.tracking.follow import following
 from hetfl.training.state import State
-
-
-class Notes:
-    """A subscriber that writes down what it is told."""
-
-    def __init__(self):
-        self.events = []
-
-    def told(self, event):
-        rounds = [line.round for line in event.rounds]
-        self.events.append((event.folder.name, event.run and event.run.status, rounds))
-
-    def close(self):
-        self.events.append("close")
 
 
 class Broken(Notes):
@@ -171,20 +158,6 @@ def test_who_is_slow_in_the_end_is_waited_for_only_so_long(tmp_path, capsys, mon
     assert first.startswith("hetfl: Stuck is not done; waiting for it, ")
     assert second == "hetfl: Stuck was not done after 0.6 s; the records have everything"
     stuck.release.set()
-
-
-class Elsewhere(Notes):
-    """A subscriber that writes down in a file what it is told, and with what priority."""
-
-    title = "A file"
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-
-    def close(self):
-        super().close()
-        self.path.write_text(json.dumps([os.getpid(), os.nice(0), *self.events]))
 
 
 def test_a_subscriber_in_a_process_of_its_own_is_told_all_and_is_last_in_line(tmp_path):

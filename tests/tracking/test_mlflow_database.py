@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from mlflow_helpers import describe, sync_in_a_process, write_cell
+from mlflow_helpers import describe, sync_forked, sync_in_a_process, write_cell
 
 from hetfl.errors import HetflError
 from hetfl.tracking import MlflowMirror, mlflow_database, sync
@@ -160,13 +160,13 @@ def size(path: Path) -> int:
 
 def test_a_kill_while_the_database_is_made_leaves_one_that_works(tmp_path, capfd):
     folder = write_cell(tmp_path, describe("tiny"))
-    process = sync_in_a_process(tmp_path, folder)
+    process = sync_forked(tmp_path, folder)
     limit = time.monotonic() + 60
     while not (half := [path for path in tmp_path.glob("mlruns/.mlflow.db.*") if size(path) > 50_000]):
-        assert process.poll() is None and time.monotonic() < limit
+        assert process.running() and time.monotonic() < limit
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    assert process.wait().status == -signal.SIGKILL
     assert half and not (tmp_path / "mlruns/mlflow.db").exists()
     assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
     assert names(tmp_path) == [".lock", "artifacts", "mlflow.db"]

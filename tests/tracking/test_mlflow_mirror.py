@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from mlflow_helpers import describe, sync_in_a_process, write_cell
+from mlflow_helpers import describe, sync_forked, write_cell
 from record_factory import write_metrics
 
 from hetfl.errors import FailedCellsError, HetflError
@@ -24,13 +24,14 @@ def no_server(monkeypatch):
 
 @pytest.fixture(scope="module")
 def racers(tmp_path_factory):
-    """What two processes said that made one database at the same time, and where."""
+    """How two processes ended that made one database at the same time, and where."""
     # A space in the path must not matter.
     root = tmp_path_factory.mktemp("a checkout")
     folders = [write_cell(root, describe("race", seed=seed)) for seed in range(2)]
-    processes = [sync_in_a_process(root, folder) for folder in folders]
-    said = [(process.communicate(timeout=120), process.returncode) for process in processes]
-    return root, said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        processes = [sync_forked(root, folder) for folder in folders]
+    return root, [process.wait() for process in processes]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,8 @@ def history(client, run, name):
 
 
 def test_two_processes_make_the_database_at_once(racers, client):
-    root, said = racers
-    assert said == [(("1\n", ""), 0)] * 2
+    root, ended = racers
+    assert ended == [(0, "1\n", "")] * 2
     assert len(runs_of(client, "race")) == 2
     assert sorted(path.name for path in (root / "mlruns").iterdir()) == [".lock", "artifacts", "mlflow.db"]
 

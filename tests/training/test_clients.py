@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from playing import accuracies, params_for_test, play_round, predictions, start
+from playing import accuracies, params_for_test, predictions, run
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
@@ -17,15 +17,6 @@ PARTS = tuple(np.arange(60)[start::5] for start in range(5))
 TESTS = (np.arange(10), np.arange(10, 17), np.arange(0), np.arange(17, 29), np.arange(29, 30))
 FIVE = Partition(PARTS, TESTS)
 """Five clients with 12 training samples each, of which the third is tested on nothing."""
-
-
-def run(engine, last: int = 2):
-    state, line = start(engine, Draws(0))
-    lines = [line]
-    for round in range(1, last + 1):
-        state, line = play_round(engine, state, Draws(0).at(round))
-        lines.append(line)
-    return state, lines
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pt-fedavg", "fgpt", "sgpt"])

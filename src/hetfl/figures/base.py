@@ -103,11 +103,7 @@ class Panel(Part, ABC):
 
     @abstractmethod
     def draw(self, axes: Axes, sources: Sources) -> Legend:
-        """Draw what is there, if :meth:`missing` says that something is.
-
-        Raises:
-            HetflError: a file that the panel needs is missing or damaged.
-        """
+        """Draw what is there, if :meth:`missing` says that something is; see :meth:`Figure.write` for errors."""
 
 
 class Figure(Part, ABC):
@@ -147,11 +143,7 @@ class Figure(Part, ABC):
 
     @abstractmethod
     def draw(self, sources: Sources) -> Canvas:
-        """The figure, without its caption.
-
-        Raises:
-            HetflError: a file that the figure needs is missing or damaged.
-        """
+        """The figure, without its caption; see :meth:`write` for errors."""
 
     def write(self, sources: Sources, path: Path) -> list[Path]:
         """Draw what is there as ``.svg`` and ``.png`` in place of the path's suffix; the two files.

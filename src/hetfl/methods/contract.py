@@ -167,6 +167,7 @@ class Work:
         params: its parameters after it.
         statistics: of its data.
         steps: optimiser steps it took.
+        memory: what it keeps for its next round, from :meth:`Method.remember`, which itself sees none.
     """
 
     client: Client
@@ -176,6 +177,7 @@ class Work:
     params: Tensors
     statistics: Statistics
     steps: int
+    memory: Tensors = field(default_factory=dict)
 
     @property
     def round(self) -> int:

@@ -13,7 +13,8 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
-from hetfl.methods.fgpt import FGPT, GroupSettings
+from hetfl.methods.fgpt import FGPT
+from hetfl.methods.groupedprompts import GroupSettings
 from hetfl.models.base import Model, ModelOptions
 
 

@@ -19,11 +19,10 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, flatten, group, without
 from hetfl.methods.base import Phase, Uplinks, Work, cross_entropy, register_method, weighted_mean
-from hetfl.methods.parts.feature_generator import generate, layers_of
-from hetfl.methods.parts.networks import detached, fresh_network, leaves
+from hetfl.methods.parts.feature_generator import generate, layers_of, train_generator
+from hetfl.methods.parts.networks import fresh_network
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model
-from hetfl.optimisers import Adam
 
 
 @register_method("fedgen")
@@ -144,25 +143,17 @@ class FedGen(Scratch):
             labels = {"labels": torch.cat([message["labels"].to(device) for message in messages])}
         if self.settings.frozen:
             return server | head | labels
-        trained = self._train(server, head, labels, draws)
-        return ServerState({"samples": server["samples"], **head, **labels, **trained})
-
-    def _train(self, server: ServerState, head: Tensors, labels: Tensors, draws: Draws) -> dict[str, Tensors]:
-        """The groups ``generator`` and ``adam``, its optimiser's state, after the round's steps."""
-        net, s = leaves(server.group("generator")), self.settings
-        optimiser = Adam(net.values(), s.server_lr * s.server_decay ** (draws.round - 1), fused=False)
-        for slot, tensor in server.group("adam").items():
-            name, kind = slot.split("/")
-            optimiser.state[net[name]][kind] = tensor.clone()
-        for step in range(s.server_steps):
-            seed = draws.key("server", -1, step)
-            features, drawn = generate(net, labels, s.batch_size, seed, self.num_classes)
-            loss = F.cross_entropy(F.linear(features, head["head.weight"], head["head.bias"]), drawn)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        slots = {f"{name}/{kind}": t for name, leaf in net.items() for kind, t in optimiser.state[leaf].items()}
-        return {"generator": detached(net), "adam": slots}
+        s = self.settings
+        net, adam = train_generator(
+            server.group("generator"),
+            server.group("adam"),
+            head,
+            labels,
+            seeds=[draws.key("server", -1, step) for step in range(s.server_steps)],
+            size=s.batch_size,
+            lr=s.server_lr * s.server_decay ** (draws.round - 1),
+        )
+        return ServerState({"samples": server["samples"], **head, **labels, "generator": net, "adam": adam})
 
     def server_parameters(self, server: ServerState) -> Tensors:
         return server.group("generator")

@@ -12,34 +12,30 @@ settings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from hetfl.data.batches import Batch, class_counts, class_sums
+from hetfl.data.batches import Batch
 from hetfl.draws import Draws
-from hetfl.message import Message, ServerState, Tensors, flatten, group
+from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Method,
-    MethodSettings,
     Phase,
     Statistics,
     StatisticsSource,
     Uplinks,
     Work,
     cross_entropy,
-    predicted_classes,
     register_method,
 )
 from hetfl.methods.parts.equal_widths import means_by_width, of_width
-from hetfl.methods.parts.logit_distillation import class_logits, dimension_weights, distillation_loss, global_logits
-from hetfl.methods.parts.theorem import aggregation_weights, figures, observations
+from hetfl.methods.parts.fedhpl_settings import FedHPLSettings
+from hetfl.methods.parts.logit_distillation import dimension_weights, distillation_loss, global_logits
+from hetfl.methods.parts.logit_uploads import class_logits, logit_statistics, upload_of
+from hetfl.methods.parts.theorem import aggregation_weights, observations, remembered, shrinkage_of_valid
 from hetfl.models.base import Model, ModelOptions
-
-INITIAL = "initial"
-"""Group of the parameters that a client started its first round with, in its memory."""
 
 
 @register_method("fedhpl")
@@ -57,53 +53,8 @@ class FedHPL(Method):
     travels = "logits of correctly classified samples"
     resets_momentum = True
 
-    class Settings(MethodSettings):
-        """FedHPL's own settings; defaults are the paper's.
-
-        Attributes:
-            prompts: VPT-deep (prompts at every block), VPT-shallow (at the first), or for CNNs a frame of pixels.
-            prompt_length: n, prompts per block, or the frame's width in pixels.
-            prompt_dropout: share of the prompts' values that training drops, drawn for each sample. The paper states
-                none; VPT's authors have 0, and 0.1 in their example of VPT-deep.
-            head_init: initialisation of the head.
-            communicate: False is the paper's "Local".
-            gamma: weight of the distillation loss (Eq. 2).
-            temperature: T of Eq. 9.
-            squared_temperature: multiply the distillation loss by T^2, as FedGKT's code does and Eq. 9 does not.
-            selection: which logits are uploaded; ``all`` is Fig. 3c's ablation.
-            upload: ``raw`` logits with labels, or their mean and count per class (Eq. 10, Tables 9-11).
-            aggregation: ``weighted`` by the widths (Eq. 7), or ``average`` (beta = 1, Fig. 3c).
-            denominator: counts in Eq. 8, ``uploaded`` logits or, read literally, all ``samples`` of the class.
-            share: parameters that clients of equal width also average: Table 3's "+P" and "+H".
-            theorem: record the terms of Theorem 1; it changes neither the messages nor any other number.
-            prior_std: s of the normal distributions used as the theorem's posterior and prior.
-        """
-
-        keep_optimiser: bool = True
-        prompts: Literal["deep", "shallow", "frame"] = "deep"
-        prompt_length: int = Field(default=3, ge=1)
-        prompt_dropout: float = Field(default=0.0, ge=0, lt=1)
-        head_init: Literal["timm", "vpt"] = "timm"
-        communicate: bool = True
-        gamma: float = Field(default=1.0, ge=0)
-        temperature: float = Field(default=4.5, gt=0)
-        squared_temperature: bool = False
-        selection: Literal["correct", "all"] = "correct"
-        upload: Literal["raw", "average"] = "raw"
-        aggregation: Literal["weighted", "average"] = "weighted"
-        denominator: Literal["uploaded", "samples"] = "uploaded"
-        share: Literal["none", "prompts", "head"] = "none"
-        theorem: bool = True
-        prior_std: float = Field(default=0.1, gt=0)
-
-        @field_validator("prompt_dropout")
-        @classmethod
-        def _of_tokens(cls, share: float, info: ValidationInfo) -> float:
-            if share and info.data.get("prompts") == "frame":
-                raise ValueError("is of deep or shallow prompts; with prompts: frame it must be 0")
-            return share
-
-    settings: Settings
+    Settings = FedHPLSettings
+    settings: FedHPLSettings
 
     def model_options(self) -> ModelOptions:
         s = self.settings
@@ -162,36 +113,21 @@ class FedHPL(Method):
         return "own" if self.settings.communicate and (round or self.settings.theorem) else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
-        """Rows ``logits`` [B, C], ``labels`` and ``keep``, what is sent; or the sums of the kept logits by class."""
+        """What :func:`upload_of` needs; for the theorem the logits of all samples."""
+        s = self.settings
         logits = model(params, batch.images).logits
-        real = torch.ones_like(batch.labels, dtype=torch.bool) if batch.weight is None else batch.weight > 0
-        keep = real & (predicted_classes(logits) == batch.labels) if self.settings.selection == "correct" else real
-        rows = {"logits": logits, "labels": batch.labels, "keep": keep}
-        sums = {}
-        if self.settings.upload == "average":
-            sums["logits"] = class_sums(logits, batch.labels, self.num_classes, keep)
-            sums["counts"] = class_counts(batch.labels, self.num_classes, keep)
-        if self.settings.theorem:
-            rows["real"] = real
-        elif self.settings.upload == "average":
-            rows = {}
-        return Statistics(sums, rows)
+        return logit_statistics(logits, batch, self.num_classes, s.selection == "correct", s.upload, s.theorem)
 
     def uplink(self, work: Work) -> Message:
         """``logits`` [m, C] of the kept samples and their ``labels`` [m] int32; and the shared parameters.
 
         With average upload ``means`` [C, C], the mean kept logits of each class, and ``counts`` [C] int32 (Eq. 10).
         """
-        if not self.settings.communicate:
+        s = self.settings
+        if not s.communicate:
             return Message()
-        shared = {} if self.settings.share == "none" else work.trained([self.settings.share])
-        if self.settings.upload == "raw":
-            rows = work.statistics.rows
-            keep, labels = rows["keep"], rows["labels"]
-            return Message({"logits": rows["logits"][keep], "labels": labels[keep].to(torch.int32), **shared})
-        sums, counts = work.statistics.sums["logits"], work.statistics.sums["counts"]
-        means = sums / counts.clamp(min=1)[:, None]
-        return Message({"means": means.to(work.dtype), "counts": counts.to(torch.int32), **shared})
+        shared = {} if s.share == "none" else work.trained([s.share])
+        return Message({**upload_of(work, s.upload), **shared})
 
     def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
         """Eq. 7-8 from raw logits, Eq. 36 from class means; and the mean by samples of what equal widths share."""
@@ -220,38 +156,24 @@ class FedHPL(Method):
         own = [{n: t for n, t in message.items() if n.split(".")[0] == self.settings.share} for message in messages]
         return after | means_by_width(own, clients, widths, samples)
 
+    def _records(self) -> bool:
+        return self.settings.communicate and self.settings.theorem
+
     def remember(self, work: Work) -> Tensors:
         """The group ``initial``: the parameters that the client started its first round with."""
-        if not (self.settings.communicate and self.settings.theorem and work.round):
-            return {}
-        return flatten({INITIAL: self._initial(work)})
-
-    def _initial(self, work: Work) -> Tensors:
-        names = work.client.model.names(self.trains())
-        # In the order of the names, which a stored memory does not keep: the last bits of sums depend on it.
-        kept = group(work.received, INITIAL)
-        return {name: kept.get(name, work.before[name]) for name in names}
+        return remembered(work, self.trains()) if self._records() and work.round else {}
 
     def observe(self, work: Work) -> dict[str, Any]:
         """The terms of Theorem 1; see :func:`hetfl.methods.parts.theorem.observations`."""
         s = self.settings
-        if not (s.communicate and s.theorem):
-            return {}
-        return observations(work, self._initial(work) if work.round else {}, s.temperature, s.prior_std)
+        return observations(work, s.temperature, s.prior_std) if self._records() else {}
 
     def diagnostics(self, server: ServerState) -> dict[str, Any]:
-        """The numbers of valid classes and of uploaded logits.
-
-        Also the share that the added 1 in Eq. 8's denominator takes from each client's global logits [K]: its mean
-        and maximum over the valid classes.
-        """
+        """The numbers of valid classes and of uploaded logits, and :func:`shrinkage_of_valid`."""
         if "valid" not in server:
             return {}
         counted = {
             "valid_classes": float(server["valid"].sum()),
             "uploaded_logits": float(server["uploaded"].sum()),
         }
-        if "shrinkage" in server and server["valid"].any():
-            shrinkage = server["shrinkage"][:, server["valid"]]
-            counted |= figures({"shrinkage": shrinkage.mean(dim=1), "shrinkage_max": shrinkage.amax(dim=1)})
-        return counted
+        return counted | shrinkage_of_valid(server)

@@ -8,19 +8,20 @@ the largest distance between neighbouring classes' means, up to a cap.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetfl.captured import Captured
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
-from hetfl.methods.base import Uplinks, euclidean_distances, mean_over_owners, register_method
+from hetfl.methods.base import Uplinks, mean_over_owners, register_method
 from hetfl.methods.fedproto import FedProto
 from hetfl.methods.parts.networks import detached, fresh_network, leaves
-from hetfl.methods.parts.trainable_prototypes import batches_of, contrastive_loss, emit
+from hetfl.methods.parts.trainable_prototypes import batches_of, contrastive_loss, emit, layers_of, margin_of
 from hetfl.models.base import Model
 from hetfl.optimisers import SGD
 
@@ -69,14 +70,8 @@ class FedTGP(FedProto):
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
     ) -> ServerState:
-        width = models[0].width
-
-        def layers() -> dict[str, nn.Module]:
-            vectors = {"vectors": nn.Embedding(self.num_classes, width)}
-            mapping = {"enter": nn.Linear(width, width), "leave": nn.Linear(width, width)}
-            return {**vectors, **mapping} if self.settings.network else {**vectors}
-
         dtype = next(iter(models[0].init(draws, -1).values())).dtype
+        layers = partial(layers_of, self.num_classes, models[0].width, self.settings.network)
         return ServerState({"net": fresh_network(layers, draws, dtype)})
 
     def aggregate(self, server: ServerState, uplinks: Uplinks, draws: Draws) -> ServerState:
@@ -89,7 +84,8 @@ class FedTGP(FedProto):
         labels = torch.cat([message["labels"] for message in messages]).long()
         if not len(labels):
             return server
-        margin = self.margin(mean_over_owners(messages, self.num_classes)["means"])
+        centres = mean_over_owners(messages, self.num_classes)["means"]
+        margin = margin_of(centres, self.settings.margin, self.settings.margin_cap)
         net, loss = self._train(server.group("net"), prototypes, labels, margin, draws)
         classes = torch.arange(self.num_classes, dtype=torch.int32, device=labels.device)
         return ServerState({"net": net, "means": emit(net), "labels": classes, "margin": margin, "loss": loss})
@@ -119,18 +115,6 @@ class FedTGP(FedProto):
         for batch in batches_of(torch.stack(orders).to(labels.device), s.server_batch or s.batch_size, fill):
             steps(batch)
         return detached(net), loss
-
-    def margin(self, centres: Tensor) -> Tensor:
-        """delta [] (Eq. 9), at most tau, from the class centres [c, d] of the classes that were sent; float64."""
-        cap = torch.tensor(self.settings.margin_cap, dtype=torch.float64, device=centres.device)
-        if self.settings.margin == "none":
-            return torch.zeros_like(cap)
-        if self.settings.margin == "fixed" or len(centres) < 2:
-            return cap
-        between = euclidean_distances(centres.double(), centres.double())
-        nearest = between.fill_diagonal_(torch.inf).min(dim=1).values
-        widest = nearest if self.settings.margin == "adaptive" else between.fill_diagonal_(0)
-        return torch.minimum(widest.max(), cap)
 
     def downlink(self, server: ServerState, client: int) -> Message:
         """``means`` [C, d], P-hat, and ``labels`` [C] int32; nothing before they were trained."""

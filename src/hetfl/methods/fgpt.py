@@ -8,56 +8,25 @@ of a group by the samples that clients have of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from hetfl.config import Blocks
 from hetfl.data.batches import Batch, class_counts
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors, without
 from hetfl.methods.base import Query, Statistics, StatisticsSource, Uplinks, Work, register_method
+from hetfl.methods.groupedprompts import GroupedPrompts, GroupSettings
 from hetfl.methods.parts.cosines import mean_cosine, of_groups
-from hetfl.methods.parts.robust import COMBINING, mean_only
-from hetfl.methods.ptfedavg import PTFedAvg
-from hetfl.models.base import Model, ModelOptions
+from hetfl.models.base import Model
 from hetfl.models.grouped import orthogonal
 
 
-class GroupSettings(PTFedAvg.Settings):
-    """How samples find their groups, whatever the keys; defaults are FGPT's.
-
-    Attributes:
-        groups: G.
-        encoder: the model whose features are the queries; None: the clients' own backbone (else FGPT-ResNet).
-        branches: groups that a sample is predicted with, their logits averaged (FGPT-U has 5).
-        ensembles: numbers of branches that the same run is tested with as well, in the rounds of the window.
-    """
-
-    group_blocks: Annotated[Blocks, Field(min_length=1)] = (6,)
-    groups: int = Field(default=20, ge=1)
-    encoder: str | None = None
-    branches: int = Field(default=1, ge=1)
-    ensembles: tuple[Annotated[int, Field(ge=1)], ...] = ()
-
-    _mean_only = field_validator(*COMBINING)(mean_only)
-
-    @field_validator("branches", "ensembles")
-    @classmethod
-    def _no_more_than_groups(cls, value: Any, info: ValidationInfo) -> Any:
-        groups = info.data.get("groups", 1)
-        if max(value if isinstance(value, tuple) else (value,), default=1) > groups:
-            raise ValueError(f"asks for more groups than there are ({groups})")
-        return value
-
-
 @register_method("fgpt")
-class FGPT(PTFedAvg):
+class FGPT(GroupedPrompts):
     """arXiv 2310.18285 (first version): group-aware prompt tuning; PT-FedAvg with more than one group.
 
     A sample's group is that of the key nearest to its query, the frozen encoder's feature of it, so it never changes.
@@ -82,26 +51,9 @@ class FGPT(PTFedAvg):
 
     settings: GroupSettings
 
-    def model_options(self) -> ModelOptions:
-        return super().model_options().model_copy(update={"groups": self.settings.groups})
-
     def queries(self) -> Query | None:
         s = self.settings
         return Query(s.encoder, least=s.groups if getattr(s, "keys", None) == "orthogonal" else 1)
-
-    def points(self, batch: Batch) -> Tensor:
-        """The queries [B, d], of length 1."""
-        assert batch.queries is not None
-        return F.normalize(batch.queries, dim=1)
-
-    def similarity(self, params: Tensors, batch: Batch) -> Tensor:
-        """The cosine of each query with each key [B, G]."""
-        points = self.points(batch)
-        return points @ F.normalize(self.keys(params, points), dim=1).T
-
-    def choose(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        """The group of the key nearest to each query, [B] int64."""
-        return self.similarity(params, batch).argmax(dim=1)
 
     def keys(self, params: Tensors, like: Tensor) -> Tensor:
         """b_g [G, d], as wide as the queries ``like`` [B, d]; drawn once, the same everywhere, and never sent."""
@@ -147,20 +99,6 @@ class FGPT(PTFedAvg):
         total, old = counts.sum(dim=0), server.group("model")["group"]
         mean = torch.einsum("kg,kbgd->bgd", counts / total.clamp(min=1), prompts).to(old.dtype)
         return after | {"model": {**after.group("model"), "group": torch.where((total > 0)[:, None], mean, old)}}
-
-    def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
-        """The mean of the logits with the prompts of the ``branches`` nearest groups; FGPT-U has more than one."""
-        chosen = self.similarity(params, batch).topk(self.settings.branches, dim=1).indices
-        return model(params, batch.images, chosen).logits
-
-    def extra_predictors(self, round: int) -> Mapping[str, FGPT]:
-        """FGPT-U with the same parameters, for each number of branches in ``ensembles``."""
-        s = self.settings
-        if round <= s.rounds - s.window:
-            return {}
-        others = {f"top-{many}": s.model_copy(update={"branches": many}) for many in s.ensembles}
-        known = self.num_classes, self.public_classes, self.seed
-        return {name: type(self)(settings, *known) for name, settings in others.items()}
 
     def observe(self, work: Work) -> dict[str, Any]:
         """``groups`` [G]: how many of a participant's samples each group has."""

@@ -87,7 +87,7 @@ class Scaffold(FedAvg):
 
     def uplink(self, work: Work) -> Message:
         """dw = w_k - W by name, and dc = c_k' - c_k in the group ``control``."""
-        before, after = group(work.received, "own"), group(self.remember(work), "own")
+        before, after = group(work.received, "own"), group(work.memory, "own")
         moved = {name: tensor - work.before[name] for name, tensor in work.trained(self.shares()).items()}
         return Message({**moved, **flatten({"control": {name: after[name] - before[name] for name in moved}})})
 

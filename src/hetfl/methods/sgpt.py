@@ -29,15 +29,15 @@ from hetfl.methods.base import (
     register_method,
     weighted_mean,
 )
-from hetfl.methods.fgpt import FGPT, GroupSettings
+from hetfl.methods.fgpt import FGPT
+from hetfl.methods.groupedprompts import GroupSettings
+from hetfl.methods.parts.balanced_groups import mean_keys, seldom_picked
 from hetfl.models.base import Model, ModelOptions
 
 PICKS = "picks"
 """v [G] int64: how often each group was picked in training so far, by all clients."""
 KEY_EPOCHS = 6
 """The epochs of a round's local training in which keys learn, in the authors' code."""
-OFFSET = 5e-4
-"""Added to a group's share of the picks."""
 
 
 @register_method("sgpt")
@@ -120,12 +120,10 @@ class SGPT(FGPT):
 
     def picks(self, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
         """The group of each training sample [B]: argmin_g (1 - cos(relu(q), k_g)) (v_g / sum v + 5e-4)."""
-        picked = received[PICKS].to(torch.float64)
-        share = torch.where(picked.sum() > 0, picked / picked.sum().clamp(min=1) + OFFSET, 1.0)
-        chosen = ((1 - self.similarity(params, batch)) * share).argmin(dim=1)
+        chosen = seldom_picked(self.similarity(params, batch), received[PICKS])
         if not self.settings.vote:
             return chosen
-        return class_counts(chosen, len(picked), batch.weight).argmax().expand_as(chosen)
+        return class_counts(chosen, self.settings.groups, batch.weight).argmax().expand_as(chosen)
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """Cross-entropy; where keys train, minus mean_i cos(relu(q_i), k_g(i)), g(i) being the picked group."""
@@ -170,14 +168,11 @@ class SGPT(FGPT):
 
         Keys and group prompts move part of the way, x = a x + (1 - a) x' (Eq. 7), and v += sum_k N_k.
         """
-        messages, old = list(uplinks), server.group("model")
-        counts = torch.stack([message["counts"] for message in messages]).double()
-        total = counts.sum(dim=0)
+        messages, old, s = list(uplinks), server.group("model"), self.settings
+        counts = torch.stack([message["counts"] for message in messages])
         sent = (without(message, "counts") for message in messages)
         model = weighted_mean(sent, server["samples"][uplinks.clients])
-        share = torch.where(total > self.settings.few, counts / total.clamp(min=1), 1 / len(uplinks))
-        keys = torch.stack([message["keys"] for message in messages]).double()
-        model["keys"] = (share[:, :, None] * keys).sum(dim=0).to(old["keys"].dtype)
-        for name, momentum in (("keys", self.settings.key_momentum), ("group", self.settings.group_momentum)):
+        model["keys"] = mean_keys(torch.stack([message["keys"] for message in messages]), counts, s.few)
+        for name, momentum in (("keys", s.key_momentum), ("group", s.group_momentum)):
             model[name] = momentum * old[name] + (1 - momentum) * model[name]
-        return server | {"model": model, PICKS: server[PICKS] + total.to(torch.int64)}
+        return server | {"model": model, PICKS: server[PICKS] + counts.sum(dim=0)}

@@ -40,7 +40,8 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
     write_table(table, folder)
     write_text(folder / METRICS, yaml.safe_dump(headline(table), sort_keys=False))
     if spec.curves:
-        write_text(folder / CURVES, curve_points(table, records).to_csv(index=False, lineterminator="\n"))
+        points = curve_points(table, records)
+        write_text(folder / CURVES, "" if points.empty else points.to_csv(index=False, lineterminator="\n"))
         accuracy_curves(table, records, folder)
         communication_figure(table, records, folder)
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -185,10 +185,11 @@ class LocalEngine:
         began, client, method = time.perf_counter(), run.client, self.method
         statistics = statistics_of(method, run, draws, self._stored)
         work = Work(client, draws, run.received, run.before, run.params, statistics, run.steps)
+        work = replace(work, memory=method.remember(work))
         uplink = method.uplink(work) if draws.round else method.register(work)
         own = own_names(method, client.model)
         kept = {name: tensor for name, tensor in run.params.items() if name in own}
-        state = ClientState(kept, run.slots, dict(method.remember(work)))
+        state = ClientState(kept, run.slots, dict(work.memory))
         seconds = {"train": run.seconds, "statistics": time.perf_counter() - began}
         return Update(client.index, uplink, run.loss, seconds, method.observe(work)), state
 

@@ -1,12 +1,16 @@
-"""FedGen's generator: a network that makes features from labels and noise."""
+"""FedGen's generator: a network that makes features from labels and noise, and its training."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetfl.message import Tensors
+from hetfl.methods.parts.networks import detached, leaves
+from hetfl.optimisers import Adam
 
 
 def layers_of(noise: int, num_classes: int, hidden: int, width: int) -> dict[str, nn.Module]:
@@ -48,3 +52,35 @@ def generate(net: Tensors, known: Tensors, size: int, seed: int, num_classes: in
     hidden = F.linear(inputs, entrance, net["enter.bias"])
     hidden = F.batch_norm(hidden, None, None, net["norm.weight"], net["norm.bias"], training=True)
     return F.linear(F.relu(hidden), net["leave.weight"], net["leave.bias"]), labels
+
+
+def train_generator(
+    net: Tensors, adam: Tensors, head: Tensors, known: Tensors, seeds: Sequence[int], size: int, lr: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Train the generator so that a head finds the labels that its features are made from.
+
+    Args:
+        net: the generator's parameters.
+        adam: its optimiser's state, ``<parameter>/<kind>``; empty before the first training.
+        head: ``head.weight`` [C, d] and ``head.bias`` [C].
+        known: where labels are drawn from; see :func:`generate`.
+        seeds: of the labels and the noise, one for each step.
+        size: B, features in a step.
+        lr: learning rate of Adam.
+
+    Returns:
+        The next ``net`` and ``adam``.
+    """
+    trained = leaves(net)
+    optimiser = Adam(trained.values(), lr, fused=False)
+    for slot, tensor in adam.items():
+        name, kind = slot.split("/")
+        optimiser.state[trained[name]][kind] = tensor.clone()
+    for seed in seeds:
+        features, labels = generate(trained, known, size, seed, len(head["head.bias"]))
+        loss = F.cross_entropy(F.linear(features, head["head.weight"], head["head.bias"]), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    slots = {f"{name}/{kind}": t for name, leaf in trained.items() for kind, t in optimiser.state[leaf].items()}
+    return detached(trained), slots

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetfl.data.batches import class_counts, class_sums
 from hetfl.message import Tensors
 
 
@@ -14,20 +13,6 @@ def dimension_weights(widths: Tensor) -> Tensor:
     """Eq. 7: beta[k, j] = min(d_k / d_j, d_j / d_k) for the clients' widths d [K]; returns [K, K], float64."""
     ratio = widths[:, None].double() / widths[None, :].double()
     return torch.minimum(ratio, 1 / ratio)
-
-
-def class_logits(message: Tensors, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The sum of a client's uploaded logits per class [C, C] and their number [C], in float64.
-
-    Args:
-        message: ``logits`` [m, C] and ``labels`` [m]; or ``means`` [C, C] and ``counts`` [C].
-        num_classes: C.
-    """
-    if "means" in message:
-        counts = message["counts"].double()
-        return message["means"].double() * counts[:, None], counts
-    labels = message["labels"].long()
-    return class_sums(message["logits"], labels, num_classes), class_counts(labels, num_classes)
 
 
 def global_logits(sums: Tensor, counts: Tensor, weights: Tensor) -> Tensor:

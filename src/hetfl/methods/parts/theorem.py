@@ -10,6 +10,7 @@ These formulas belong to FedHPL's ``numerics``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,11 +18,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetfl.data.batches import class_counts
-from hetfl.message import Tensors
+from hetfl.message import Tensors, flatten, group
 from hetfl.methods.contract import Work, predicted_classes
 
+INITIAL = "initial"
+"""Group of the parameters that a client started its first round with, in its memory."""
 
-def observations(work: Work, initial: Tensors, temperature: float, std: float) -> dict[str, Any]:
+
+def remembered(work: Work, groups: Sequence[str]) -> dict[str, Tensor]:
+    """What a client keeps for the theorem: the group ``initial``, with its first parameters of some groups."""
+    # In the order of the names, which a stored memory does not keep: the last bits of sums depend on it.
+    kept = group(work.received, INITIAL)
+    return flatten({INITIAL: {n: kept.get(n, work.before[n]) for n in work.client.model.names(groups)}})
+
+
+def observations(work: Work, temperature: float, std: float) -> dict[str, Any]:
     """What a client's round says about Theorem 1, as numbers for the record.
 
     Before the first round: the client's ``width``, which beta (Eq. 7) follows from, and :func:`fit`. Afterwards
@@ -30,8 +41,8 @@ def observations(work: Work, initial: Tensors, temperature: float, std: float) -
     With a teacher, :func:`fit` and :func:`guidance` are of the samples whose class has one, if there are any.
 
     Args:
-        work: with rows ``logits`` [n, C], ``labels``, ``keep`` and ``real`` [n] of the client's samples.
-        initial: the parameters that the client started its first round with.
+        work: with rows ``logits`` [n, C], ``labels``, ``keep`` and ``real`` [n] of the client's samples, and
+            in its memory what is :func:`remembered`.
         temperature: T.
         std: s of :func:`gaussian_divergence`.
     """
@@ -43,7 +54,7 @@ def observations(work: Work, initial: Tensors, temperature: float, std: float) -
     uploaded = class_counts(labels, len(client.class_counts), keep)
     observed = {
         "upload_rate": uploaded / client.class_counts.to(uploaded.device),
-        "param_kl": gaussian_divergence(work.params, initial, std),
+        "param_kl": gaussian_divergence(work.params, group(work.memory, INITIAL), std),
     }
     if "logits" in received:
         teacher, taught = received["logits"].double(), received["valid"][labels]
@@ -134,6 +145,21 @@ def aggregation_weights(uploaded: Tensor, counts: Tensor, weights: Tensor) -> Te
         beta[k, j] #D~[j, c] / (1 + sum_j' beta[k, j'] M[j', c]), [K, J, C].
     """
     return weights[:, :, None] * uploaded / (1 + weights @ counts)[:, None, :]
+
+
+def shrinkage_of_valid(server: Tensors) -> dict[str, Any]:
+    """The share that the added 1 in Eq. 8's denominator takes from each client's global logits [K].
+
+    Args:
+        server: ``shrinkage`` [K, C], 1 minus the sum of :func:`aggregation_weights`, and ``valid`` [C] bool.
+
+    Returns:
+        Its mean, ``shrinkage``, and maximum, ``shrinkage_max``, over the valid classes, if there are any.
+    """
+    if "shrinkage" not in server or not server["valid"].any():
+        return {}
+    shrinkage = server["shrinkage"][:, server["valid"]]
+    return figures({"shrinkage": shrinkage.mean(dim=1), "shrinkage_max": shrinkage.amax(dim=1)})
 
 
 def figures(tensors: Tensors) -> dict[str, Any]:

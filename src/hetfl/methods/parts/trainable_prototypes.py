@@ -1,4 +1,4 @@
-"""FedTGP's trainable global prototypes: the network that emits them, its batches and its loss."""
+"""FedTGP's trainable global prototypes: the network that emits them, its batches, its loss and the margin in it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetfl.message import Tensors
+from hetfl.methods.parts.losses import euclidean_distances
+
+
+def layers_of(num_classes: int, width: int, network: bool) -> dict[str, nn.Module]:
+    """``vectors`` [C, d], and with the network F its layers ``enter`` and ``leave`` [d, d]."""
+    layers: dict[str, nn.Module] = {"vectors": nn.Embedding(num_classes, width)}
+    return layers | {name: nn.Linear(width, width) for name in ("enter", "leave") if network}
 
 
 def emit(net: Tensors) -> Tensor:
@@ -64,3 +71,23 @@ def contrastive_loss(
     if weight is None:
         return F.cross_entropy(-distances, labels)
     return (F.cross_entropy(-distances, labels, reduction="none") * weight).sum() / weight.sum()
+
+
+def margin_of(centres: Tensor, kind: str, cap: float) -> Tensor:
+    """The margin delta [] (Eq. 9), float64.
+
+    Args:
+        centres: [c, d], the means over clients of the c classes that were sent.
+        kind: ``adaptive``: the largest distance of a centre to its nearest neighbour; ``all-pairs``: the largest
+            distance of two centres; ``fixed``: always tau; ``none``: 0.
+        cap: tau, the largest margin.
+    """
+    largest = torch.tensor(cap, dtype=torch.float64, device=centres.device)
+    if kind == "none":
+        return torch.zeros_like(largest)
+    if kind == "fixed" or len(centres) < 2:
+        return largest
+    between = euclidean_distances(centres.double(), centres.double())
+    nearest = between.fill_diagonal_(torch.inf).min(dim=1).values
+    widest = nearest if kind == "adaptive" else between.fill_diagonal_(0)
+    return torch.minimum(widest.max(), largest)
