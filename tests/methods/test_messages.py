@@ -8,12 +8,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from toy import CLASSES
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
-from hetfl.methods import METHODS
+from hetfl.methods import METHODS, create
 from hetfl.training import rounds
 from hetfl.training.contract import contracts
 from hetfl.training.engine import Failure, Update
@@ -153,9 +154,9 @@ def test_what_the_record_keeps_of_a_client_is_checked_too(toy_engine, change):
 
 def test_contracts_do_not_keep_a_method_and_its_models(toy_engine):
     """A process trains many cells."""
-    engine = toy_engine("fedavg")
-    contracts(engine.method, engine.models[0])
-    kept = weakref.ref(engine.method)
-    del engine
+    method = create("fedavg", {}, CLASSES, 2)
+    contracts(method, toy_engine("fedavg").models[0])
+    kept = weakref.ref(method)
+    del method
     gc.collect()
     assert kept() is None
