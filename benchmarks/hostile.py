@@ -41,7 +41,7 @@ SHARES = (0, 1, 2, 3, 4)
 """Hostile clients of the ten."""
 
 LIMIT = 0.5
-"""Of the norm of a change; chosen on these very digits."""
+"""Of the norm of a change; chosen for this very task."""
 LIMITED = f"changes of norm {LIMIT} at most"
 RULES: dict[str, dict[str, Any]] = {
     "mean": {},
@@ -126,7 +126,7 @@ def main() -> None:
                 )
                 for hostile in SHARES
             ]
-            unharmed[told] = found[0]
+            unharmed[told] = round(found[0], 1)
             rows.append([name, told, *("ended" if math.isnan(value) else f"{value:.1f}" for value in found)])
             print(*rows[-1], sep="  ", flush=True)
     head = ["hostile clients send", "rule", *(f"{10 * hostile} %" for hostile in SHARES)]
@@ -143,7 +143,7 @@ of {arguments.seeds} seeds, {arguments.rounds} rounds, {CLIENTS} clients, all of
 NaN breaks the contract of the method's messages: it is rejected, and the round goes on without it. All others keep to
 the contract, and only the rule can help.
 
-The limit {LIMIT} was chosen on these very samples, so its rows are better than what to expect elsewhere. Without
+The limit {LIMIT} was chosen for this very task, so its rows are better than what to expect elsewhere. Without
 attackers it costs {unharmed["mean"] - unharmed[LIMITED]:.1f} points. Computed on {device_name(CPU)}.
 """
     write_text(Path(__file__).with_suffix(".md"), text)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
+
+_TEMPORARY = re.compile(r"\..+(\.\w+)\.\w+\1")
+"""Names of :func:`atomic_path`, e.g. ``.run.json.x1y2z3_4.json``."""
 
 
 @contextmanager
@@ -55,6 +59,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what killed atomic writes have left in a folder; for the one process that writes there."""
+    for path in folder.glob(".*"):
+        if _TEMPORARY.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

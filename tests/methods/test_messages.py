@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -146,3 +149,13 @@ def test_what_the_record_keeps_of_a_client_is_checked_too(toy_engine, change):
     engine.hostile = lambda update: Update(**{**vars(update), **change})
     _, line = rounds.play_round(engine, server, Draws(0).at(1))
     assert [*line.failed] == ["1"] and line.participants == [0, 2]
+
+
+def test_contracts_do_not_keep_a_method_and_its_models(toy_engine):
+    """A process trains many cells."""
+    engine = toy_engine("fedavg")
+    contracts(engine.method, engine.models[0])
+    kept = weakref.ref(engine.method)
+    del engine
+    gc.collect()
+    assert kept() is None

@@ -16,7 +16,6 @@ from hetfl.metrics.flops import step_flops
 from hetfl.report.formats import blocks, filled, footnotes, render_text
 from hetfl.tables.counted.exchange import fitted, float_elements
 from hetfl.tables.counted.fedtgp import (
-    TABLES,
     exchange,
     formulas,
     gathered_labels,
@@ -26,7 +25,7 @@ from hetfl.tables.counted.fedtgp import (
     setting,
     step,
 )
-from hetfl.tables.counted.layout import layout
+from hetfl.tables.counted.layout import layout, layouts
 from hetfl.tables.notation import methods
 
 METHODS = methods("fedtgp")
@@ -200,7 +199,7 @@ def test_server_of_fedtgp_is_counted():
     assert f"FedTGP's takes {steps / 1e9:,.0f} B FLOP" in " ".join(table("fedtgp-table-12")["footnotes"])
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", layouts("fedtgp"))
 def test_cells_fill_the_blocks(name):
     content = filled(table(name))
     places = [(cell["row"], cell["column"]) for cell in content["cells"]]

@@ -17,14 +17,13 @@ from hetfl.tables.counted.fgpt import (
     SENDERS,
     SGPTS,
     STAGES,
-    TABLES,
     VIT,
     Family,
     gmac,
     image_gradient,
     server_cost,
 )
-from hetfl.tables.counted.layout import layout
+from hetfl.tables.counted.layout import layout, layouts
 
 TOKENS, WIDTH = 197, 768
 PATCHES = 196 * WIDTH * WIDTH
@@ -242,7 +241,7 @@ def test_verdicts_of_table_10():
     assert not any(cell["printed_text"] for cell in table("fgpt-table-10")["cells"] if cell["row"] not in PRINTED)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", layouts("fgpt"))
 def test_cells_fill_the_blocks(name, tmp_path):
     content = filled(table(name))
     places = [(cell["row"], cell["column"]) for cell in content["cells"]]

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from record_factory import make_round, write_metrics, write_record
 
+from hetfl.errors import HetflError
 from hetfl.experiments.plan import Workspace
+from hetfl.figures.curves import curve_points
 from hetfl.tables.records import Records
 from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Entry
@@ -94,3 +96,19 @@ def test_a_damaged_record_says_what_is_wrong_without_a_folder_of_this_machine(ro
     line = results([entry()], Records(Workspace(tmp_path))).iloc[0]
     assert line.status == "broken" and line.problem.startswith("runs/e/fedhpl/r/iid-s0/rounds.jsonl: ")
     assert str(tmp_path) not in line.problem
+
+
+def test_the_run_behind_a_table_is_found_by_its_fingerprint(root: Path):
+    records = Records(Workspace(root))
+    record = records.get(entry(), 0)
+    assert record is not None and records.get(entry(), 0) is record
+    source = {"run": record.path, "fingerprint": record.run.fingerprint}
+    changed = source | {"fingerprint": "9" * 64}
+    for some in (records, Records(Workspace(root))):
+        assert some.of(source) == record and some.of(changed) is None
+    cell = {"row": "r", "column": "iid", "provenance": [changed]}
+    table = {"rows": {"r": "R"}, "columns": {"iid": "IID"}, "cells": [cell]}
+    with pytest.raises(HetflError, match="runs/e/fedhpl/r/iid-s0: is not the run that the table shows"):
+        curve_points(table, records)
+    points = curve_points(table | {"cells": [cell | {"provenance": [source]}]}, records)
+    assert points["round"].tolist() == [1, 2, 3] and points.accuracy.tolist()[-1] == pytest.approx(20.5)

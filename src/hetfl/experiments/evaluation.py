@@ -18,7 +18,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.cell import set_up
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.versions import EVALUATION
-from hetfl.files import sha256_file, write_json, write_text
+from hetfl.files import clear_leftovers, sha256_file, write_json, write_text
 from hetfl.message import Tensors
 from hetfl.metrics.accuracy import best_round, per_class, summary, window
 from hetfl.metrics.groups import congruence, entropy, kmeans
@@ -111,6 +111,7 @@ def evaluate_cell(
         for c, recall in enumerate(recalls):
             writer.writerow([k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())])
     out = workspace.evaluations / cell.path
+    clear_leftovers(out)
     stored = {
         "prototypes": representations(engine, state, setup.draws, cell.features) if cell.features else {},
         "groups": groups(engine, state, setup.draws),

@@ -19,7 +19,7 @@ import torch
 import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
-from hetfl.files import write_json, write_text, writing
+from hetfl.files import clear_leftovers, write_json, write_text, writing
 from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
@@ -88,9 +88,7 @@ class Record:
         if before is not None and before.fingerprint == run.fingerprint:
             run = before.going_on(run, completed + 1)
         self.run = run
-        for name in (RUN, ROUNDS, MODEL):
-            for left in self.folder.glob(f".{name}.*"):  # what a killed process could not rename
-                left.unlink(missing_ok=True)
+        clear_leftovers(self.folder)
         # In this order no reader ever sees lines of an older run under the new run's description.
         (self.folder / MODEL).unlink(missing_ok=True)
         write_text(self._rounds, "".join(map(_line, kept)))

@@ -14,6 +14,7 @@ from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params
 from hetfl.figures.sources import Sources
 from hetfl.figures.style import Look, caption, look, looks, save, settle, styled
+from hetfl.files import clear_leftovers
 from hetfl.tables.spec import Entry, entry
 
 if TYPE_CHECKING:
@@ -102,11 +103,7 @@ class Panel(Part, ABC):
 
     @abstractmethod
     def draw(self, axes: Axes, sources: Sources) -> Legend:
-        """Draw what is there, if :meth:`missing` says that something is.
-
-        Raises:
-            HetflError: a file that the panel needs is missing or damaged.
-        """
+        """Draw what is there, if :meth:`missing` says that something is; see :meth:`Figure.write` for errors."""
 
 
 class Figure(Part, ABC):
@@ -146,11 +143,7 @@ class Figure(Part, ABC):
 
     @abstractmethod
     def draw(self, sources: Sources) -> Canvas:
-        """The figure, without its caption.
-
-        Raises:
-            HetflError: a file that the figure needs is missing or damaged.
-        """
+        """The figure, without its caption; see :meth:`write` for errors."""
 
     def write(self, sources: Sources, path: Path) -> list[Path]:
         """Draw what is there as ``.svg`` and ``.png`` in place of the path's suffix; the two files.
@@ -158,6 +151,7 @@ class Figure(Part, ABC):
         Raises:
             HetflError: a file that the figure needs is missing or damaged.
         """
+        clear_leftovers(path.parent)
         with styled(self.style):
             canvas = self.draw(sources)
             if self.caption:

@@ -13,7 +13,7 @@ import pandas as pd
 from hetfl.errors import HetflError
 from hetfl.figures.style import BAND, MUTED, Look, canvas, few_ticks, look, looks, save, styled
 from hetfl.tables.records import Point, Records
-from hetfl.tables.spec import lowest, pooled
+from hetfl.tables.spec import has_statistic, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,15 +48,8 @@ def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) ->
 def communication_figure(table: Mapping[str, Any], records: Records, folder: Path) -> list[Path]:
     """Accuracy over the bytes sent so far, up and down, all clients, registration included.
 
-    A row that sends nothing is a dotted horizontal line at its last round's accuracy.
-
-    Args:
-        table: a table as :func:`hetfl.report.table.build_table` makes it.
-        records: those of the checkout that it was made in.
-        folder: where ``<table>-communication.svg`` and ``.png`` go.
-
-    Returns:
-        The two files.
+    A row that sends nothing is a dotted horizontal line at its last round's accuracy. Arguments and files are as of
+    :func:`accuracy_curves`, but for the name ``<table>-communication``.
     """
 
     def draw(axes: Axes, points: np.ndarray, style: Look) -> None:
@@ -126,7 +119,9 @@ def _panels(
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
-            kind = "Test" if lowest(table) else "Pooled" if pooled(table) else "Client average"
+            kind = (
+                "Test" if has_statistic(table, "window_lowest") else "Pooled" if pooled(table) else "Client average"
+            )
             axes.set_ylabel(f"{kind} accuracy (%)")
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)

@@ -14,7 +14,6 @@ from hetfl.figures.base import Cell, Cells, Legend, Panel, Part, looks_of
 from hetfl.figures.sources import Sources
 from hetfl.figures.style import DASHES, INK, MUTED, Look, few_ticks, handle, mean_line
 from hetfl.tables.records import Record
-from hetfl.tables.spec import Entry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,14 +108,13 @@ class MetricPanel(Panel):
         legend: Legend = {}
         styles = looks_of(_first_cells(self.lines))
         for line in self.lines:
-
-            def read(entry: Entry, metric: str = line.metric) -> list[float]:
-                return [100 * record.measured(metric) for record in sources.records(entry)]
-
             style = styles[line.title]
-            if rivals := [float(np.mean(seeds)) for entry in line.rivals.values() if (seeds := read(entry))]:
-                axes.axhline(max(rivals), color=style["color"], linestyle=DASHES[1], linewidth=LEVEL)
-            if found := {value: seeds for value, entry in line.points.items() if (seeds := read(entry))}:
+            rivals = [sources.percents(entry, line.metric) for entry in line.rivals.values()]
+            if any(rivals):
+                best = max(float(np.mean(seeds)) for seeds in rivals if seeds)
+                axes.axhline(best, color=style["color"], linestyle=DASHES[1], linewidth=LEVEL)
+            points = {value: sources.percents(entry, line.metric) for value, entry in line.points.items()}
+            if found := {value: seeds for value, seeds in points.items() if seeds}:
                 legend[line.title] = mean_line(axes, [*found], [*found.values()], style)
             if line.printed:
                 (legend["printed"],) = axes.plot(*line.printed, **HOLLOW)

@@ -28,10 +28,7 @@ class GroupPanel(Panel):
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
         averages = {
-            group: {
-                title: [100 * record.metrics.average for record in sources.records(entry)]
-                for title, entry in rows.items()
-            }
+            group: {title: sources.percents(entry, "average") for title, entry in rows.items()}
             for group, rows in self.groups.items()
         }
         axes.set(ylabel="Client average accuracy (%)")
@@ -88,10 +85,7 @@ class TradeoffPanel(Panel):
             found = sources.records(entry)
             if not found or any(record.metrics.figure("window_pooled", entry.reading) is None for record in found):
                 continue
-            x, y = (
-                np.array([100 * record.measured(figure, entry.reading) for record in found])
-                for figure in ("window_pooled", "window_lowest")
-            )
+            x, y = (np.array(sources.percents(entry, figure)) for figure in ("window_pooled", "window_lowest"))
             style = styles[title] | {"linestyle": "none", "markersize": 8}
             if len(found) > 1:
                 bars = {"color": style["color"], "linewidth": 1.2, "alpha": 0.7}

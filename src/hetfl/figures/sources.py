@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace
@@ -58,6 +57,14 @@ class Sources:
         found = (self._records.get(entry, seed) for seed in entry.seeds)
         return [record for record in found if record is not None and (record.whole or not whole)]
 
+    def percents(self, entry: Entry, figure: str) -> list[float]:
+        """A figure of the evaluation of each seed that is there, a fraction in the record, in percent.
+
+        Raises:
+            HetflError: an evaluation has none.
+        """
+        return [100 * record.measured(figure, entry.reading) for record in self.records(entry)]
+
     def count(self, entries: Iterable[Entry]) -> tuple[int, int]:
         """How many of some cells are there, and how many there could be; each seed is one."""
         wanted = {entry.path(seed): (entry, seed) for entry in entries for seed in entry.seeds}
@@ -70,6 +77,8 @@ class Sources:
         Raises:
             HetflError: the evaluation lacks the file.
         """
+        import pandas as pd  # commands that list figures start without it
+
         path, run = self._evaluation(record) / PER_CLASS, record.run
         if not path.exists():
             raise HetflError(f"{path}: does not exist; run python pipeline/evaluate.py {run.experiment} {run.method}")

@@ -144,12 +144,13 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
         replace(line, doubts=(*known_doubts().get(line.place, ()), *own.get(line.place, ()), *line.doubts))
         for line in lines
     ]
-    return Ledger(sorted(lines, key=lambda line: (PAPERS.index(line.paper), _order(line.table))), titles, noise)
+    return Ledger(sorted(lines, key=lambda line: (PAPERS.index(line.paper), order(line.table))), titles, noise)
 
 
-def _order(table: str) -> tuple[int, str]:
+def order(table: str) -> tuple[int, str]:
+    """Sorts a paper's tables by their numbers; those without one come last."""
     number = table.partition("-table-")[2].partition("-")[0]
-    return int(number), table
+    return int(number) if number.isdigit() else 99, table
 
 
 def _titles(table: Mapping[str, Any]) -> dict[str, Any]:

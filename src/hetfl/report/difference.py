@@ -12,6 +12,7 @@ from tabulate import tabulate
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file
 from hetfl.report.comparison import pairs
+from hetfl.report.shown import flat
 from hetfl.report.terminal import METRICS, runs_below
 from hetfl.schema import MODEL, RUN, Run, needed_run, read_rounds
 
@@ -130,7 +131,7 @@ def _runs(one: Path, two: Path) -> dict[str, Any]:
         for (name, a), b in zip(_results(one, first).items(), _results(two, second).values(), strict=True)
     ]
     return {
-        "settings": _changes(*(_told(run, TOLD) | _flat(run.settings) for run in (first, second))),
+        "settings": _changes(*(_told(run, TOLD) | flat(run.settings) for run in (first, second))),
         "beside": _changes(*(_told(run, BESIDE) for run in (first, second))),
         "results": results,
         "rounds": _rounds(one, two),
@@ -140,15 +141,7 @@ def _runs(one: Path, two: Path) -> dict[str, Any]:
 def _told(run: Run, fields: list[str]) -> dict[str, Any]:
     """Some fields of a run, flat."""
     content = run.as_json()
-    return _flat({key: content.get(key) for key in fields})
-
-
-def _flat(nested: Mapping[str, Any], start: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        name = f"{start}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
+    return flat({key: content.get(key) for key in fields})
 
 
 def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from tabulate import tabulate
 
+from hetfl.compact import WAYS
 from hetfl.report.shown import (
     DIVERGED,
     RANDOM,
-    WAYS,
     Cell,
     Shown,
     Table,
@@ -23,6 +23,7 @@ from hetfl.report.shown import (
     blocks,
     costs,
     filled,
+    flat,
     has_cost,
     numbered,
     show,
@@ -34,16 +35,16 @@ from hetfl.report.shown import (
     show_span,
     show_traffic,
 )
-from hetfl.tables.spec import compares, has_statistic, lowest, pooled
+from hetfl.tables.spec import compares, has_statistic, pooled
 from hetfl.tables.verdict import NOISE
 
 WIDTH = 150
 """Of the terminal, in characters."""
 _CSV = (
     "row column status value std lowest highest best last rounds printed printed_std difference unit statistic "
-    "reading variance printed_variance window value_text printed_text random seeds diverged parameters.mean"
+    "reading variance printed_variance window value_text printed_text random seeds diverged parameters_mean"
 )
-_CSV_SIZES = "elements bytes first last varies registration.elements registration.bytes total.elements total.bytes"
+_CSV_SIZES = "elements bytes first last varies registration_elements registration_bytes total_elements total_bytes"
 _TEX_SYMBOLS = (
     "±pm ×times →rightarrow ≥geq ≤leq ·cdot †dagger ‡ddagger αalpha βbeta γgamma λlambda μmu ρrho σsigma τtau"
 )
@@ -67,21 +68,12 @@ def footnotes(table: Table) -> list[str]:
     ]
     text = _template("footnotes.jinja").render(
         **table,
-        RANDOM=RANDOM,
-        DIVERGED=DIVERGED,
-        numbered=numbered(table),
+        whole=table,
         diverged=[
             f"{titles[cell['row']]}, {table['columns'][cell['column']]}: {shown}"
             for cell in cells
             if (shown := show_diverged(cell))
         ],
-        accuracies=any(cell["unit"] == "%" for cell in cells),
-        measure=show_measure(table),
-        pooled=pooled(table),
-        compares=compares(table),
-        validated=has_statistic(table, "validated_pooled"),
-        lowest=lowest(table),
-        has_cost=has_cost(table),
         rounds=_rounds(groups, titles),
         stopped=_stopped(cells),
         changing=[
@@ -90,8 +82,6 @@ def footnotes(table: Table) -> list[str]:
             if "†" in show_traffic(group, way)[0]
         ],
         registered=[f"{titles[row]} {show_span(some, show_bytes)} {way}" for row, way, some in sizes if any(some)],
-        differences=show_differences(table),
-        noise=NOISE,
     )
     return text.splitlines()
 
@@ -130,21 +120,13 @@ def render_latex(table: Table) -> str:
 
 def render_csv(table: Table) -> str:
     """Long form: one line per (row, column) with every numeric field, empty where there is none."""
-    names = [*_CSV.split(), *(f"{way}.{size}" for way in WAYS for size in _CSV_SIZES.split())]
-
-    def field(cell: Any, name: str) -> Any:
-        for key in name.split("."):
-            cell = cell and cell[key]
-        return cell
-
-    lines = [
-        {**cell, "seeds": " ".join(map(str, cell["seeds"])), "diverged": show_diverged(cell)}
-        for cell in filled(table)["cells"]
-    ]
+    names = [*_CSV.split(), *(f"{way}_{size}" for way in WAYS for size in _CSV_SIZES.split())]
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(name.replace(".", "_") for name in names)
-    writer.writerows([field(line, name) for name in names] for line in lines)
+    writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for cell in filled(table)["cells"]:
+        texts = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_diverged(cell)}
+        writer.writerow(flat(cell, "_") | texts)
     return buffer.getvalue()
 
 
@@ -214,6 +196,9 @@ def _template(name: str) -> Any:
     )
     if ".tex" in name:
         environment = environment.overlay("<%", "%>", "<<", ">>", "<#", "#>")
+    told = (compares, has_cost, has_statistic, numbered, pooled, show_differences, show_measure)
+    environment.globals |= {function.__name__: function for function in told}
+    environment.globals |= {"RANDOM": RANDOM, "DIVERGED": DIVERGED, "NOISE": NOISE}
     environment.filters["md"] = lambda text: text.translate(_MARKDOWN)
     environment.filters["tex"] = lambda text: text.translate(_TEX)
     return environment.get_template(name)

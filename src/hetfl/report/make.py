@@ -9,7 +9,7 @@ import yaml
 
 from hetfl.experiments.plan import Workspace, load_params
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
-from hetfl.files import write_text
+from hetfl.files import clear_leftovers, write_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec
 from hetfl.tables.records import Records
@@ -30,6 +30,7 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
         HetflError: there is no such table, or its cells were made from different inputs.
     """
     params, folder = load_params(workspace.params), workspace.table(name)
+    clear_leftovers(folder)
     if name in ARITHMETIC_TABLES:
         table = arithmetic_table(name, params)
         write_table(table, folder)
@@ -39,7 +40,8 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
     write_table(table, folder)
     write_text(folder / METRICS, yaml.safe_dump(headline(table), sort_keys=False))
     if spec.curves:
-        write_text(folder / CURVES, curve_points(table, records).to_csv(index=False, lineterminator="\n"))
+        points = curve_points(table, records)
+        write_text(folder / CURVES, "" if points.empty else points.to_csv(index=False, lineterminator="\n"))
         accuracy_curves(table, records, folder)
         communication_figure(table, records, folder)
     return table

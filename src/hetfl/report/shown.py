@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hetfl.compact import WAYS
 from hetfl.tables.spec import compares, has_statistic, pooled
 
 Table = Mapping[str, Any]
 Cell = Mapping[str, Any]
 
-WAYS = ("up", "down")
 RANDOM = "‡"
 """Marks a number of random backbone weights."""
 DIVERGED = "§"
@@ -82,6 +82,15 @@ def filled(table: Table) -> dict[str, Any]:
     whole = {"title": "", **{axis: list(names) for axis, names in axes.items()}}
     empty = {"head": "Method", "note": "", "seeds": [], "blocks": [whole], "decimals": 1, "footnotes": []}
     return {**empty, "provenance": {}, **table, **axes, "cells": [{**_EMPTY, **cell} for cell in table["cells"]]}
+
+
+def flat(nested: Mapping[str, Any], joint: str = ".") -> dict[str, Any]:
+    """Mappings within a mapping as one, whose keys are joined: ``{"up": {"bytes": 8}}`` is ``{"up.bytes": 8}``."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = flat(value, joint) if isinstance(value, dict) else {"": value}
+        found |= {f"{key}{joint}{name}" if name else key: part for name, part in inner.items()}
+    return found
 
 
 def blocks(table: Table) -> list[Block]:

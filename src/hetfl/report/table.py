@@ -11,13 +11,14 @@ from typing import Any
 
 import pandas as pd
 
+from hetfl.compact import WAYS
 from hetfl.errors import HetflError
 from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
 from hetfl.report.shown import MISSING
 from hetfl.schema import Run
 from hetfl.tables.records import Record, Records
-from hetfl.tables.results import CELL, WAYS, cell_of, results
+from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tables.verdict import mean_interval, verdict
 

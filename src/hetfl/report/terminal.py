@@ -49,11 +49,13 @@ class Line:
     """One curve.
 
     Attributes:
-        label: whose it is.
+        row: the experiment and row that it is of.
+        label: the run or row, as the legend names it.
         note: how far the run is.
         points: (x, y), in order of the rounds.
     """
 
+    row: str
     label: str
     note: str
     points: Sequence[tuple[float, float]]
@@ -108,17 +110,14 @@ def curves(targets: Sequence[str], runs: Path, by: str, metric: str) -> list[Lin
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "--metric")
     folders = [*dict.fromkeys(folder for target in targets for folder in runs_below(target, runs))]
-    every = [(_row(folder, runs), _line(folder, runs, by, metric)) for folder in folders]
-    every = [(row, line) for row, line in every if line.points]
-    if not every:
+    lines = [line for folder in folders if (line := _line(folder, runs, by, metric)).points]
+    if not lines:
         raise HetflError(f"{', '.join(targets)}: no round with {metric} is recorded yet")
-    lines = [line for _, line in every]
     if len(lines) > MOST:
         rows: dict[str, list[Line]] = {}
-        for row, line in every:
-            rows.setdefault(row, []).append(line)
-        lines = [_mean(row, some) for row, some in rows.items()]
-        lines.sort(key=lambda line: -line.points[-1][1])
+        for line in lines:
+            rows.setdefault(line.row, []).append(line)
+        lines = sorted(map(_mean, rows.values()), key=lambda line: -line.points[-1][1])
     return lines
 
 
@@ -188,11 +187,6 @@ def _joined(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _row(folder: Path, runs: Path) -> str:
-    run = needed_run(folder)
-    return f"{run.experiment}/{run.row}"
-
-
 def _line(folder: Path, runs: Path, by: str, metric: str) -> Line:
     run = needed_run(folder)
     lines = [line for line in read_rounds(folder) if not line.fine_tuning]
@@ -203,10 +197,10 @@ def _line(folder: Path, runs: Path, by: str, metric: str) -> Line:
     played = max((line.round for line in lines), default=0)
     note = f"{played} rounds" if run.complete else f"round {played} of {run.rounds}"
     label = folder.relative_to(runs).as_posix() if folder.is_relative_to(runs) else str(folder)
-    return Line(label, note, points)
+    return Line(f"{run.experiment}/{run.row}", label, note, points)
 
 
-def _mean(row: str, lines: Sequence[Line]) -> Line:
+def _mean(lines: Sequence[Line]) -> Line:
     """The mean of a row's curves, as far as all of them go; of a single one, this one."""
     if len(lines) == 1:
         return lines[0]
@@ -215,4 +209,4 @@ def _mean(row: str, lines: Sequence[Line]) -> Line:
         (mean(line.points[at][0] for line in lines), mean(line.points[at][1] for line in lines))
         for at in range(length)
     ]
-    return Line(row, f"mean of {len(lines)} runs", points)
+    return Line(lines[0].row, lines[0].row, f"mean of {len(lines)} runs", points)

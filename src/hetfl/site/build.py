@@ -16,7 +16,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, around, inner_projects, load_params
 from hetfl.figures.catalogue import names
 from hetfl.files import atomic_folder, read_json, write_text
-from hetfl.ledger.lines import Ledger, Line, ledger
+from hetfl.ledger.lines import Ledger, Line, ledger, order
 from hetfl.ledger.page import PAGE, counts, title_of
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
@@ -250,7 +250,7 @@ class _Site:
         groups = [group("digits", "Embedded default", note, digits)]
         groups += [group("own", "Experiments on real images", "With smaller settings than the papers’.", other)]
         for paper in PAPERS:
-            own = sorted((name for name in views if name.partition("-")[0] == paper), key=_by_number)
+            own = sorted((name for name in views if name.partition("-")[0] == paper), key=order)
             groups.append(group(paper, title_of(paper), "", own))
         return [some for some in groups if some["tables"]]
 
@@ -269,11 +269,6 @@ class _Site:
         ]
         shown = {"distributions": drawn(names(of_runs=False)), "results": drawn(names(of_runs=True))}
         return {"partitions": partitions, **shown}
-
-
-def _by_number(name: str) -> tuple[int, str]:
-    number = name.partition("-table-")[2].partition("-")[0]
-    return int(number) if number.isdigit() else 99, name
 
 
 def _read_table(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import floor
 from typing import Any
 
+from hetfl.compact import WAYS
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, weights_read
 from hetfl.figures.style import MARKERS, PALETTE, looks
@@ -17,7 +18,6 @@ from hetfl.report.shown import (
     DIVERGED,
     MISSING,
     RANDOM,
-    WAYS,
     Block,
     best_cells,
     blocks,

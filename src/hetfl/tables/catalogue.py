@@ -13,7 +13,7 @@ from hetfl.tables.counted.layout import laid_out
 from hetfl.tables.counted.layout import layouts as counted_layouts
 from hetfl.tables.layout import layouts, paper_table
 from hetfl.tables.notation import PAPERS
-from hetfl.tables.spec import Entry, Statistic, TableSpec, entry
+from hetfl.tables.spec import Statistic, TableSpec, entry
 
 PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {name: partial(paper_table, name) for name in layouts()}
 """The tables of the papers that show runs."""
@@ -67,71 +67,69 @@ CHOSEN: dict[Statistic, str] = {
     "best_pooled": "best round",
 }
 """Ways to choose the round whose accuracy is a run's result."""
+_OF_ALL_ROUNDS = ("validated_pooled", "best_pooled")
+
+Ensembles = Mapping[str, Sequence[int]]
+"""Row -> numbers of branches that its runs are also tested with, in the last rounds only."""
+_Row = tuple[str, str, dict[str, str]]
+"""A row of the experiment, its title, and what its cells are besides."""
+_Column = tuple[str, Statistic, str]
+"""A split, what is read there, and its title."""
 
 
-def _compared(
-    spec: TableSpec, against: Mapping[str, str], ensembles: Mapping[str, Sequence[int]], own: Sequence[str]
-) -> TableSpec:
+def _compared(spec: TableSpec, against: Mapping[str, str], ensembles: Ensembles, own: Sequence[str]) -> TableSpec:
     """The same table with a column for each way to choose a round, and differences in the rows that are compared.
+
+    A test of an ensemble is compared with the row's usual one.
 
     Args:
         spec: an experiment's table.
         against: row -> the row that it is compared with.
-        ensembles: row -> numbers of branches that its runs are also tested with, in the last rounds only. Such a test
-            is compared with the row's usual one.
+        ensembles: of its rows.
         own: splits whose clients have test samples of their own; on others no sample is left to validate with.
     """
-    places = {
+    columns = {
         f"{split}-{statistic.removesuffix('_pooled')}": (split, statistic, f"{title}, {named}" if title else named)
         for split, title in spec.columns.items()
         for statistic, named in CHOSEN.items()
         if split in own or statistic != "validated_pooled"
     }
-    rows, entries = {}, {}
-    for row, shown in spec.entries.items():
-        rows[row] = spec.rows[row]
-        other = {"against": against.get(row, "")}
-        entries[row] = {
-            column: shown[split].model_copy(update={"statistic": statistic, **other})
-            for column, (split, statistic, _) in places.items()
-            if split in shown
-        }
-        for many in ensembles[row]:
-            place, told = f"{row}-top-{many}", {"reading": f"top-{many}", "against": row}
-            rows[place] = f"{spec.rows[row]}: top-{many} ensemble"
-            entries[place] = {
-                column: cell.model_copy(update=told)
-                for column, cell in entries[row].items()
-                if cell.statistic == "last_pooled"
-            }
-    columns = {column: title for column, (_, _, title) in places.items()}
-    update = {"rows": rows, "columns": columns, "entries": entries, "head": "Method, and choices"}
-    return spec.model_copy(update={**update, "decimals": 2, "curves": False})
-
-
-def _windowed(spec: TableSpec, ensembles: Mapping[str, Sequence[int]]) -> TableSpec:
-    """The same table of the window's accuracies.
-
-    Args:
-        spec: an experiment's table.
-        ensembles: row -> numbers of branches that its runs are also tested with.
-    """
-    rows, entries = {}, {}
+    rows: dict[str, _Row] = {}
     for row, title in spec.rows.items():
-        also = {f"top-{many}": f"{title}-U (top-{many})" for many in ensembles[row]}
-        for reading, name in {"": title, **also}.items():
-            shown: dict[str, Entry] = {}
-            for split, cell in spec.entries[row].items():
-                for column, statistic in ((split, "window_pooled"), (f"{split}-lowest", "window_lowest")):
-                    shown[column] = cell.model_copy(update={"statistic": statistic, "reading": reading})
-            place = f"{row}-{reading}".rstrip("-")
-            rows[place], entries[place] = name, shown
-    columns = {
-        column: name
-        for split, title in spec.columns.items()
-        for column, name in ((split, title), (f"{split}-lowest", f"{title}, lowest client"))
+        rows[row] = row, title, {"against": against.get(row, "")}
+        for many in ensembles[row]:
+            told = {"reading": f"top-{many}", "against": row}
+            rows[f"{row}-top-{many}"] = row, f"{title}: top-{many} ensemble", told
+    return _with(spec, rows, columns).model_copy(update={"head": "Method, and choices", "curves": False})
+
+
+def _windowed(spec: TableSpec, ensembles: Ensembles) -> TableSpec:
+    """The same table of the window's accuracies, with a row for each ensemble."""
+    columns: dict[str, _Column] = {}
+    for split, title in spec.columns.items():
+        columns[split] = split, "window_pooled", title
+        columns[f"{split}-lowest"] = split, "window_lowest", f"{title}, lowest client"
+    rows: dict[str, _Row] = {}
+    for row, title in spec.rows.items():
+        rows[row] = row, title, {}
+        for many in ensembles[row]:
+            rows[f"{row}-top-{many}"] = row, f"{title}-U (top-{many})", {"reading": f"top-{many}"}
+    return _with(spec, rows, columns)
+
+
+def _with(spec: TableSpec, rows: Mapping[str, _Row], columns: Mapping[str, _Column]) -> TableSpec:
+    """An experiment's table with other rows and columns."""
+    entries = {
+        place: {
+            column: spec.entries[row][split].model_copy(update={"statistic": statistic, **told})
+            for column, (split, statistic, _) in columns.items()
+            if split in spec.entries[row] and not ("reading" in told and statistic in _OF_ALL_ROUNDS)
+        }
+        for place, (row, _, told) in rows.items()
     }
-    return spec.model_copy(update={"rows": rows, "columns": columns, "entries": entries, "decimals": 2})
+    titles = {"rows": {place: title for place, (_, title, _) in rows.items()}}
+    titles["columns"] = {column: title for column, (_, _, title) in columns.items()}
+    return spec.model_copy(update={**titles, "entries": entries, "decimals": 2})
 
 
 def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
@@ -141,5 +139,7 @@ def arithmetic_table(name: str, params: Params) -> dict[str, Any]:
         update={"experiments": {key: params.experiments[key] for key in ARITHMETIC_TABLES[name]}}
     )
     # What counts builds models; importing that takes seconds that other tables need not wait for.
-    counting = import_module(f"hetfl.tables.counted.{name.partition('-')[0]}")
-    return laid_out(name, counting.TABLES[name](params))
+    # FedHPL's Table 5 is counted by table_5 of counted/fedhpl.py.
+    paper, _, number = name.partition("-table-")
+    count = getattr(import_module(f"hetfl.tables.counted.{paper}"), f"table_{number}")
+    return laid_out(name, count(params))

@@ -203,7 +203,7 @@ class Records:
         Raises:
             HetflError: the record is damaged.
         """
-        path, wanted = Path(source["run"]).relative_to("runs"), source["fingerprint"]
+        path, wanted = Path(source["run"].partition("/")[2]), source["fingerprint"]
         found = self._records.get(path)
         if found is None or found.run.fingerprint != wanted:
             run, kept = read_run(self.workspace.runs / path), self.compact(path)

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from hetfl.compact import WAYS
 from hetfl.errors import HetflError
 from hetfl.schema import Round
 from hetfl.tables.records import Record, Records, validated
 from hetfl.tables.spec import Entry
 
 M = 1024**2
-WAYS: tuple[Literal["up", "down"], ...] = ("up", "down")
 CELL = ["experiment", "method", "row", "split", "statistic", "reading", "round", "server"]
 """The columns that tell one cell from another."""
 
@@ -76,44 +76,14 @@ def value_of(entry: Entry, record: Record) -> float:
     Raises:
         HetflError: the evaluation lacks the statistic.
     """
-    return _value(entry, record, _percents(entry, record))
-
-
-def _measured(entry: Entry, record: Record) -> dict[str, Any]:
-    """The columns of a line that is done."""
-    curve = _percents(entry, record)
-    windowed, averaged = entry.statistic == "window_pooled", entry.statistic == "average"
-    return {
-        "run": record.path,
-        "value": _value(entry, record, curve),
-        "lowest": 100 * record.metrics.lowest if averaged else None,
-        "highest": 100 * record.metrics.highest if averaged else None,
-        "best": max(curve, default=None),
-        "last": curve[-1] if curve else None,
-        "variance": 100**2 * record.measured("window_variance", entry.reading) if windowed else None,
-        "window": record.measured("window_rounds", entry.reading) if windowed else None,
-        "rounds": record.run.rounds,
-        "played": record.played,
-        "parameters": record.run.parameters.trainable,
-        **{f"{way}_{name}": size for way in WAYS for name, size in _traffic(record, way).items()},
-    }
-
-
-def _percents(entry: Entry, record: Record) -> list[float]:
-    """An accuracy after every round that has it; empty for what is no accuracy."""
-    return [point.percent for point in record.curve(entry.statistic, entry.reading)]
-
-
-def _value(entry: Entry, record: Record, curve: list[float]) -> float:
-    """What a cell reads from one run."""
     parameters = record.run.parameters
     match entry.statistic:
         case "last_pooled":
-            return curve[-1]
+            return _percents(entry, record)[-1]
         case "validated_pooled":
             return 100 * validated(record, entry.reading)
         case "best_pooled":
-            return max(curve)
+            return max(_percents(entry, record))
         case "up_first":
             return record.training[0].up.elements / M
         case "up_last":
@@ -130,6 +100,31 @@ def _value(entry: Entry, record: Record, curve: list[float]) -> float:
             return mean(known)
         case _:
             return 100 * record.measured(entry.statistic, entry.reading)
+
+
+def _measured(entry: Entry, record: Record) -> dict[str, Any]:
+    """The columns of a line that is done."""
+    curve = _percents(entry, record)
+    windowed, averaged = entry.statistic == "window_pooled", entry.statistic == "average"
+    return {
+        "run": record.path,
+        "value": value_of(entry, record),
+        "lowest": 100 * record.metrics.lowest if averaged else None,
+        "highest": 100 * record.metrics.highest if averaged else None,
+        "best": max(curve, default=None),
+        "last": curve[-1] if curve else None,
+        "variance": 100**2 * record.measured("window_variance", entry.reading) if windowed else None,
+        "window": record.measured("window_rounds", entry.reading) if windowed else None,
+        "rounds": record.run.rounds,
+        "played": record.played,
+        "parameters": record.run.parameters.trainable,
+        **{f"{way}_{name}": size for way in WAYS for name, size in _traffic(record, way).items()},
+    }
+
+
+def _percents(entry: Entry, record: Record) -> list[float]:
+    """An accuracy after every round that has it; empty for what is no accuracy."""
+    return [point.percent for point in record.curve(entry.statistic, entry.reading)]
 
 
 def _traffic(record: Record, way: Literal["up", "down"]) -> dict[str, float]:

@@ -145,11 +145,6 @@ def pooled(table: Mapping[str, Any]) -> bool:
     return has_statistic(table, "last_pooled", "best_pooled", "window_pooled")
 
 
-def lowest(table: Mapping[str, Any]) -> bool:
-    """Whether a table also has the accuracies of each round's lowest client."""
-    return has_statistic(table, "window_lowest")
-
-
 def compares(table: Mapping[str, Any]) -> bool:
     """Whether rows of a table, as its JSON holds it, are differences to another row."""
     return any(cell.get("against") for cell in table["cells"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class Contract:
     """
 
     def __init__(self, method: Method, messages: Sequence[Message]) -> None:
-        self._contents = method.contents
+        self._method = ref(method)  # which is the key that contracts are kept by
         self.classes = method.num_classes
         first, more, other = (method.contents(message) for message in messages)
         self.needed = [name for name in first if name in more]
@@ -80,8 +80,10 @@ class Contract:
             HetflError: names, types or shapes are others, in words that follow the client.
         """
         found: dict[Free, int] = {}
+        method = self._method()
+        assert method is not None
         try:
-            tensors = self._contents(message)
+            tensors = method.contents(message)
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise HetflError(f"sent a message that cannot be read ({type(error).__name__})") from error
         if extra := [name for name in tensors if name not in self.entries]:

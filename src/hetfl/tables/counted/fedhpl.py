@@ -5,7 +5,7 @@ K stands for 1024 and M for 1024^2 elements, as the printed numbers need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import product
 
 import torch
@@ -15,7 +15,7 @@ from hetfl.experiments.plan import Params
 from hetfl.methods.base import Method, create
 from hetfl.models import Model
 from hetfl.tables.counted.exchange import Exchange, float_elements, of_all_classes, shapes
-from hetfl.tables.counted.layout import Counts, layout, rounded
+from hetfl.tables.counted.layout import Cells, Counts, layout, rounded
 
 K = 1024
 VITS, RESNETS = ("ViT-S", "ViT-B", "ViT-L"), ("ResNet18", "ResNet34", "ResNet50")
@@ -27,7 +27,8 @@ CLIENTS = 5
 
 def table_5(_: Params) -> Counts:
     """Trainable elements of the baselines with homogeneous models."""
-    models, found = layout("fedhpl-table-5").models, {}
+    models = layout("fedhpl-table-5").models
+    found: Cells = {}
     for row, classes in CLASSES.items():
         for size in VITS:
             model = shapes(create("fedavg", {}, classes), models[size])
@@ -40,14 +41,15 @@ def table_5(_: Params) -> Counts:
         found[row, "pfedpt-f1"] = small.total_elements
         generating = create("pfedpg", {}, classes)
         prompted = shapes(generating, models["ViT-B"])
-        found[row, "pfedpg-g2"] = _server(generating, prompted)
-        found[row, "pfedpg-f2"] = found[row, "pfedpg-g2"] + prompted.elements(["prompts", "head"])
+        found[row, "pfedpg-g2"] = generator = _server(generating, prompted)
+        found[row, "pfedpg-f2"] = generator + prompted.elements(["prompts", "head"])
     return Counts(found)
 
 
 def table_6(_: Params) -> Counts:
     """Trainable elements of FedHPL over n prompts, and the caption's example."""
-    models, found = layout("fedhpl-table-6").models, dict[tuple[str, str], int | float | str]()
+    models = layout("fedhpl-table-6").models
+    found: Cells = {}
 
     def prompted(size: str, depth: str, n: int, classes: int) -> Model:
         return shapes(create("fedhpl", {"prompts": depth, "prompt_length": n}, classes), models[size])
@@ -64,7 +66,7 @@ def table_6(_: Params) -> Counts:
 
 def table_7(params: Params) -> Counts:
     """Elements of the entire client model in the heterogeneous ResNet setting."""
-    found = {}
+    found: Cells = {}
     for (data, classes), (size, name) in product(CLASSES.items(), layout("fedhpl-table-7").models.items()):
         for row in ("FedGen", "FedGH", "FedProto", "FedTGP", "FedMD", "FedHE"):
             method = create(row.lower(), {}, classes, PUBLIC_CLASSES)
@@ -77,7 +79,8 @@ def table_7(params: Params) -> Counts:
 
 def table_8(params: Params) -> Counts:
     """Trainable elements of FedHPL with ResNets and a frame around the image."""
-    names, found = layout("fedhpl-table-8").models, {}
+    names = layout("fedhpl-table-8").models
+    found: Cells = {}
     sizes, groups = (32, 224), {"R18_34": ("ResNet18", "ResNet34"), "R50": ("ResNet50",)}
     for row, classes in CLASSES.items():
         models = {(size, side): _framed(params, names[size], side, classes) for size in RESNETS for side in sizes}
@@ -96,7 +99,7 @@ def table_8(params: Params) -> Counts:
 
 def table_9(_: Params) -> Counts:
     """Elements that a client sends in a round, measured on messages, and of the server's model where it has one."""
-    found: dict[tuple[str, str], int | float | str] = {}
+    found: Cells = {}
     # With the wrong logits every sample is one of those that count.
     variants = {
         "FedHPL": ("fedhpl", {"prompts": "frame", "selection": "all"}),
@@ -115,16 +118,6 @@ def table_9(_: Params) -> Counts:
         if (row, f"{data}-server") in table.printed:
             found[row, f"{data}-server"] = _server(method, model)
     return Counts(found, {"public_classes": PUBLIC_CLASSES})
-
-
-TABLES: dict[str, Callable[[Params], Counts]] = {
-    "fedhpl-table-5": table_5,
-    "fedhpl-table-6": table_6,
-    "fedhpl-table-7": table_7,
-    "fedhpl-table-8": table_8,
-    "fedhpl-table-9": table_9,
-}
-"""By the name of the stage."""
 
 
 def _framed(params: Params, name: str, pixels: int, classes: int) -> Model:

@@ -6,7 +6,7 @@ split depends on how many there are, not on the images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -20,7 +20,7 @@ from hetfl.methods.base import Method
 from hetfl.metrics.flops import StepFlops, flops
 from hetfl.models import Model
 from hetfl.tables.counted.exchange import Exchange, SampleCost, Setting, fitted, float_elements, shapes
-from hetfl.tables.counted.layout import Counts, layout, rounded
+from hetfl.tables.counted.layout import Cells, Counts, layout, rounded
 from hetfl.tables.notation import methods
 
 METHODS = methods("fedtgp")
@@ -38,7 +38,7 @@ def table_5(params: Params) -> Counts:
     """Elements that travel in a round, by the paper's formulas and in the methods' own messages."""
     of, printed = setting(params), layout("fedtgp-table-5").printed
     sizes = formulas(of)
-    found: dict[tuple[str, str], int | float | str] = {}
+    found: Cells = {}
     shares: list[float] = []
     for row in METHODS:
         sent = exchange(of, row)
@@ -78,7 +78,7 @@ def table_12(params: Params) -> Counts:
     single = {name: step(of, name=name) for name in names}
     alone = single[SMALLEST]
     models = models_of(of)
-    found: dict[tuple[str, str], int | float | str] = {}
+    found: Cells = {}
     for row in METHODS:
         own = step(of, row)
         # What a method adds works on images and features, and is the same beside every architecture.
@@ -103,10 +103,6 @@ def table_12(params: Params) -> Counts:
         "steps": sum(sum(single[name]) * samples for name, samples in zip(models, seen, strict=True)) / B,
     }
     return Counts(found, facts)
-
-
-TABLES: dict[str, Callable[[Params], Counts]] = {"fedtgp-table-5": table_5, "fedtgp-table-12": table_12}
-"""By the name of the stage."""
 
 
 def models_of(of: Setting) -> list[str]:

@@ -6,7 +6,7 @@ and no weights are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from hetfl.tables.counted.exchange import (
     of_all_classes,
     shapes,
 )
-from hetfl.tables.counted.layout import Counts, layout, rounded
+from hetfl.tables.counted.layout import Cells, Counts, layout, rounded
 from hetfl.training.sampling import participants
 
 MODELS = layout("fgpt-table-2").models
@@ -88,8 +88,9 @@ def first_round(method: Method, name: str, sizes: Sequence[int] = (1,), **more: 
 
 def table_2(params: Params) -> Counts:
     """Numbers that train and travel; and those of every method, in the methods' own messages."""
-    family, found = Family(params), dict[tuple[str, str], int | float | str]()
+    family = Family(params)
     main = family.at[MAIN]
+    found: Cells = {}
     average = main.method("fedavg")
     rounds = {row: first_round(average, MODELS[row]) for row in ("resnet18", "resnet50", "vit_b16")}
     for row, sent in {**rounds, "vit_b16-fgpt": family.exchange("fgpt")}.items():
@@ -138,7 +139,7 @@ def table_10(params: Params) -> Counts:
         for row, own in costs.items()
     }
     base = ours["pt-fedavg"]
-    found: dict[tuple[str, str], int | float | str] = {}
+    found: Cells = {}
     given = {}
     for row, own in ours.items():
         terms = [own["testing"], *([embeddings[row]] if embeddings[row] else [])]
@@ -169,10 +170,6 @@ def table_10(params: Params) -> Counts:
         "server": server_cost(family),
     }
     return Counts(found, facts, given)
-
-
-TABLES: dict[str, Callable[[Params], Counts]] = {"fgpt-table-2": table_2, "fgpt-table-10": table_10}
-"""By the name of the stage."""
 
 
 def run_bytes(sent: Exchange, place: Setting) -> int:

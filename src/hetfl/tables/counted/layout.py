@@ -19,6 +19,8 @@ from hetfl.tables.notation import Layout, methods, read_layouts
 
 Place = tuple[str, str]
 """Names of a row and a column."""
+Cells = dict[Place, int | float | str]
+"""What is counted: numbers, or texts that are shown as they are."""
 
 
 class Shown(Settings):
@@ -77,12 +79,12 @@ class Counts:
     """What is counted for a table.
 
     Attributes:
-        cells: numbers, or texts that are shown as they are, in the order of the table's JSON.
+        cells: in the order of the table's JSON.
         facts: what footnotes and the titles of parts name.
         printed: what stands beside a cell instead of the layout's printed number; None: nothing.
     """
 
-    cells: Mapping[Place, int | float | str]
+    cells: Cells
     facts: Mapping[str, Any] = field(default_factory=dict)
     printed: Mapping[Place, float | None] = field(default_factory=dict)
 
