@@ -13,7 +13,6 @@ import pytest
 import torch
 from fault_table import pytest_runtest_logreport, pytest_runtest_setup, pytest_terminal_summary, tries
 from playing import Trained, play_round, start, with_states
-from torch import Tensor
 from toy import CLASSES, GROUPS, TOY
 
 from hetfl.data.inputs import InputSettings
@@ -22,7 +21,7 @@ from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.figures.style import FORMATS
 from hetfl.message import Message
-from hetfl.methods import Method, create
+from hetfl.methods import create
 from hetfl.models import Model, ModelOptions, registry
 from hetfl.models.registry import DIGITS_RESNETS, DIGITS_VITS, creator, weights_path
 from hetfl.schema import Round
@@ -149,15 +148,14 @@ def exact_engine(toy_data: Dataset, toy_public: Subset, toy_partition: Partition
 
 
 def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partition: Partition) -> Engine:
-    """A function that builds engines. They share methods, which have no state, and models that methods want alike."""
+    """A function that builds engines. Those whose methods want the same models share them."""
     shared: dict[str, Model] = {}
-    methods: dict[str, Method] = {}
 
     def share(dtype: torch.dtype) -> Callable[..., Model]:
         def model(name: str, classes: int, options: ModelOptions, folder: Path, *inputs: InputSettings) -> Model:
             key = f"{name} {options.model_dump_json()} {inputs} {dtype}"
             if key not in shared:
-                shared[key] = remembering(registry.build(name, classes, options, folder, *inputs))
+                shared[key] = registry.build(name, classes, options, folder, *inputs)
             return shared[key]
 
         return model
@@ -169,8 +167,7 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partit
         partition: Partition | None = None,
         **settings: Any,
     ) -> LocalEngine:
-        wanted = {"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings}
-        made = methods.setdefault(f"{method} {wanted}", create(method, wanted, CLASSES, 2))
+        made = create(method, {"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings}, CLASSES, 2)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("hetfl.training.federation.build", share(dtype))
             federation = build_federation(
@@ -186,21 +183,6 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partit
         return make_engine(made, federation, "sequential")
 
     return build
-
-
-def remembering(model: Model) -> Model:
-    """The model, which draws a client's first parameters once for all runs of a seed."""
-    known: dict[tuple[Draws, int, torch.dtype], dict[str, Tensor]] = {}
-    drawn = model._fresh
-
-    def fresh(draws: Draws, client: int) -> dict[str, Tensor]:
-        key = draws, client, torch.get_default_dtype()
-        if key not in known:
-            known[key] = drawn(draws, client)
-        return {name: tensor.clone() for name, tensor in known[key].items()}
-
-    model._fresh = fresh
-    return model
 
 
 class Rounds(NamedTuple):
