@@ -52,7 +52,7 @@ VICTIMS = [("all", 1), ("all", 2), ("trainer", 1), ("all", 1), ("dvc", 1), ("all
 KILLS = int(os.environ.get("KILLS", "3" if QUICK else "100"))
 IN_A_ROW = 5
 """Kills of one project before it is made to its end."""
-LANES = 1 if QUICK else 2
+AT_ONCE = 1 if QUICK else 2
 TIMEOUT = 900.0
 
 
@@ -260,7 +260,7 @@ def test_kills_of_any_stage_leave_identical_results(
 
     def lane(first: int) -> None:
         own = made.project.copy(tmp_path / f"lane-{first}")
-        for numbers in rows[first::LANES]:
+        for numbers in rows[first::AT_ONCE]:
             problem, began = "", time.monotonic()
             try:
                 for one in kill_in_a_row(own, numbers, made):
@@ -275,9 +275,9 @@ def test_kills_of_any_stage_leave_identical_results(
             for _ in numbers:  # which of them it was is not known
                 tries.add("kill -9 of any stage", problem)
 
-    with capsys.disabled(), ThreadPoolExecutor(LANES) as pool:
+    with capsys.disabled(), ThreadPoolExecutor(AT_ONCE) as pool:
         print(f"\nwithout kills: {made.span:.1f} s, {len(made.content['metrics'])} metrics in MLflow")
-        list(pool.map(lane, range(LANES)))
+        list(pool.map(lane, range(AT_ONCE)))
         print(
             "kills in:", *(f"{stage} {many}" for stage, many in Counter(one.stage for one in every).items()), sep="  "
         )

@@ -217,11 +217,11 @@ def test_files_of_others_in_the_folders_do_no_harm(toy_engine, stopped, whole):
     for name in strays:
         (stopped / "resume" / name).write_bytes(b"x")
     (stopped / "run/.DS_Store").write_bytes(b"x")
-    (stopped / "run/.rounds.jsonl.half").write_bytes(b"x")
+    (stopped / "run/.rounds.jsonl.x1y2z3_4.jsonl").write_bytes(b"x")
     (stopped / "run/.folder").mkdir()
     continued(toy_engine, stopped)
     assert numbers(stopped) == numbers(whole("fedhpl"))
-    assert not (stopped / "run/.rounds.jsonl.half").exists()
+    assert not (stopped / "run/.rounds.jsonl.x1y2z3_4.jsonl").exists()
 
 
 def test_resume_points_beyond_the_record_are_removed(tmp_path):
