@@ -258,8 +258,8 @@ def test_kills_of_any_stage_leave_identical_results(
     every: list[Kill] = []
     rows = [range(KILLS)[first : first + IN_A_ROW] for first in range(0, KILLS, IN_A_ROW)]
 
-    def lane(first: int) -> None:
-        own = made.project.copy(tmp_path / f"lane-{first}")
+    def some_rows(first: int) -> None:
+        own = made.project.copy(tmp_path / f"project-{first}")
         for numbers in rows[first::AT_ONCE]:
             problem, began = "", time.monotonic()
             try:
@@ -277,7 +277,7 @@ def test_kills_of_any_stage_leave_identical_results(
 
     with capsys.disabled(), ThreadPoolExecutor(AT_ONCE) as pool:
         print(f"\nwithout kills: {made.span:.1f} s, {len(made.content['metrics'])} metrics in MLflow")
-        list(pool.map(lane, range(AT_ONCE)))
+        list(pool.map(some_rows, range(AT_ONCE)))
         print(
             "kills in:", *(f"{stage} {many}" for stage, many in Counter(one.stage for one in every).items()), sep="  "
         )
