@@ -250,7 +250,7 @@ def page(series: Sequence[Row], rounds: Sequence[Row], arguments: argparse.Names
         [(row["round"], row["seconds"], row["worked"], row["seconds"] - row["worked"], row["MB"]) for row in rounds],
         headers=["round", "seconds", "of the slowest worker", "of all else", "MB carried"],
         tablefmt="github",
-        floatfmt=("", ".1f", ".1f", ".1f", ".2f"),
+        floatfmt=("", ".1f", ".1f", ".1f", ".3f"),
     )
     machine = f"{device_name(torch.device('cpu'))}, {len(os.sched_getaffinity(0))} cores at load {load:.1f}"
     return "\n\n".join(
@@ -259,8 +259,8 @@ def page(series: Sequence[Row], rounds: Sequence[Row], arguments: argparse.Names
             f"{machine}; Flower 1.41.0, TLS and authenticated nodes, all on one machine; longest wait for work "
             f"{arguments.poll:g} s.",
             "## What a question costs",
-            f"Median of {arguments.repeats} questions to all nodes, of one where a message is as large as a whole "
-            "ViT-B. The workers here have no torch and only give bytes back, and the start is that of all processes "
+            f"Median of {arguments.repeats} questions to all nodes; a single question where a message is as large as "
+            "a whole ViT-B. The workers here have no torch and only give bytes back, and the start is that of all processes "
             "until the nodes are admitted; a worker of a real node also imports torch and loads its model.",
             questioned,
             f"By least squares over the rows up to {SERIES} nodes, without the whole ViT-B: {1000 * once:.0f} ms a "
