@@ -260,8 +260,8 @@ def page(series: Sequence[Row], rounds: Sequence[Row], arguments: argparse.Names
             f"{arguments.poll:g} s.",
             "## What a question costs",
             f"Median of {arguments.repeats} questions to all nodes; a single question where a message is as large as "
-            "a whole ViT-B. The workers here have no torch and only give bytes back, and the start is that of all processes "
-            "until the nodes are admitted; a worker of a real node also imports torch and loads its model.",
+            "a whole ViT-B. The workers here have no torch and only give bytes back, and the start is that of all "
+            "processes until the nodes are admitted; a worker of a real node also imports torch and loads its model.",
             questioned,
             f"By least squares over the rows up to {SERIES} nodes, without the whole ViT-B: {1000 * once:.0f} ms a "
             f"question, {1000 * each:.0f} ms a node and {1000 * size:.0f} ms a MB that goes both ways between the "
