@@ -235,8 +235,8 @@ def case(*arguments: Any) -> list[Row]:
 def page(series: Sequence[Row], rounds: Sequence[Row], arguments: argparse.Namespace, load: float) -> str:
     """The page, with the lines that fit its numbers."""
     few = [row for row in series if row["MB"] != WHOLE and row["nodes"] <= SERIES]
-    parts = np.array([[1.0, row["nodes"], row["nodes"] * row["MB"]] for row in few])
-    (once, each, size), *_ = np.linalg.lstsq(parts, np.array([median(row["seconds"]) for row in few]), rcond=None)
+    parts = np.array([[row["nodes"], row["nodes"] * row["MB"]] for row in few])
+    (each, size), *_ = np.linalg.lstsq(parts, np.array([median(row["seconds"]) for row in few]), rcond=None)
     questioned = tabulate(
         [
             (row["nodes"], row["MB"], median(own := row["seconds"]), min(own), max(own), row["start"], row["memory"])
@@ -263,11 +263,10 @@ def page(series: Sequence[Row], rounds: Sequence[Row], arguments: argparse.Names
             "a whole ViT-B. The workers here have no torch and only give bytes back, and the start is that of all "
             "processes until the nodes are admitted; a worker of a real node also imports torch and loads its model.",
             questioned,
-            f"By least squares over the rows up to {SERIES} nodes, without the whole ViT-B: {1000 * once:.0f} ms a "
-            f"question, {1000 * each:.0f} ms a node and {1000 * size:.0f} ms a MB that goes both ways between the "
-            "server and one node. In one process a question costs none of that. A round asks twice, to train and to "
-            f"test, and its messages go both ways once: {2000 * once:.0f} ms a round and {2000 * each:.0f} ms a node "
-            "more than in one process, besides the MB.",
+            f"By least squares over the rows up to {SERIES} nodes, without the whole ViT-B: {1000 * each:.0f} ms a "
+            f"question and node, and {1000 * size:.0f} ms a MB that goes both ways between the server and one node. "
+            "In one process a question costs none of that. A round asks twice, to train and to test: "
+            f"{2000 * each:.0f} ms a node more than in one process, besides the MB.",
             f"## A round with {arguments.backbone}",
             f"{CLIENTS} nodes with one client each, random weights, FedHPL: prompts and the head train, logits "
             f"travel. {TRAIN} noise images to train and {TEST} to test, 1 thread a worker. Round 0 begins when all "
