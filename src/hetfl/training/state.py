@@ -19,6 +19,8 @@ from hetfl.message import ServerState, Tensors, flatten, group
 from hetfl.tensors import read_tensors, write_tensors
 
 _POINT = re.compile(r"round-\d+-\w+\.safetensors")
+_OF_CLIENT = re.compile(r"(\d{1,9})/(params|optimiser|memory)/(.+)", re.ASCII | re.DOTALL)
+"""Number, field of :class:`ClientState` and name of a client's tensor in a file."""
 
 
 @dataclass
@@ -117,10 +119,16 @@ class State:
 
     @classmethod
     def from_tensors(cls, round: int, flat: Tensors) -> State:
-        """The state that :meth:`tensors` flattened."""
+        """The state that :meth:`tensors` flattened.
+
+        Raises:
+            HetflError: a client's tensor has a name that is none of those.
+        """
         state = cls(round, ServerState(group(flat, "server")))
         for key, tensor in group(flat, "client").items():
-            index, part, name = key.split("/", 2)
+            if not (found := _OF_CLIENT.fullmatch(key)):
+                raise HetflError(f"client/{key}: is no name of a client's tensor in a checkpoint or resume point")
+            index, part, name = found.groups()
             getattr(state.clients.setdefault(int(index), ClientState()), part)[name] = tensor
         return state
 
