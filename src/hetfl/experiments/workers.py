@@ -87,7 +87,9 @@ def orphaned(seconds: float | None = None) -> bool:
 def _ending(code: int | None) -> str:
     if code == -signal.SIGKILL:
         return "was killed by the system, probably for memory (fewer compute.jobs need less)"
-    return f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with status {code}"
+    # A process that handles a signal says so by its status.
+    number = -code if code and code < 0 else (code or 0) - 128
+    return f"was ended by {signal.Signals(number).name}" if number > 0 else f"ended with status {code}"
 
 
 def _work(pipe: Connection, do: Callable[[Task], str | None], threads: int) -> None:

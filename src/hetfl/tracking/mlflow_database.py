@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ _REFUSED = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EROFS, "SQLITE
 """Those that are of the disk, as the operating system's errors."""
 WAIT = 20.0
 """Seconds to wait for whoever is writing to a database."""
+ARTIFACTS = "mlruns/artifacts"
+"""Where MLflow's files of the checkout's own database lie, seen from the repository's root."""
 
 
 # A mirror must neither hold up a run when it is away nor write into its display, unless the user wants it to.
@@ -78,6 +81,7 @@ def create_database(database: Path) -> None:
             left.unlink()
     with atomic_path(database) as temporary:
         _migrate(temporary)
+        _add_default(temporary)
 
 
 def repair_database(database: Path) -> tuple[Path, Exception] | None:
@@ -123,6 +127,19 @@ def _check(database: Path) -> None:
     """Fail at once on what is no database: MLflow would try to open it for minutes."""
     with closing(sqlite3.connect(database, timeout=WAIT)) as connection:
         connection.execute("PRAGMA schema_version")
+
+
+def _add_default(database: Path) -> None:
+    """Add the experiment that MLflow adds to a database without it.
+
+    MLflow writes the folder into its SQL, which breaks where the name has both kinds of quotes.
+    """
+    now = time.time_ns() // 10**6
+    values = {"experiment_id": 0, "name": "Default", "artifact_location": ARTIFACTS, "lifecycle_stage": "active"}
+    values |= {"creation_time": now, "last_update_time": now}
+    with closing(sqlite3.connect(database)) as connection, connection:
+        fields, places = ", ".join(values), ", ".join("?" * len(values))
+        connection.execute(f"INSERT OR IGNORE INTO experiments ({fields}) VALUES ({places})", (*values.values(),))
 
 
 def _migrate(database: Path) -> None:

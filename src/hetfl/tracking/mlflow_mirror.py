@@ -22,6 +22,7 @@ from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, rea
 from hetfl.tracking.follow import following
 from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
 from hetfl.tracking.mlflow_database import (
+    ARTIFACTS,
     create_database,
     origin,
     place_artifacts,
@@ -66,8 +67,6 @@ TITLE, REMEDY = "MLflow", "`hetfl sync` copies them to MLflow"
 
 REMOTE = ("http", "databricks")
 """How the addresses of servers begin, which keep files themselves."""
-ARTIFACTS = "mlruns/artifacts"
-"""Where MLflow's files of the checkout's own database lie, seen from the repository's root."""
 
 
 def records(root: Path) -> list[Path]:
