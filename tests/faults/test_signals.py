@@ -72,7 +72,8 @@ class Training:
 
     def workers(self) -> list[psutil.Process]:
         """The processes that train, of which each has begun a round."""
-        return [one for one in self.members() if one.pid != self.process.pid and one.nice() == os.nice(0) and _spawned(one)]
+        others = [one for one in self.members() if one.pid != self.process.pid]
+        return [one for one in others if one.nice() == os.nice(0) and _spawned(one)]
 
     def close(self) -> None:
         for process in self.members():
