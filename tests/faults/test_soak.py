@@ -102,7 +102,6 @@ def test_many_rounds(made: Path, tmp_path: Path, tries: Tries) -> None:
         assert watch.threads[-1] <= watch.threads[1] + 1
 
 
-@pytest.mark.skipif(QUICK, reason="is of the full run")
 def test_a_leak_would_be_found(made: Path, tmp_path: Path, tries: Tries) -> None:
     """The bound of the test above is worth something."""
     root, watch, lost = project.copy(made, tmp_path / "project"), Watch(), []
@@ -112,7 +111,7 @@ def test_a_leak_would_be_found(made: Path, tmp_path: Path, tries: Tries) -> None
             lost.append(bytearray(LEAK))
             watch.look(root / "runs", root / ".hetfl")
 
-    train(quick(project.plan(root)[2][0], rounds=ROUNDS // 5, keep_optimiser=True), root, look)
+    train(quick(project.plan(root)[2][0], rounds=max(30, ROUNDS // 5), keep_optimiser=True), root, look)
     tries.note(f"rounds with a leak of {LEAK} bytes put in, {watch}")
     assert watch.slope()[0] > LEAK / 2 > PER_ROUND
 
