@@ -341,7 +341,7 @@ def build(
     try:
         with on_meta() if shapes_only else nullcontext():
             model = fit(backbone, num_classes, options, spec, loaded, second)
-        return model.to(torch.device("meta")) if shapes_only else model
+        return model.shapes_only() if shapes_only else model
     except RuntimeError as error:
         if loaded is None or is_random(name):
             raise
