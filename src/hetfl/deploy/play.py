@@ -24,8 +24,8 @@ from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import Round
 from hetfl.targets import cells_of
-from hetfl.training.engines import FLOWER
 from hetfl.training.federation import Federation
+from hetfl.training.registry import FLOWER
 from hetfl.training.remote import RemoteEngine
 
 SETTLE = 15.0
