@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -64,6 +65,11 @@ def test_a_cell_is_trained_by_it_and_its_record_names_it(tmp_path: Path) -> None
         assert (folder / MODEL).read_bytes() == (known.folder / MODEL).read_bytes()
     # FedHPL's clients also look at their data before round 1.
     assert Toy.trained == CLIENTS * (1 + ROUNDS)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_makes_an_engine_is_there(name: str) -> None:
+    assert callable(resolve_name(ENGINES[name].maker))
 
 
 def test_settings_and_schedule_know_it() -> None:

@@ -100,7 +100,7 @@ def play(
         method = create(cell.method, cell.settings, classes, public, seed=cell.seed)
         options = method.model_options()
         built = {
-            name: build(name, classes, options, workspace.weights, cell.input).to(device, torch.float32)
+            name: build(name, classes, options, workspace.weights, cell.input, shapes_only=True)
             for name in dict.fromkeys(cell.models)
         }
         counts = class_counts(cell, workspace)

@@ -234,8 +234,10 @@ class Model:
     def init(self, draws: Draws, client: int) -> dict[str, Tensor]:
         """Initial parameters and buffers of a client (-1: the server), each role from its own draw."""
         reference = next(self._module.parameters())
+        # They have values also where the network has only shapes.
+        device = torch.device("cpu") if reference.is_meta else reference.device
         fresh = self._fresh(draws, client)
-        return {name: tensor.to(reference.device, reference.dtype) for name, tensor in fresh.items()}
+        return {name: tensor.to(device, reference.dtype) for name, tensor in fresh.items()}
 
     def names(self, groups: Sequence[str]) -> tuple[str, ...]:
         """The names of all parameters with these roles, in the model's order."""

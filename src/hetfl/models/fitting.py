@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -211,8 +212,8 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
         with seeded_library_code(0):
             body = create()
     else:
-        # On the meta device nothing is drawn: random values would be overwritten, and take seconds for a large body.
-        with torch.device("meta"), _Undrawn():
+        # Random values would be overwritten, and take seconds for a large body.
+        with on_meta():
             body = create()
         body.load_state_dict(weights, assign=True)
     for norm in body.modules():
@@ -220,6 +221,13 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
             # With a constant momentum the count of batches is not used, and it would have to be a client's parameter.
             norm.num_batches_tracked = None
     return body
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Networks that are made here are on the meta device: only their shapes are there."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 class _Undrawn(TorchFunctionMode):
@@ -239,12 +247,13 @@ def _initial(
     """The initial parameters of one network, without its frozen parts."""
     params = module.fresh_prompts(draws.generator("init:prompts", client))
     if module.options.body == "trained":
-        values = weights
-        if values is None:
-            with seeded_library_code(draws.key("init:body", client)):
-                values = backbone.create().state_dict()
         names = [*(key for key, _ in module.body.named_parameters()), *_statistics(module.body)]
-        params |= {f"body.{key}": values[key].detach().clone() for key in names}
+        if weights is None:
+            with seeded_library_code(draws.key("init:body", client)):
+                drawn = backbone.create().state_dict()
+            params |= {f"body.{key}": drawn[key] for key in names}
+        else:
+            params |= {f"body.{key}": weights[key].detach().clone() for key in names}
     if (linear := module.projection) is not None:
         sizes = linear.in_features, linear.out_features
         params |= _drawn("projection", nn.Linear, *sizes, draws.key("init:projection", client))

@@ -32,7 +32,7 @@ class EngineKind:
 ENGINES: dict[str, EngineKind] = {
     "sequential": EngineKind("hetfl.training.sequential:Sequential", together=False),
     "batched": EngineKind("hetfl.training.batched:Batched"),
-    "ray": EngineKind("hetfl.training.ray:start_actors", own_processes=True),
+    "ray": EngineKind("hetfl.training.ray:Actors", own_processes=True),
 }
 """Every engine but that of a deployment, which no setting chooses. A new one is a file and a line here."""
 
