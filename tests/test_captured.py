@@ -95,14 +95,14 @@ def test_without_cuda_nothing_is_recorded(monkeypatch):
     ],
 )
 def test_recorded_steps_train_like_called_ones(toy_engine, recordings, monkeypatch, method, group, settings):
-    """Over three rounds, in which the same recordings serve again."""
+    """Over two rounds, in which the same recordings serve again."""
 
     def run(recorded: bool) -> tuple:
         monkeypatch.setattr(captured, "EAGER_CALLS", EAGER_CALLS if recorded else 10**9)
         reference = toy_engine(method, group, torch.float64, **{"batch_size": 5, **settings})
         engine = make_engine(reference.method, reference.federation, "batched")
         state, _ = start(engine, Draws(0))
-        for number in (1, 2, 3):
+        for number in (1, 2):
             state, line = play_round(engine, state, Draws(0).at(number))
         return state.tensors(), line.loss
 
