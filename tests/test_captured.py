@@ -89,7 +89,7 @@ def test_without_cuda_nothing_is_recorded(monkeypatch):
         ("fedhpl", "two vits", {"local_epochs": 2}),
         ("fedtgp", "two resnets", {"server_epochs": 5, "server_batch": 2}),  # running statistics, a recorded server
         ("fedproto", "homogeneous", {"optimiser": "adam", "keep_optimiser": True}),  # a count of steps
-        ("fedgen", "homogeneous", {"batch_size": 4}),  # what is drawn for each batch
+        ("fedgen", "homogeneous", {"batch_size": 4, "local_epochs": 2}),  # what is drawn for each batch
         ("sgpt", "homogeneous", {"local_epochs": 3}),  # several phases, statistics of the training passes
         ("pfedpg", "homogeneous", {}),
     ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -211,8 +212,7 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
         with seeded_library_code(0):
             body = create()
     else:
-        # On the meta device nothing is drawn: random values would be overwritten, and take seconds for a large body.
-        with torch.device("meta"), _Undrawn():
+        with shapes_only():  # random values would be overwritten, and take seconds for a large body
             body = create()
         body.load_state_dict(weights, assign=True)
     for norm in body.modules():
@@ -220,6 +220,13 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
             # With a constant momentum the count of batches is not used, and it would have to be a client's parameter.
             norm.num_batches_tracked = None
     return body
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """What is made in the block is on the meta device, and nothing is drawn for it."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 class _Undrawn(TorchFunctionMode):

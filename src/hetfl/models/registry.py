@@ -27,7 +27,7 @@ from hetfl.errors import HetflError, unknown
 from hetfl.files import sha256_file
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import PlainCNN, TorchvisionCNN, googlenet, last_side, mobilenet_v2, plain_cnn
-from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head
+from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head, shapes_only
 from hetfl.models.grouped import GroupedViT
 from hetfl.models.parts import part, timm_registry
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
@@ -418,7 +418,7 @@ def _architecture_with(weights: Mapping[str, Tensor]) -> str:
     """The first usual architecture whose tensors have these names and shapes; empty if none has."""
     shapes = {key: value.shape for key, value in weights.items()}
     for architecture in (*OWN_SPECS, *USUAL):
-        with torch.device("meta"):
+        with shapes_only():
             held = _without_counts(creator(architecture)().state_dict())
         if {key: value.shape for key, value in held.items()} == shapes:
             return architecture
@@ -479,7 +479,7 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
     architecture = architecture_of(name)
     if is_random(name) or (architecture in OWN_SPECS and architecture not in MOCO_VITS):
         raise HetflError(f"{name}: has no published weights; {_remedy(name)}")
-    with torch.device("meta"):
+    with shapes_only():
         body = creator(name)()
     tensors = backbone_weights(source, body)
     path = weights_path(name, folder)
