@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+
+gc.disable()  # until all is imported and collected: it would look through all of that again and again
+
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -45,11 +50,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("golden")]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where none of them runs, tests of several processes are not even read: they import Ray and Flower."""
+    return collection_path.name == "distributed" and "not distributed" in config.option.markexpr or None
+
+
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from looking through all that was imported and collected again and again."""
+    """From here on the garbage collector looks at what tests make, and seldom: little of it is in cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """At its end pytest collects garbage five times, which takes a second if it looks at everything."""
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """One of several test processes has told all it has to: taking torch and MLflow apart takes seconds."""
+    if hasattr(config, "workerinput"):
+        os._exit(0)
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +90,13 @@ def both_formats() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Thousands of small files are written, and a power cut ends the tests, too."""
+    with mock.patch.object(os, "fsync", lambda file: None):
+        yield
 
 
 @pytest.fixture(scope="session")

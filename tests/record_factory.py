@@ -7,7 +7,6 @@ writer: it is that run, but for what the test says differently, so it has every 
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -147,8 +146,7 @@ def write_record(
         The record's folder.
     """
     record = Record(runs / path)
-    # Whether the disk has it is of no interest here, and takes the time of a round.
-    with mock.patch.object(os, "fsync"), mock.patch("hetfl.experiments.record.now", return_value=finished):
+    with mock.patch("hetfl.experiments.record.now", return_value=finished):
         record.begin(make_run(path, **changes), completed=0)
         last = 0
         for line in lines:
@@ -174,6 +172,5 @@ def rewrite_run(folder: Path, change: Mapping[str, Any]) -> None:
 def rewrite_rounds(folder: Path, rounds: Iterable[Round]) -> None:
     """Put other lines into a record's ``rounds.jsonl``."""
     (folder / "rounds.jsonl").write_text("")
-    with mock.patch.object(os, "fsync"):
-        for line in rounds:
-            Record(folder).append(line)
+    for line in rounds:
+        Record(folder).append(line)

@@ -52,11 +52,12 @@ def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_equals_scale_resize_clamp_normalise(
     height: int, width: int, channels: int, size: int, interpolation: str
 ) -> None:
-    subset = subset_of(70, height, width, channels)
-    index = torch.tensor([3, 69, 3, 0, *range(40, 68)])
+    many = 70 if size < 224 else 6
+    subset = subset_of(many, height, width, channels)
+    index = torch.tensor([3, many - 1, 3, 0, *range(40, many - 2)])
+    exact = plainly(subset, size, interpolation, torch.float64)[index]
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 5e-6), (torch.bfloat16, 2e-2)):
         batch = images_of(subset, size, interpolation, dtype).batch(index)
-        exact = plainly(subset, size, interpolation, torch.float64)[index]
         assert batch.images.dtype == dtype
         torch.testing.assert_close(batch.images.double(), exact, rtol=tolerance, atol=tolerance)
         assert batch.labels.tolist() == subset.labels[index].tolist()

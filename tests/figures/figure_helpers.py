@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -116,10 +117,17 @@ def grid(*panels: Panel, columns: int = 1, caption: str = "") -> RunFigure | Par
     return kind(name="figure", title="", columns=columns, panels=panels, caption=caption)
 
 
-def draw(figure: Figure, source: Path | Sources, path: Path) -> list[str]:
-    """The words of the figure, which is drawn without the search for a good layout."""
+@contextmanager
+def without_layout() -> Iterator[None]:
+    """Figures are drawn without the search for a good layout, which takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetfl.figures.base.settle", lambda canvas: canvas.set_layout_engine("none"))
+        yield
+
+
+def draw(figure: Figure, source: Path | Sources, path: Path) -> list[str]:
+    """The words of the figure, which is drawn without the search for a good layout."""
+    with without_layout():
         (written,) = figure.write(sources(source) if isinstance(source, Path) else source, path)
     assert written.name == f"{path.name}.svg"
     return re.findall(r"<text[^>]*>([^<]*)</text>", written.read_text())

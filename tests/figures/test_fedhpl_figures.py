@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from figure_helpers import PARAMS, cell, draw, drawn_twice_alike, grid, sources, write_cell
+from figure_helpers import PARAMS, cell, draw, drawn_twice_alike, grid, sources, without_layout, write_cell
 from matplotlib.axes import Axes
 
 from hetfl.errors import HetflError
@@ -198,4 +198,5 @@ def test_bytes_of_both_formats_are_the_same_every_time(tmp_path: Path, both_form
 def test_bytes_of_the_theorem_are_the_same_every_time(tmp_path: Path) -> None:
     entry = cell()
     write_cell(tmp_path, entry)
-    drawn_twice_alike(theorem({"homogeneous": {"Dir": entry}}), tmp_path, tmp_path)
+    with without_layout():
+        drawn_twice_alike(theorem({"homogeneous": {"Dir": entry}}), tmp_path, tmp_path)

@@ -48,7 +48,9 @@ assert torchvision.models.GoogLeNet
 STEP = """
 import tempfile
 from pathlib import Path
+from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
+from hetfl.models.outline import outline
 from hetfl.training.sequential import make_optimiser
 from hetfl.methods import create
 from hetfl.models import build
@@ -67,6 +69,7 @@ with tempfile.TemporaryDirectory() as folder:  # a residual network with weights
     body = creator("digits_resnet_small")()
     write_tensors(weights_path("digits_resnet_small", Path(folder)), body.state_dict())
     build("digits_resnet_small", 10, create("fedavg", {}, 10).model_options(), Path(folder))
+outline("digits_resnet_small", 10, create("fedavg", {}, 10).model_options(), InputSettings())
 compiler = "torch._dynamo" in sys.modules
 """
 
@@ -101,5 +104,5 @@ def test_parts_are_what_a_plain_import_gives(found):
     assert (of_parts, of_libraries) == ([], HEAVY)
 
 
-def test_the_first_step_and_weights_from_a_file_import_no_compiler(found):
+def test_the_first_step_weights_from_a_file_and_outlines_import_no_compiler(found):
     assert found[0][2] is False

@@ -465,7 +465,18 @@ def test_cells_from_different_inputs(experiment: Path, change: dict[str, Any], k
         make(experiment)
 
 
-def test_same_bytes_again(both_formats: None, finished: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def drawn(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The figures of the finished runs' table, in both formats."""
+    return figures(finished, tmp_path_factory.mktemp("drawn"))
+
+
+def figures(root: Path, folder: Path) -> list[Path]:
+    table, records = make(root), Records(Workspace(root))
+    return accuracy_curves(table, records, folder) + communication_figure(table, records, folder)
+
+
+def test_same_bytes_again(both_formats: None, finished: Path, drawn: list[Path], tmp_path: Path) -> None:
     # The same records elsewhere: neither places nor times may enter.
     copied = Path(shutil.copytree(finished, tmp_path / "elsewhere"))
     for path in copied.glob("runs/*/*/*/*/run.json"):
@@ -473,10 +484,9 @@ def test_same_bytes_again(both_formats: None, finished: Path, tmp_path: Path) ->
     contents = []
     for root, name in ((finished, "first"), (copied, "second")):
         folder = tmp_path / name
-        table = make(root)
-        write_table(table, folder)
-        accuracy_curves(table, Records(Workspace(root)), folder)
-        communication_figure(table, Records(Workspace(root)), folder)
+        write_table(make(root), folder)
+        for path in drawn if root == finished else figures(root, tmp_path / "drawn again"):
+            shutil.copy(path, folder)
         pages(folder)
         contents.append({path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()})
     assert contents[0] == contents[1]
@@ -600,17 +610,14 @@ def test_comparison_of_absent_cells(finished: Path, experiment: Path) -> None:
     assert problems["fedavg", "dirichlet"] == ""
 
 
-def test_figures_hold_every_row(finished: Path, tmp_path: Path, both_formats: None) -> None:
-    table = make(finished)
-    curves = accuracy_curves(table, Records(Workspace(finished)), tmp_path)
-    traffic = communication_figure(table, Records(Workspace(finished)), tmp_path)
-    assert [path.name for path in curves + traffic] == [
+def test_figures_hold_every_row(drawn: list[Path]) -> None:
+    assert [path.name for path in drawn] == [
         "digits-homogeneous-curves.svg",
         "digits-homogeneous-curves.png",
         "digits-homogeneous-communication.svg",
         "digits-homogeneous-communication.png",
     ]
-    for path in (curves[0], traffic[0]):
+    for path in drawn[::2]:
         text = path.read_text()
         assert all(name in text for name in ("FedHPL", "FedAvg &amp; co_", "Local", "2 classes &lt; 100%"))
         assert "accuracy (%)" in text

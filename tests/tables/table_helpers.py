@@ -82,4 +82,13 @@ def built(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
         assert path.stat().st_size
     assert (root / f"tables/{name}.tex").read_text().isascii()
     assert max(map(len, render_text(table).splitlines())) <= 150
+    return by_place(table)
+
+
+def cells_of(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """A table's cells by row and column; nothing is written."""
+    return by_place(build_table(table_spec(name, PARAMS), Records(Workspace(root))))
+
+
+def by_place(table: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(cell["row"], cell["column"]): cell for cell in table["cells"]}

@@ -126,21 +126,24 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     usual |= {"printed_variance": None, "against": ""}
     optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
     told: dict[str, Any] = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
-    told |= _numbers(entry, seeds[seeds.status == "done"]) | optional
+    done = seeds.status == "done"
+    told |= (_numbers(entry, seeds[done]) if done.any() else _nothing()) | optional
     if told["status"] == "not run":
         told["status"] = min(seeds.status, key=MISSING.index)
-    problems = [
-        f"Seed {line.seed} is {line.status}: {line.problem}." for line in seeds[seeds.problem != ""].itertuples()
-    ]
+    lines = zip(seeds.seed, seeds.status, seeds.problem, strict=True)
+    problems = [f"Seed {seed} is {status}: {problem}." for seed, status, problem in lines if problem]
     return told | ({"footnote": " ".join([entry.footnote, *problems]).strip()} if problems else {})
+
+
+def _nothing() -> dict[str, Any]:
+    """What a cell says where no seed is done."""
+    accuracies = ("value", "std", "difference", "lowest", "highest", "best", "last")
+    nothing = dict.fromkeys((*accuracies, "rounds", "parameters", *WAYS))
+    return {"seeds": [], "random": False, "status": "not run", "provenance": []} | nothing
 
 
 def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
     """What a cell says of the seeds that are done."""
-    if done.empty:
-        accuracies = ("value", "std", "difference", "lowest", "highest", "best", "last")
-        nothing = dict.fromkeys((*accuracies, "rounds", "parameters", *WAYS))
-        return {"seeds": [], "random": False, "status": "not run", "provenance": []} | nothing
 
     def over_seeds(name: str) -> float | None:
         return None if done[name].isna().any() else _tidy(mean(done[name]))
