@@ -48,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--update-golden"):
         items[:] = [item for item in items if item.get_closest_marker("golden")]
+    # Files that look at the same rounds come one after another, so that one process plays these.
+    alike = {item.path for item in items if "two_rounds" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in alike)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -219,6 +222,7 @@ class Rounds(NamedTuple):
     """The first two rounds of seed 0, one client after another.
 
     Attributes:
+        registration: the record's line of what was before them.
         first, second: the states after them.
         downlinks: the second round's, by client.
         updates: what came of each client's work in it.
@@ -226,6 +230,7 @@ class Rounds(NamedTuple):
     """
 
     engine: LocalEngine
+    registration: Round
     first: State
     downlinks: dict[int, Message]
     updates: dict[int, Trained]
@@ -240,7 +245,7 @@ def two_rounds(toy_engine: Engine) -> Callable[..., Rounds]:
     @cache
     def play(method: str, group: str, **settings: Any) -> Rounds:
         engine, sent, updates = toy_engine(method, group, **settings), {}, []
-        state, _ = start(engine, Draws(0))
+        state, registration = start(engine, Draws(0))
         first, _ = play_round(engine, state, Draws(0).at(1))
         train = engine.train
 
@@ -255,6 +260,6 @@ def two_rounds(toy_engine: Engine) -> Callable[..., Rounds]:
             patch.setattr(engine, "train", watched)
             second, line = play_round(engine, first, Draws(0).at(2))
         done = {update.client: update for update in with_states(engine, updates)}
-        return Rounds(engine, first, sent, done, second, line)
+        return Rounds(engine, registration, first, sent, done, second, line)
 
     return play

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from toy import most_varied
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -117,9 +118,8 @@ def remote(engine: LocalEngine, transport, deadline: float | None = None) -> Rem
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_same_bits(toy_engine, two_rounds, method):
-    group = "heterogeneous" if METHODS[method].heterogeneous else "homogeneous"
-    played = two_rounds(method, group)
+def test_every_method_gives_the_same_bits(two_rounds, method):
+    played = two_rounds(method, most_varied(method))
     engine = remote(played.engine, Here(played.engine, HOSTS))
     engine.restore(played.first.clients)
     server, line = rounds.play_round(engine, played.first.server, Draws(0).at(2))
