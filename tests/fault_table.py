@@ -25,10 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 from tabulate import tabulate
-
-from hetfl.experiments.record import device_name
 
 QUICK = bool(os.environ.get("QUICK"))
 """Whether to try a few of each fault, for a table within 5 minutes."""
@@ -136,6 +133,10 @@ def _table(form: str) -> str:
 
 
 def _page(notes: list[str], config: pytest.Config) -> str:
+    import torch  # which the process that hands out tests needs for nothing else
+
+    from hetfl.experiments.record import device_name
+
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=config.rootpath, capture_output=True, text=True).stdout.strip()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hetfl.methods import METHODS
+
 CLASSES = 3
 GROUPS = {
     "homogeneous": ["digits_vit_base"] * 3,
@@ -29,3 +31,8 @@ TOY = {
     "pfedpt": {"prompt_length": 2, "prompt_epochs": 1, "local_epochs": 1},
 }
 """Settings that keep a method small on the toy federation."""
+
+
+def most_varied(method: str) -> str:
+    """The group with different networks where a method can have it."""
+    return "heterogeneous" if METHODS[method].heterogeneous else "homogeneous"

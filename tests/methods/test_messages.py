@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from toy import CLASSES
+from toy import CLASSES, most_varied
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
@@ -104,7 +104,7 @@ REASONS = {
 @pytest.mark.parametrize("method", REASONS)
 def test_the_reason_says_what_is_wrong(two_rounds, method):
     name, change, told = REASONS[method]
-    played = two_rounds(method, "homogeneous", dtype=torch.float32)
+    played = two_rounds(method, most_varied(method))
     uplink = played.updates[2].uplink
     _, contract = contracts(played.engine.method, played.engine.models[2])
     wrong = {**uplink, **({name: change(uplink[name])} if name else {"sudo": torch.zeros(1)})}

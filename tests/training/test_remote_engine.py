@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import CLASSES
+from toy import CLASSES, most_varied
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -119,10 +119,9 @@ def remote(engine: LocalEngine, transport, deadline: float | None = None) -> Rem
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_same_bits(toy_engine, two_rounds, weights, method):
+def test_every_method_gives_the_same_bits(two_rounds, weights, method):
     """The server's models are only shapes, but for what clients and server begin with."""
-    group = "heterogeneous" if METHODS[method].heterogeneous else "homogeneous"
-    played = two_rounds(method, group)
+    played = two_rounds(method, most_varied(method))
     engine = remote(played.engine, Here(played.engine, HOSTS))
     options = engine.method.model_options()
     shapes = {}
