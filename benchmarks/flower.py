@@ -146,7 +146,9 @@ class Nodes:
         found: Counter[str] = Counter()
         (superlink,) = (child for child in psutil.Process().children() if "hetfl.deploy.superlink" in child.cmdline())
         processes = {**self.processes, "SuperLink": superlink, "server": psutil.Process()}
-        for name, process in processes.items():
+        # A link's connection is a process that it has started.
+        every = [(name, one) for name, process in processes.items() for one in (process, *_own(name, process))]
+        for name, process in every:
             status = Path(f"/proc/{process.pid}/status").read_text()
             peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
             kind = name.partition(" ")[0]
@@ -159,6 +161,10 @@ class Nodes:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+def _own(name: str, process: psutil.Process) -> list[psutil.Process]:
+    return process.children() if name.startswith("link") else []
 
 
 def write_noise(folder: Path, client: int) -> None:

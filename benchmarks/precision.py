@@ -29,6 +29,7 @@ from hetfl.experiments.plan import Cell, ComputeSettings, Workspace, cells, load
 from hetfl.experiments.record import device_name
 from hetfl.files import write_text
 from hetfl.models import Model, ModelOptions, build
+from hetfl.training.engines import make_engine
 from hetfl.training.rounds import play_round, start
 
 ROOT = Path(__file__).parents[1]
@@ -106,12 +107,13 @@ def speeds(repeats: int) -> list[Speed]:
 
 def accuracy(cell: Cell, precision: str) -> float:
     """A cell's pooled accuracy after its last round."""
-    compute = ComputeSettings.model_validate({"precision": precision, "engine": "sequential"})
+    compute = ComputeSettings.model_validate({"precision": precision})
     setup = set_up(cell, Workspace(ROOT), CPU, compute)
+    engine = make_engine(setup.method, setup.federation, "sequential")
     assert setup.federation.precision == precision
-    server, _ = start(setup.engine, setup.draws)
+    server, _ = start(engine, setup.draws)
     for round in range(1, setup.method.settings.rounds + 1):
-        server, line = play_round(setup.engine, server, setup.draws.at(round))
+        server, line = play_round(engine, server, setup.draws.at(round))
     return float(100 * line.pooled)
 
 

@@ -30,7 +30,7 @@ from hetfl.files import write_text
 from hetfl.training import rounds
 from hetfl.training.engine import Engine
 from hetfl.training.host import Host
-from hetfl.training.ray import Actors
+from hetfl.training.ray import Actors, RaySettings
 from hetfl.training.remote import RemoteEngine
 
 MODELS, CLIENTS = (MODEL, "digits_cnn8.random", "digits_vit_large.random", "cnn.random"), 10
@@ -45,7 +45,8 @@ def host(participants: int, model: str, rounds: int) -> Host:
 def on_ray(participants: int, actors: int, model: str = MODEL, rounds: int = 1) -> RemoteEngine:
     """The clients of participants.py in actors."""
     here = clients(participants, model, rounds)
-    transport = Actors(partial(host, participants, model, rounds), participants, actors, gpu=False)
+    settings = RaySettings(actors=actors)
+    transport = Actors(partial(host, participants, model, rounds), participants, gpu=False, settings=settings)
     return RemoteEngine("ray", here.method, here.models, CPU, transport)
 
 

@@ -46,8 +46,8 @@ class Trained(NamedTuple):
 
 
 @cache
-def trained() -> Trained:
-    """Two rounds of FedHPL with five clients, trained and evaluated as `hetfl train` and its stages do."""
+def project() -> tuple[Workspace, Cell]:
+    """A checkout with two rounds of FedHPL with five clients, nothing trained."""
     root = Path(tempfile.mkdtemp(prefix="hetfl-record-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     workspace, scheme = Workspace(root), Iid(clients=CLIENTS)
@@ -88,6 +88,13 @@ def trained() -> Trained:
         method="fedhpl",
         settings=METHODS["fedhpl"].Settings(rounds=ROUNDS, participation=1.0, batch_size=8).model_dump(),
     )
+    return workspace, cell
+
+
+@cache
+def trained() -> Trained:
+    """The project's cell, trained and evaluated as `hetfl train` and its stages do."""
+    workspace, cell = project()
     run_cell(cell, workspace, torch.device("cpu"))
     evaluate_cell(cell, workspace, torch.device("cpu"))
     folder, metrics = workspace.runs / cell.path, read_metrics(workspace.evaluations / cell.path)

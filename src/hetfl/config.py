@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from hetfl.errors import HetflError, unknown
+from hetfl.errors import HetflError, either, unknown
 
 
 class Settings(BaseModel):
@@ -82,6 +82,18 @@ Different = Annotated[list[T], Field(min_length=1), AfterValidator(_different)]
 
 Blocks = Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_different)]
 """Numbers of blocks of a model, from 1, without duplicates."""
+
+
+def one_of(choices: Callable[[], Iterable[str]]) -> BeforeValidator:
+    """Allows the names that a registry has when a setting is read, with the error of a ``Literal`` of them."""
+
+    def check(value: Any) -> Any:
+        if value not in (known := [*choices()]):
+            raise ValueError(f"should be {either(map(repr, known))}")
+        return value
+
+    return BeforeValidator(check)
+
 
 COMBINATIONS = 1000
 """The most experiments or rows that one block of settings may stand for."""

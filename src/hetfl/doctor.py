@@ -140,7 +140,7 @@ def _environment() -> Iterator[Finding]:
     for extra, purpose in (
         ("pipeline", "dvc repro, tables, figures and MLflow"),
         ("slurm", "hetfl sweep --on slurm"),
-        ("ray", "hetfl sweep --on ray"),
+        ("ray", "hetfl sweep --on ray and the engine ray"),
         ("tables", "data sets of Parquet and Arrow files"),
     ):
         if missing := extras.get(extra):

@@ -104,6 +104,12 @@ def _obstacle(path: Path) -> str:
     return ""
 
 
+def either(names: Iterable[str]) -> str:
+    """Names in a sentence: ``a, b or c``."""
+    *some, last = names
+    return f"{', '.join(some)} or {last}" if some else last
+
+
 def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> HetflError:
     """An error for a name that does not exist, with the nearest one that does.
 

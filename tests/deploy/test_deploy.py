@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from deployment_files import NODE, PARAMS, SERVER, write
@@ -255,3 +257,36 @@ def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
 def test_commands_have_help(command):
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0 and "Example: hetfl" in shown.output
+
+
+KEPT = """
+import os, sys, time
+from hetfl.deploy.processes import keep_running
+
+def work():
+    first = not os.path.exists("pids")
+    with open("pids", "a") as file:
+        print(os.getpid(), file=file)
+    if first:
+        sys.exit(3)  # as Flower does
+    time.sleep(60)
+
+keep_running(work, lambda line: print(line, flush=True), first=0.05)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_connection_that_ends_is_made_again_without_new_imports(tmp_path, kill):
+    """And it ends with its process, however that ends."""
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {KEPT!r}])" if kill else KEPT
+    process = subprocess.Popen([sys.executable, "-c", outer], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    pids, deadline = tmp_path / "pids", time.monotonic() + 60
+    while not pids.exists() or pids.read_text().count("\n") < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert said == "ended with status 1; starting it again\ndone\n"
+    for pid in map(int, pids.read_text().split()):
+        assert pid != process.pid and not psutil.pid_exists(pid)

@@ -1,23 +1,24 @@
-"""A network between a node and its server that is slow and breaks off, where the kernel has no netem."""
+"""A network between a node and its server whose connections break off."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-import time
 
 
 class BadNetwork:
-    """Passes TCP connections on to a port of this machine.
+    """Passes TCP connections on.
+
+    Args:
+        to: host and port.
 
     Attributes:
-        delay: seconds that each piece of data is late.
-        cuts: how many of the next pieces are lost, with their connection.
+        cuts: how many of the next pieces of data are lost, with their connection.
     """
 
-    def __init__(self, to: int) -> None:
-        self.to, self.delay, self.cuts = to, 0.0, 0
+    def __init__(self, to: tuple[str, int]) -> None:
+        self.to, self.cuts = to, 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -26,7 +27,7 @@ class BadNetwork:
         while True:
             here, _ = self._listener.accept()
             try:
-                there = socket.create_connection(("127.0.0.1", self.to))
+                there = socket.create_connection(self.to)
             except OSError:
                 here.close()
                 continue
@@ -36,7 +37,6 @@ class BadNetwork:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(65536):
-                time.sleep(self.delay)
                 if self.cuts:
                     self.cuts -= 1
                     break

@@ -35,7 +35,12 @@ class Deployment:
         folder: for the deployment.
         nodes: how many; None: one for each client.
         insecure: without TLS and authentication.
+        host: where the server listens.
         server: settings of the server's part that differ.
+
+    Attributes:
+        address: host and port where the server listens.
+        enter: what a process does before all else, by its name, such as moving to another namespace.
     """
 
     def __init__(
@@ -45,17 +50,19 @@ class Deployment:
         folder: Path,
         nodes: int | None = None,
         insecure: bool = False,
+        host: str = "127.0.0.1",
         **server: Any,
     ) -> None:
         self.folder, self.cells, self.insecure = folder, cells, insecure
         run = [cell.path.as_posix() for cell in cells]
-        self.port = free_port()
-        self.names = write_deployment(cells, run, Workspace(project), folder, nodes, f"127.0.0.1:{self.port}")
+        self.address = (host, free_port())
+        self.names = write_deployment(cells, run, Workspace(project), folder, nodes, f"{host}:{self.address[1]}")
         self.change("server", "server", **server)
         for name in self.names:
             self.change(name, "node", poll=POLL)
         if insecure:
             self._forget_keys()
+        self.enter: dict[str, Callable[[], None]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._family: dict[int, psutil.Process] = {}
 
@@ -101,7 +108,10 @@ class Deployment:
         environment["FLWR_HOME"] = str(self.folder / name / "flwr")
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, *arguments]
-            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=environment)
+            first = self.enter.get(name)
+            process = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log, env=environment, preexec_fn=first
+            )
         self._running[name] = process
         return process
 
@@ -115,7 +125,7 @@ class Deployment:
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+            return probe.connect_ex(self.address) == 0
 
     def kill(self, name: str) -> None:
         """Kill -9 of a process and all that it has started."""

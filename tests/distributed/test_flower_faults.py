@@ -19,6 +19,7 @@ from tabulate import tabulate
 pytest.importorskip("flwr")
 from bad_network import BadNetwork  # noqa: E402
 from flower_deployment import Deployment  # noqa: E402
+from lossy_link import LossyLink  # noqa: E402
 
 from hetfl.deploy.certs import make_certificates  # noqa: E402
 from hetfl.schema import read_rounds, read_run  # noqa: E402
@@ -43,10 +44,15 @@ def same(deployment: Deployment, cell, lines) -> bool:
 
 def test_a_server_that_waits_loses_nothing(digits, sequential, tmp_path):
     every = digits_project.cells_of(digits)
-    cells = [every[name] for name in ("scaffold", "fedhpl", "fedavg", "fedtgp", "sgpt")]
-    with Deployment(digits, cells, tmp_path / "deployment", missing="wait", deadline=300) as deployment:
-        network = BadNetwork(deployment.port)
+    cells = [every[name] for name in ("scaffold", "fedhpl", "fedavg", "fedtgp", "sgpt", "fedmd")]
+    folder = tmp_path / "deployment"
+    with (
+        LossyLink() as link,
+        Deployment(digits, cells, folder, host=link.address, missing="wait", deadline=300) as deployment,
+    ):
+        network = BadNetwork(deployment.address)
         deployment.change("node-0", "node", server=f"127.0.0.1:{network.port}")
+        deployment.enter["node-4"] = link.enter
         deployment.begin()
 
         def in_round(cell, number: int) -> None:
@@ -84,12 +90,18 @@ def test_a_server_that_waits_loses_nothing(digits, sequential, tmp_path):
         deployment.start("serve", "server")
         done(cells[3], "server killed in a round, started again (fedtgp)", began)
 
-        in_round(cells[4], 0)
-        began, network.delay = time.monotonic(), 0.2
         in_round(cells[4], 1)
-        network.cuts = 2
+        began, network.cuts = time.monotonic(), 2
         deployment.until(lambda: not network.cuts, 60, "cut connections")
-        done(cells[4], "a node's data 200 ms late, its connection cut (sgpt)", began, 2)
+        done(cells[4], "connection of a node cut (sgpt)", began, 2)
+
+        in_round(cells[5], 0)
+        began, before, lost = time.monotonic(), link.packets, link.lost
+        link.loss, link.delay = 0.3, 0.2
+        in_round(cells[5], 1)
+        assert link.lost - lost > 0.2 * (link.packets - before) > 0
+        link.loss, link.delay = 0.0, 0.0
+        done(cells[5], "30 % of a node's packets lost, all 200 ms late, both ways (fedmd)", began)
         assert deployment.ended("server", 60) == 0
 
 

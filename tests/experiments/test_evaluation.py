@@ -122,7 +122,7 @@ def finished(toy_engine, toy_data, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         workspace = Workspace(tmp_path)
         record, resume = Record(workspace.runs / cell.path), ResumePoints(tmp_path / "resume")
-        setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
+        setup = Setup(engine.method, engine.federation, DRAWS, toy_data)
         counts = class_counts(setup).model_dump()
         run_rounds(engine, DRAWS, record, resume, make_run(fingerprint="f", device="cpu", class_counts=counts))
         monkeypatch.setattr(evaluation, "set_up", lambda *_: setup)
@@ -195,7 +195,7 @@ def test_numbers_that_a_recount_contradicts_are_refused(finished, number: int, f
 def test_settings_that_do_not_fit_the_samples_are_refused(toy_engine, toy_data, method, settings, told) -> None:
     # The clients have 15, 19 and 26 samples.
     engine = toy_engine(method, "homogeneous" if method == "fedhpl" else "resnets", **settings)
-    setup = Setup(engine.method, engine.federation, engine, DRAWS, toy_data)
+    setup = Setup(engine.method, engine.federation, DRAWS, toy_data)
     resolved = engine.method.settings.model_dump()
     cell = Cell.model_construct(experiment="toy", row=method, method=method, split="iid", seed=0, settings=resolved)
     if told is None:

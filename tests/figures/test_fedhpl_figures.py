@@ -114,9 +114,34 @@ def test_an_evaluation_without_accuracies_by_class_is_one_line(tmp_path: Path, k
     entry = cell()
     write_cell(tmp_path, entry)
     (tmp_path / "evaluations" / entry.path(0) / "per_class.csv").unlink()
-    told = r"dir-s0/per_class\.csv: does not exist; run python pipeline/evaluate\.py some fedhpl$"
+    told = r"dir-s0/per_class\.csv: does not exist; run hetfl evaluate runs/some/fedhpl/fedhpl/dir-s0 --again$"
     with pytest.raises(HetflError, match=told):
         grid(kind(title="", rows={"FedHPL": entry})).draw(sources(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"client,class,samples\n0,cat,2\n",
+        b"client,accuracy,samples\n0,0.5,2\n",
+        b"client,class,accuracy,samples\n0,cat,high,2\n",
+        b'client,class,accuracy,samples\n0,"cat,0.5,2\n',
+        b"\xff\xfe\x00",
+    ],
+)
+def test_accuracies_by_class_that_cannot_be_read_are_one_line(tmp_path: Path, content: bytes) -> None:
+    entry = cell()
+    write_cell(tmp_path, entry)
+    path = tmp_path / "evaluations" / entry.path(0) / "per_class.csv"
+    path.write_bytes(content)
+    (record,) = sources(tmp_path).records(entry)
+    with pytest.raises(
+        HetflError, match=r"per_class\.csv: is not a table with the columns class and accuracy"
+    ) as told:
+        sources(tmp_path).by_class(record)
+    assert "\n" not in str(told.value) and str(told.value).endswith(f"; run hetfl evaluate {record.path} --again")
 
 
 def test_bars_are_clients(tmp_path: Path) -> None:

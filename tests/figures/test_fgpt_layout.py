@@ -16,7 +16,7 @@ from hetfl.figures.base import Figure
 from hetfl.figures.catalogue import figure, figures
 from hetfl.figures.groups import SelectionFigure
 from hetfl.figures.samples import FeatureFigure
-from hetfl.models.fitting import shapes_only
+from hetfl.models.fitting import on_meta
 from hetfl.models.registry import creator
 from hetfl.tables.notation import methods
 from hetfl.tables.spec import Entry
@@ -92,7 +92,7 @@ def test_selections_are_of_methods_that_sort_samples_and_of_one_seed() -> None:
 
 
 def test_features_are_taken_after_the_first_and_the_last_block_and_between() -> None:
-    with shapes_only():
+    with on_meta():
         depth_of = cache(lambda model: len(creator(model)().blocks))
         for one in (figure for figure in figures(PARAMS).values() if isinstance(figure, FeatureFigure)):
             (model,) = one.backbones(PARAMS)

@@ -8,7 +8,7 @@ import pytest
 
 from hetfl.data.inputs import InputSettings
 from hetfl.models import Model, ModelOptions, build
-from hetfl.models.fitting import shapes_only
+from hetfl.models.fitting import on_meta
 from hetfl.models.outline import outline
 
 K, M = 1024, 1024**2
@@ -109,7 +109,7 @@ def test_widths_are_those_of_table_4():
 @pytest.mark.parametrize(("classes", "vit", "both"), [(10, 1_076_106, 1.028), (100, 1_087_716, 1.039)])
 def test_table_5_pfedpt(classes: int, vit: int, both: float):
     options = ModelOptions(prompts="border", prompt_length=4, body="trained", weights="scratch")
-    with shapes_only():
+    with on_meta():
         model = build("pfedpt_vit", classes, options)
     assert model.elements(["body", "head"]) == vit
     assert model.elements(["prompts"]) / K == 1.3125
@@ -118,6 +118,6 @@ def test_table_5_pfedpt(classes: int, vit: int, both: float):
 
 @pytest.mark.parametrize(("size", "width", "elements"), [("small", 384, 21_665_664), ("base", 768, 85_798_656)])
 def test_moco_models_count_as_the_supervised_ones(size: str, width: int, elements: int):
-    with shapes_only():
+    with on_meta():
         model = build(f"mocov3_vit_{size}", 10, ModelOptions(weights="scratch"))
     assert (model.width, model.total_elements - model.elements(["head"])) == (width, elements)

@@ -188,8 +188,9 @@ def test_missing_weights_say_how_to_get_them(tmp_path: Path, name: str, remedy: 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path, weights: Path):
     weights_path("digits_vit_base", tmp_path).write_bytes(weights_path("digits_vit_small", weights).read_bytes())
-    with pytest.raises(HetflError, match="does not fit digits_vit_base but digits_vit_small: .*size mismatch"):
-        build("digits_vit_base", 3, ModelOptions(), tmp_path)
+    for shapes_only in (False, True):
+        with pytest.raises(HetflError, match="does not fit digits_vit_base but digits_vit_small: .*size mismatch"):
+            build("digits_vit_base", 3, ModelOptions(), tmp_path, shapes_only=shapes_only)
     harmed = read_tensors(weights_path("digits_vit_base", weights))[0]
     harmed["cls_token"][0, 0, 3] = torch.nan
     write_tensors(weights_path("digits_vit_base", tmp_path), harmed)

@@ -16,7 +16,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.models import Model, ModelOptions, build, check_name, check_options, input_spec
 from hetfl.models.dropout import KeyedDropout
-from hetfl.models.fitting import shapes_only
+from hetfl.models.fitting import on_meta
 from hetfl.models.registry import DIGITS_CNNS, HTCNNS, creator, head_of, missing_weights, weights_file, weights_path
 
 PAPER = ModelOptions(body="trained", weights="scratch", embedding=512, reduce="pool", init="torch")
@@ -43,8 +43,8 @@ DIGITS_COUNTS = [9_786, 4_298, 10_842, 5_354, 21_114, 6_922, 22_170, 7_978]
 SMALL = ("cnn", "googlenet", "mobilenet_v2", "resnet4", "resnet18")
 
 
-def on_meta(name: str, classes: int = 100, options: ModelOptions = PAPER, size: int | None = None) -> Model:
-    with shapes_only():
+def shape_of(name: str, classes: int = 100, options: ModelOptions = PAPER, size: int | None = None) -> Model:
+    with on_meta():
         return build(name, classes, options, inputs=InputSettings(size=size))
 
 
@@ -63,12 +63,12 @@ def test_counts_and_multiplications(name: str):
     for size, millions in zip((32, 64), printed, strict=True):
         if (name, size) == ("cnn", 64):
             body, total = CNN_AT_64
-        model = on_meta(name, size=size)
+        model = shape_of(name, size=size)
         assert (model.elements(["body"]), model.total_elements, model.width) == (body, total, 512)
         with FlopCounterMode(display=False) as counter:
             model._module(torch.empty(1, 3, size, size, device="meta"))
         assert round(counter.get_total_flops() / 2 / 1e6, 2) == millions
-    assert on_meta(name, options=OWN_WIDTH).width == width
+    assert shape_of(name, options=OWN_WIDTH).width == width
 
 
 @pytest.mark.parametrize(("name", "count", "width"), [("pfl_cnn", 1_626_442, 128), ("linear", 30_730, 3072)])
@@ -92,7 +92,7 @@ def test_models_of_pfl_researchs_benchmark(name: str, count: int, width: int):
     ("names", "counts", "width", "size"), [(HTCNNS, HTCNN_COUNTS, 512, 28), (DIGITS_CNNS, DIGITS_COUNTS, 32, 16)]
 )
 def test_eight_cnns_for_grey_images(names: dict, counts: list[int], width: int, size: int):
-    models = [on_meta(name, 10, OWN_WIDTH) for name in names]
+    models = [shape_of(name, 10, OWN_WIDTH) for name in names]
     assert [name[-1] for name in names] == list("12345678")
     assert [model.total_elements for model in models] == counts
     assert all((model.width, model.spec.size, model.spec.channels) == (width, size, 1) for model in models)
@@ -100,9 +100,9 @@ def test_eight_cnns_for_grey_images(names: dict, counts: list[int], width: int, 
 
 def test_heads_of_several_layers():
     counts = {"": 51_300, "-h512": 313_956, "-h256": 157_028, "-h128": 78_564, "-relu": 51_300, "-h512-relu": 313_956}
-    assert {head: on_meta(f"resnet10{head}").elements(["head"]) for head in counts} == counts
-    assert on_meta("cnn").names(["head"]) == ("head.weight", "head.bias")
-    assert on_meta("cnn-h128").names(["head"]) == ("head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias")
+    assert {head: shape_of(f"resnet10{head}").elements(["head"]) for head in counts} == counts
+    assert shape_of("cnn").names(["head"]) == ("head.weight", "head.bias")
+    assert shape_of("cnn-h128").names(["head"]) == ("head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias")
     assert [head_of(name) for name in ("cnn", "cnn-relu", "resnet34-h512-relu")] == ["", "relu", "h512-relu"]
 
 
@@ -299,7 +299,7 @@ def test_heads_change_nothing_else(tmp_path: Path):
             assert weights_file(name, tmp_path) == weights_path(plain, tmp_path)
     plain, layered = (build(name, 3, OWN_WIDTH).init(Draws(0), 0) for name in ("resnet4", "resnet4-h9"))
     assert all(torch.equal(value, layered[key]) for key, value in plain.items() if not key.startswith("head."))
-    with shapes_only():
+    with on_meta():
         assert set(creator("resnet4-h9")().state_dict()) == set(creator("resnet4")().state_dict())
 
 

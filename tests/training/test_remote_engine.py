@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import most_varied
+from toy import CLASSES, most_varied
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods import METHODS
+from hetfl.models import build
 from hetfl.training import rounds
 from hetfl.training.engine import Failure, Score, Task, Update
 from hetfl.training.host import Host, Question, Reply, Request
@@ -118,9 +119,20 @@ def remote(engine: LocalEngine, transport, deadline: float | None = None) -> Rem
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_same_bits(two_rounds, method):
+def test_every_method_gives_the_same_bits(two_rounds, weights, method):
+    """The server's models are only shapes, but for what clients and server begin with."""
     played = two_rounds(method, most_varied(method))
     engine = remote(played.engine, Here(played.engine, HOSTS))
+    options = engine.method.model_options()
+    shapes = {}
+    for model in dict.fromkeys(engine.models):
+        shape = shapes[model] = build(model.name, CLASSES, options, weights, shapes_only=True)
+        assert shape.groups == model.groups and shape.total_elements == model.total_elements
+        assert all(tensor.is_meta for tensor in shape.tensors())
+        for client in (-1, 1):
+            fresh, known = shape.init(Draws(0), client), model.init(Draws(0), client)
+            assert all(torch.equal(fresh.pop(name), known[name]) for name in known) and not fresh
+    engine.models = [shapes[model] for model in engine.models]
     engine.restore(played.first.clients)
     server, line = rounds.play_round(engine, played.first.server, Draws(0).at(2))
     assert_same(

@@ -9,9 +9,10 @@ import typer
 
 import hetfl.cli.names as names
 from hetfl.cli.base import TRAIN, Targets, app, doing, opened
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, either
+from hetfl.training.registry import choices
 
-Engine = Annotated[str | None, typer.Option(help="Engine: auto, sequential, batched or ray.")]
+Engine = Annotated[str | None, typer.Option(help=f"Engine: {either(choices())}.")]
 Precision = Annotated[str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")]
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.retry import RetryInvoker, exponential, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as supernode
@@ -31,7 +33,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from hetfl.deploy.client_app import client_app
-from hetfl.deploy.processes import end_with_parent, free_port, new_secret
+from hetfl.deploy.processes import end_with_parent, free_port, keep_running, new_secret
 from hetfl.deploy.settings import Node, read_node
 from hetfl.errors import HetflError
 
@@ -46,6 +48,8 @@ HEARTBEAT = 15
 can come back only then. Flower's own value is 30."""
 SHORTEST = 0.1
 """Seconds after which the server is asked again, once a message has come."""
+LONGEST = 4
+"""The longest time between two tries to reach a server that does not answer, in seconds. Flower's own value is 20."""
 
 
 class Waits:
@@ -108,12 +112,19 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
         waits.reply.set()
 
 
-def run(file: Path, insecure: bool) -> None:
-    """Connect a node to its server, until a signal ends the process."""
+def soon() -> RetryInvoker:
+    """Flower's way to try again what did not reach the server, with shorter waits."""
+    invoker = make_simple_http_retry_invoker()
+    invoker.wait_gen_factory = partial(exponential, max_delay=LONGEST)
+    return invoker
+
+
+def connect(node: Node, insecure: bool) -> None:
+    """Connect a node to its server, until the connection or a signal ends the process."""
     end_with_parent()
-    node = read_node(file, insecure)
     waits = Waits(node.poll)
     vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)
+    vars(fleet_http_connection)["make_simple_http_retry_invoker"] = soon
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     port, secret = free_port(), new_secret(node.folder)
@@ -129,9 +140,19 @@ def run(file: Path, insecure: bool) -> None:
     try:
         flower_supernode()
     finally:
-        # Its HTTP server would keep a process without a connection alive. Flower gives up, for one, when a connection
-        # breaks while keys are exchanged; whoever started this process starts it again.
+        # Its HTTP server would keep a process without a connection alive.
         os._exit(1)
+
+
+def run(file: Path, insecure: bool) -> None:
+    """Keep a node connected to its server, until a signal ends the process.
+
+    Flower ends the process when the SuperLink was started again and does not know the node, and when a connection
+    breaks while keys are exchanged. To import Flower again would take seconds, on a busy machine twenty, so each
+    connection is a fork.
+    """
+    node = read_node(file, insecure)
+    keep_running(partial(connect, node, insecure), lambda line: log.warning("%s: the connection %s", node.name, line))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import Round
 from hetfl.targets import cells_of
-from hetfl.training.engines import FLOWER
 from hetfl.training.federation import Federation
+from hetfl.training.registry import FLOWER
 from hetfl.training.remote import RemoteEngine
 
 SETTLE = 15.0
@@ -100,7 +100,7 @@ def play(
         method = create(cell.method, cell.settings, classes, public, seed=cell.seed)
         options = method.model_options()
         built = {
-            name: build(name, classes, options, workspace.weights, cell.input).to(device, torch.float32)
+            name: build(name, classes, options, workspace.weights, cell.input, shapes_only=True)
             for name in dict.fromkeys(cell.models)
         }
         counts = class_counts(cell, workspace)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+
+LONGEST = 8.0
+"""Seconds between two starts of work that ends at once, see :func:`keep_running`."""
+STEADY = 10.0
+"""Seconds after which work that ends is started again without waiting."""
+TICK = 0.1
+"""Seconds between two looks whether work has ended."""
 
 
 def new_secret(folder: Path) -> Path:
@@ -37,3 +47,40 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def keep_running(work: Callable[[], object], say: Callable[[str], object], first: float = 1.0) -> None:
+    """Do work in a fork of this process, and again each time it ends, until a signal or the parent's end.
+
+    A fork has all that this process has imported. SIGTERM tells it to end, and it is waited for.
+
+    Args:
+        work: ends its process, or returns.
+        say: is told in a line that the work is started again.
+        first: seconds from one start to the next if it ends at once; they double up to :data:`LONGEST`.
+    """
+    parent, pause, ended = os.getppid(), 0.0, threading.Event()
+    handlers = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    while not ended.is_set():
+        began = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            try:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+                work()
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        told = False
+        while (found := os.waitpid(child, os.WNOHANG))[0] == 0:
+            if not told and (ended.is_set() or os.getppid() != parent):
+                ended.set()
+                os.kill(child, signal.SIGTERM)
+                told = True
+            time.sleep(TICK)
+        since = time.monotonic() - began
+        pause = 0.0 if since > STEADY else min(LONGEST, max(first, 2 * pause))
+        if not ended.wait(max(0.0, pause - since)):
+            say(f"ended with status {os.waitstatus_to_exitcode(found[1])}; starting it again")

@@ -36,9 +36,8 @@ from hetfl.training.engine import Engine
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import ClientData, Federation, build_federation
 from hetfl.training.host import Host
-from hetfl.training.local import LocalEngine
 from hetfl.training.memory import reset_peak_memory
-from hetfl.training.ray import Actors
+from hetfl.training.registry import ENGINES
 from hetfl.training.remote import RemoteEngine
 from hetfl.training.state import ResumePoints, State
 
@@ -57,7 +56,6 @@ class Setup:
 
     method: Method
     federation: Federation
-    engine: LocalEngine
     draws: Draws
     dataset: Dataset
 
@@ -81,7 +79,7 @@ class Elsewhere:
 
 
 def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings) -> Setup:
-    """Load what a cell needs and put it together; ``compute`` names engine and precision.
+    """Load what a cell needs and put it together; ``compute`` names the precision.
 
     Raises:
         HetflError: an input is missing or broken.
@@ -105,12 +103,11 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
         features=workspace.scratch / "features",
         precision=compute.precision,
     )
-    here = "auto" if compute.engine == "ray" else compute.engine
-    return Setup(method, federation, make_engine(method, federation, here), Draws(cell.seed), dataset)
+    return Setup(method, federation, Draws(cell.seed), dataset)
 
 
 def host(cell: Cell, root: Path, compute: ComputeSettings, identity: str = "") -> Host:
-    """All of a cell's clients as a host, in whichever process it is called.
+    """All of a cell's clients as a host, with the engine ``auto``, in whichever process it is called.
 
     Args:
         cell: the cell.
@@ -124,21 +121,20 @@ def host(cell: Cell, root: Path, compute: ComputeSettings, identity: str = "") -
     torch.set_num_threads(compute.threads)
     device = torch.device("cuda" if compute.device != "cpu" and torch.cuda.is_available() else "cpu")
     setup = set_up(cell, Workspace(root), device, compute)
-    return Host(setup.engine, setup.draws, identity)
+    return Host(make_engine(setup.method, setup.federation), setup.draws, identity)
 
 
 @contextmanager
 def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, identity: str) -> Iterator[Engine]:
     """The engine that the settings name, for as long as a cell trains."""
-    if compute.engine != "ray":
-        yield setup.engine
+    name, method, federation = compute.engine, setup.method, setup.federation
+    if not compute.own_processes:
+        yield make_engine(method, federation, name)
         return
-    method, federation, ray = setup.method, setup.federation, compute.ray
     theirs = compute.model_copy(update={"precision": federation.precision})
-    make = partial(host, cell, root.resolve(), theirs, identity)
-    clients, gpu = len(federation.clients), compute.device != "cpu"
-    actors = Actors(make, clients, ray.actors, compute.threads, gpu, ray.address)
-    with closing(RemoteEngine("ray", method, federation.models, federation.device, actors, identity)) as engine:
+    make, own = partial(host, cell, root.resolve(), theirs, identity), getattr(compute, name, None)
+    transport = ENGINES[name].make(make, len(federation.clients), compute.threads, compute.device != "cpu", own)
+    with closing(RemoteEngine(name, method, federation.models, federation.device, transport, identity)) as engine:
         yield engine
 
 

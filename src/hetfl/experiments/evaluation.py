@@ -37,8 +37,8 @@ from hetfl.schema import (
     read_rounds,
 )
 from hetfl.tensors import read_tensors, write_tensors
-from hetfl.training.engines import FLOWER
 from hetfl.training.local import LocalEngine
+from hetfl.training.registry import FLOWER
 from hetfl.training.scoring import scoring_tasks
 from hetfl.training.sequential import Sequential
 from hetfl.training.state import State
@@ -62,7 +62,7 @@ def evaluate_cell(
         cell: the cell.
         workspace: the checkout.
         device: where to compute.
-        compute: engine and threads; the precision is that of the training.
+        compute: threads; the precision is that of the training.
 
     Raises:
         HetflError: the cell is not trained, its clients are on other machines, its checkpoint does not give the

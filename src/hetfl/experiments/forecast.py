@@ -26,6 +26,7 @@ from hetfl.experiments.status import Status, status
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run
 from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
+from hetfl.training.registry import ENGINES, resolve
 
 Source = Literal["records", "calibration", "operations"]
 """Where seconds come from: measured rounds of records, measured steps on this machine, or counted operations."""
@@ -200,9 +201,7 @@ class Forecaster:
 
     def _alike(self, run: Run, compute: ComputeSettings) -> bool:
         """Whether a record's seconds are those of this device, as it would compute."""
-        engine = compute.engine
-        if engine == "auto":
-            engine = "batched" if self.device.type == "cuda" else "sequential"
+        engine = resolve(compute.engine, self.device.type)
         precise = compute.precision in ("auto", run.precision)
         here = run.device == device_name(self.device) and run.threads == compute.threads
         return here and run.engine == engine and precise
@@ -285,7 +284,8 @@ class Forecaster:
             return peak
         if rehearsal is None:
             return None
-        together = self.device.type == "cuda" and self.params.compute.engine != "sequential"
+        engine = ENGINES[resolve(self.params.compute.engine, self.device.type)]
+        together = self.device.type == "cuda" and engine.together
         key = id(rehearsal), together
         if key not in self._memories:
             own = rehearsal.memory(len(rehearsal.models) if together else 1)

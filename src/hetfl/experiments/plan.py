@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from hetfl.config import Settings, read_yaml, validate
+from hetfl.config import Settings, one_of, read_yaml, validate
 from hetfl.data import catalogue
 from hetfl.data.inputs import InputSettings
 from hetfl.data.own import OwnSettings
@@ -32,6 +32,8 @@ from hetfl.models import ModelOptions, check_name, check_options
 from hetfl.models.outline import outline
 from hetfl.models.registry import head_of, is_vit
 from hetfl.training.pretrain import PretrainSettings
+from hetfl.training.ray import RaySettings
+from hetfl.training.registry import ENGINES, choices
 
 
 class PartitionsSettings(Settings):
@@ -46,30 +48,16 @@ class PartitionsSettings(Settings):
     splits: dict[Name, PartitionSettings] = Field(min_length=1)
 
 
-class RaySettings(Settings):
-    """The actors of the engine ``ray``.
-
-    Attributes:
-        actors: how many train a run's clients; 0: one for each GPU, or for each ``threads`` CPU cores.
-        address: of an existing cluster whose nodes share this checkout's file system, e.g. ``auto`` or
-            ``ray://head:10001``; without one, a cluster on this machine is started.
-    """
-
-    actors: int = Field(default=0, ge=0, le=10_000)
-    address: str | None = Field(default=None, min_length=1)
-
-
 class ComputeSettings(Settings):
     """Where and how runs are computed. These settings are not part of a run's identity.
 
     Attributes:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<n>``.
-        jobs: number of cells that run at the same time; 0: one per CPU core, or one on a GPU or with the engine
-            ``ray``.
+        jobs: number of cells that run at the same time; 0: one per CPU core, or one on a GPU or with an engine that
+            has processes of its own.
         threads: torch threads of each job.
-        engine: ``sequential``, ``batched``, or ``auto``: batched on a GPU; or ``ray``: actors of a Ray cluster, each
-            of which does what ``auto`` stands for on its device.
-        ray: settings of the engine ``ray``.
+        engine: one of :data:`hetfl.training.registry.ENGINES`, or ``auto``: batched on a GPU, else sequential.
+        ray: settings of the engine of this name.
         precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: the faster one on the
             device.
         uplinks_needed: how many valid uplinks a round needs; a run whose clients are remote ends with fewer, and
@@ -80,11 +68,16 @@ class ComputeSettings(Settings):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
     jobs: int = Field(default=0, ge=0, le=1024)
     threads: int = Field(default=1, ge=1, le=1024)
-    engine: Literal["auto", "sequential", "batched", "ray"] = "auto"
+    engine: Annotated[str, one_of(choices)] = "auto"
     ray: RaySettings = RaySettings()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     uplinks_needed: int = Field(default=1, ge=1)
     slurm: dict[str, str | int | float | bool] = {}
+
+    @property
+    def own_processes(self) -> bool:
+        """Whether the engine has processes of its own, see :class:`hetfl.training.registry.EngineKind`."""
+        return self.engine in ENGINES and ENGINES[self.engine].own_processes
 
 
 class DataSettings(Settings):

@@ -81,8 +81,6 @@ class Skipping:
     With outlines it looks at one batch of a phase, to see how often each image goes through the networks.
     """
 
-    name = "skipping"
-
     def __init__(self, method: Method) -> None:
         self.method = method
         self.passes: dict[tuple[str, Phase], Mapping[str, float]] = {}

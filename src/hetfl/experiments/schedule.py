@@ -141,9 +141,9 @@ def _side_by_side(
 def at_once(device: torch.device, compute: ComputeSettings, cells: int = sys.maxsize) -> int:
     """How many of some cells are computed at the same time on a device.
 
-    As many as set; else one per CPU core, or one on a GPU or where Ray's actors have the cores.
+    As many as set; else one per CPU core, or one on a GPU or where the engine's own processes have the cores.
     """
-    alone = device.type != "cpu" or compute.engine == "ray"
+    alone = device.type != "cpu" or compute.own_processes
     many = compute.jobs or (1 if alone else cpu_count() // compute.threads)
     return max(1, min(many, cells))
 

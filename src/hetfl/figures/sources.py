@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, one_line
 from hetfl.experiments.plan import Params, Workspace
 from hetfl.files import read_json
 from hetfl.schema import PER_CLASS
@@ -75,14 +75,22 @@ class Sources:
         """The classes' names, and the accuracy of each in percent, averaged over clients that have test samples.
 
         Raises:
-            HetflError: the evaluation lacks the file.
+            HetflError: the evaluation lacks the file, or it is no table with classes and accuracies.
         """
         import pandas as pd  # commands that list figures start without it
 
-        path, run = self._evaluation(record) / PER_CLASS, record.run
-        if not path.exists():
-            raise HetflError(f"{path}: does not exist; run python pipeline/evaluate.py {run.experiment} {run.method}")
-        lines = pd.read_csv(path, dtype={"class": str}, keep_default_na=False, na_values={"accuracy": [""]})
+        path = self._evaluation(record) / PER_CLASS
+        again = f"run hetfl evaluate {record.path} --again"
+        types = {"class": str, "accuracy": float}
+        try:
+            lines = pd.read_csv(
+                path, usecols=[*types], dtype=types, keep_default_na=False, na_values={"accuracy": [""]}
+            )
+        except FileNotFoundError as error:
+            raise HetflError(f"{path}: does not exist; {again}") from error
+        except ValueError as error:
+            wanted = "a table with the columns class and accuracy, a number in each line of the latter"
+            raise HetflError(f"{path}: is not {wanted} ({one_line(error)}); {again}") from error
         means = 100 * lines.groupby("class", sort=False).accuracy.mean()
         return list(means.index), means.to_numpy()
 

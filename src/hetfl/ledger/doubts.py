@@ -15,7 +15,7 @@ from hetfl.errors import unknown
 from hetfl.experiments.plan import Params
 from hetfl.tables import notation
 from hetfl.tables.notation import content
-from hetfl.tables.spec import Entry
+from hetfl.tables.spec import Entry, as_printed
 
 Place = tuple[str, str, str]
 """Table, row and column."""
@@ -86,9 +86,7 @@ def _key(entry: Entry) -> tuple[object, ...]:
 
 
 def _text(entry: Entry) -> str:
-    spread = "" if entry.printed_std is None else f"±{entry.printed_std:.2f}"
-    spread += "" if entry.printed_variance is None else f" ({entry.printed_variance:.2f})"
-    return f"{entry.printed:.2f}{spread}" if entry.unit == "%" else f"{entry.printed:g}{spread}"
+    return as_printed(entry.printed, entry.printed_std, entry.printed_variance, entry.unit, decimals=2)
 
 
 def number_of(table: str) -> str:

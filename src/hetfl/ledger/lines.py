@@ -24,7 +24,7 @@ from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_t
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Record, Records
 from hetfl.tables.results import value_of
-from hetfl.tables.spec import Entry, TableSpec
+from hetfl.tables.spec import Entry, TableSpec, as_printed
 from hetfl.tables.verdict import pooled_noise, verdict
 
 VERDICTS = ("match", "better", "worse", "differs", "in progress", "counted", "not run")
@@ -173,7 +173,7 @@ def _line(
     digits = specs[table].decimals if entry.unit == "%" else 3 if entry.unit else 4
     line = Line(
         *(table.partition("-")[0], table, row, column),
-        printed=_printed(entry, digits),
+        printed=as_printed(entry.printed, entry.printed_std, entry.printed_variance, entry.unit, digits),
         unit=entry.unit,
         number=entry.printed,
         number_std=entry.printed_std,
@@ -277,13 +277,6 @@ def _needs(cell: Cell, had: set[str]) -> tuple[str, str]:
     needs = [f"weights {', '.join(weights)}"] if weights else []
     needs += [f"data {', '.join(CATALOGUE[name].title for name in dict.fromkeys(data))}"]
     return reason, "; ".join([*needs, f"{cell.settings['rounds']} rounds"])
-
-
-def _printed(entry: Entry, digits: int) -> str:
-    """A printed number with at least as many digits as ours."""
-    text = max(f"{entry.printed:g}", f"{entry.printed:.{digits}f}" if entry.unit == "%" else "", key=len)
-    text += "" if entry.printed_std is None else f"±{entry.printed_std:.{digits}f}"
-    return text + (f" ({entry.printed_variance:.{digits}f})" if entry.printed_variance is not None else "")
 
 
 def _counted(table: str, cell: Mapping[str, Any]) -> Line:

@@ -127,6 +127,7 @@ class Model:
         self.groups, self.spec = groups, spec
         self._module = module.requires_grad_(False).eval()
         self._fresh = fresh
+        self._begins: torch.device | None = None  # where initial parameters are; None: where the weights are
         passed = [key for role in groups for key in groups[role] if role != "transform"]
         # The tensors of each network that a client's parameters replace.
         self._own = [_place(module, key) for key in passed if not key.startswith(AUXILIARY)]
@@ -234,8 +235,9 @@ class Model:
     def init(self, draws: Draws, client: int) -> dict[str, Tensor]:
         """Initial parameters and buffers of a client (-1: the server), each role from its own draw."""
         reference = next(self._module.parameters())
+        device = self._begins or reference.device
         fresh = self._fresh(draws, client)
-        return {name: tensor.to(reference.device, reference.dtype) for name, tensor in fresh.items()}
+        return {name: tensor.to(device, reference.dtype) for name, tensor in fresh.items()}
 
     def names(self, groups: Sequence[str]) -> tuple[str, ...]:
         """The names of all parameters with these roles, in the model's order."""
@@ -260,6 +262,14 @@ class Model:
         """Let the blocks of a frozen backbone multiply matrices in bfloat16; returns whether it has such blocks."""
         frozen = "body" not in self.groups or not self.groups["body"]
         return frozen and bool(self._module.lower())  # type: ignore[operator]
+
+    def shapes_only(self) -> Model:
+        """Drop the weights for their shapes, on the meta device; what :meth:`init` gives is on the CPU.
+
+        Returns the model itself.
+        """
+        self._begins = torch.device("cpu")
+        return self.to(torch.device("meta"))
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Model:
         """Move the weights to a device; returns the model itself."""

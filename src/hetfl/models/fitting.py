@@ -212,7 +212,8 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
         with seeded_library_code(0):
             body = create()
     else:
-        with shapes_only():  # random values would be overwritten, and take seconds for a large body
+        # Random values would be overwritten, and take seconds for a large body.
+        with on_meta():
             body = create()
         body.load_state_dict(weights, assign=True)
     for norm in body.modules():
@@ -223,8 +224,8 @@ def _body(create: Callable[[], nn.Module], weights: dict[str, Tensor] | None) ->
 
 
 @contextmanager
-def shapes_only() -> Iterator[None]:
-    """What is made in the block is on the meta device, and nothing is drawn for it."""
+def on_meta() -> Iterator[None]:
+    """Networks that are made here are on the meta device: only their shapes are there."""
     with torch.device("meta"), _Undrawn():
         yield
 
@@ -246,12 +247,13 @@ def _initial(
     """The initial parameters of one network, without its frozen parts."""
     params = module.fresh_prompts(draws.generator("init:prompts", client))
     if module.options.body == "trained":
-        values = weights
-        if values is None:
-            with seeded_library_code(draws.key("init:body", client)):
-                values = backbone.create().state_dict()
         names = [*(key for key, _ in module.body.named_parameters()), *_statistics(module.body)]
-        params |= {f"body.{key}": values[key].detach().clone() for key in names}
+        if weights is None:
+            with seeded_library_code(draws.key("init:body", client)):
+                drawn = backbone.create().state_dict()
+            params |= {f"body.{key}": drawn[key] for key in names}
+        else:
+            params |= {f"body.{key}": weights[key].detach().clone() for key in names}
     if (linear := module.projection) is not None:
         sizes = linear.in_features, linear.out_features
         params |= _drawn("projection", nn.Linear, *sizes, draws.key("init:projection", client))

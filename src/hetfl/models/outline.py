@@ -15,7 +15,7 @@ from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.message import Tensors
 from hetfl.models.base import Model, ModelOptions, Output
-from hetfl.models.fitting import Backbone, fit, shapes_only
+from hetfl.models.fitting import Backbone, fit, on_meta
 from hetfl.models.registry import backbone_of, input_spec
 
 NETWORKS = ("body", "auxiliary", "buffers")
@@ -164,7 +164,7 @@ def outline(name: str, num_classes: int, options: ModelOptions, inputs: InputSet
         HetflError: the model does not support the options.
     """
     spec = inputs.spec(input_spec(name))
-    with shapes_only():
+    with on_meta():
         backbone = _shared(name, options, spec.size, "own")
         second = _shared(options.auxiliary, options, spec.size, "auxiliary") if options.auxiliary else None
         return Outline(fit(backbone, num_classes, options, spec, None, second), options)
@@ -179,5 +179,5 @@ def _shared(name: str, options: ModelOptions, size: int, role: str) -> Backbone:
 def _body(name: str, stem: str, zero_init_last: bool, size: int, role: str) -> nn.Module:
     """An architecture's body; the two networks of one model (``role``) must not share theirs."""
     options = ModelOptions.model_validate({"stem": stem, "init": "timm" if zero_init_last else "torch"})
-    with shapes_only():
+    with on_meta():
         return backbone_of(name, options, size).create()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from textwrap import shorten
@@ -27,7 +28,7 @@ from hetfl.errors import HetflError, unknown
 from hetfl.files import sha256_file
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import PlainCNN, TorchvisionCNN, googlenet, last_side, mobilenet_v2, plain_cnn
-from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head, shapes_only
+from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head, on_meta
 from hetfl.models.grouped import GroupedViT
 from hetfl.models.parts import part, timm_registry
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
@@ -308,6 +309,7 @@ def build(
     options: ModelOptions,
     weights: Path = Path("weights"),
     inputs: InputSettings = InputSettings(),  # noqa: B008, it is frozen
+    shapes_only: bool = False,
 ) -> Model:
     """Build a model for a method.
 
@@ -317,6 +319,8 @@ def build(
         options: the method's options.
         weights: the folder with ``<name>.safetensors``, read if ``options.weights`` is ``pretrained``.
         inputs: the experiment's input settings.
+        shapes_only: whether the networks are on the meta device, for whoever needs names, sizes and clients' initial
+            parameters, and never runs the model. Frozen weights are then not in memory.
 
     Raises:
         HetflError: the name is unknown, the model does not support the options, or its weights are missing or of
@@ -331,9 +335,13 @@ def build(
     second = backbone_of(options.auxiliary, options, spec.size) if options.auxiliary is not None else None
     loaded = None
     if options.weights == "pretrained":
-        loaded = _random_weights(name, backbone.create) if is_random(name) else load_weights(name, weights)
+        needed = not shapes_only or options.body == "trained"
+        random = is_random(name)
+        loaded = _random_weights(name, backbone.create, needed) if random else load_weights(name, weights, needed)
     try:
-        return fit(backbone, num_classes, options, spec, loaded, second)
+        with on_meta() if shapes_only else nullcontext():
+            model = fit(backbone, num_classes, options, spec, loaded, second)
+        return model.shapes_only() if shapes_only else model
     except RuntimeError as error:
         if loaded is None or is_random(name):
             raise
@@ -392,8 +400,8 @@ def _own_vit(size: int, architecture: dict[str, Any]) -> nn.Module:
     return timm.VisionTransformer(img_size=size, num_classes=0, weight_init=fill, **architecture)
 
 
-def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
-    """Read the pre-trained weights of a backbone, by name of parameter.
+def load_weights(name: str, folder: Path, values: bool = True) -> dict[str, Tensor]:
+    """Read the pre-trained weights of a backbone, by name of parameter; without ``values``, on the meta device.
 
     Raises:
         HetflError: the file is missing or broken.
@@ -402,6 +410,8 @@ def load_weights(name: str, folder: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise HetflError(missing_weights(name, path))
     found = _without_counts(read_tensors(path)[0])
+    if not values:
+        return {key: torch.empty_like(value, device="meta") for key, value in found.items()}
     for key, value in found.items():
         # A sum that is finite has no other terms; one that is not can have overflowed.
         if value.is_floating_point() and not value.sum().isfinite() and not value.isfinite().all():
@@ -418,7 +428,7 @@ def _architecture_with(weights: Mapping[str, Tensor]) -> str:
     """The first usual architecture whose tensors have these names and shapes; empty if none has."""
     shapes = {key: value.shape for key, value in weights.items()}
     for architecture in (*OWN_SPECS, *USUAL):
-        with shapes_only():
+        with on_meta():
             held = _without_counts(creator(architecture)().state_dict())
         if {key: value.shape for key, value in held.items()} == shapes:
             return architecture
@@ -479,7 +489,7 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
     architecture = architecture_of(name)
     if is_random(name) or (architecture in OWN_SPECS and architecture not in MOCO_VITS):
         raise HetflError(f"{name}: has no published weights; {_remedy(name)}")
-    with shapes_only():
+    with torch.device("meta"):
         body = creator(name)()
     tensors = backbone_weights(source, body)
     path = weights_path(name, folder)
@@ -502,8 +512,8 @@ def _remedy(name: str) -> str:
     return f"run `hetfl weights {name}`, or copy the file from a machine that can reach the hub"
 
 
-def _random_weights(name: str, create: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    with seeded_library_code(Draws(0).key(f"weights:{name}")):
+def _random_weights(name: str, create: Callable[[], nn.Module], values: bool = True) -> dict[str, Tensor]:
+    with seeded_library_code(Draws(0).key(f"weights:{name}")), nullcontext() if values else on_meta():
         return {key: value for key, value in create().state_dict().items() if not key.endswith("num_batches_tracked")}
 
 

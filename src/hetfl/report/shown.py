@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hetfl.compact import WAYS
-from hetfl.tables.spec import compares, has_statistic, pooled
+from hetfl.tables.spec import as_printed, compares, has_statistic, pooled
 
 Table = Mapping[str, Any]
 Cell = Mapping[str, Any]
@@ -142,6 +142,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
     variance = _number(cell["variance"], f".{decimals}f")
     wanted, done = len(cell.get("wanted", cell["seeds"])), len(cell["seeds"])
+    printed = cell["printed"], cell["printed_std"], cell["printed_variance"]
     agrees = {None: cell["status"], True: "agrees", False: "differs"}
     return Shown(
         has_run=cell["value"] is not None or bool(cell["value_text"]),
@@ -152,20 +153,10 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         range=" to ".join(_number(end, form) for end in cell["interval"] or ())
         or (f"var {variance}" if variance else ends.strip("–")),
         seeds=f"{done}/{wanted} seeds" if 0 < done < wanted else "",
-        print=_print(cell, decimals),
+        print=cell["printed_text"] or as_printed(*printed, cell["unit"], decimals, varied=" var {}"),
         difference=_number(cell["difference"], f"+.{digits}f"),
         verdict=agrees[cell.get("agrees")],
     )
-
-
-def _print(cell: Cell, decimals: int) -> str:
-    """What the paper prints; an accuracy has no fewer decimals than ours."""
-    if cell["printed"] is None or cell["printed_text"]:
-        return str(cell["printed_text"])
-    text = f"{cell['printed']:g}"
-    least = f"{cell['printed']:.{decimals}f}" if cell["unit"] == "%" else text
-    std, variance = (_number(cell[name], f".{decimals}f") for name in ("printed_std", "printed_variance"))
-    return max(text, least, key=len) + (f" var {variance}" if variance else std and f"±{std}")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -45,8 +45,8 @@ class Local:
 
     def __init__(self, workspace: Workspace, compute: ComputeSettings, wait: bool = False) -> None:
         self._workspace, self._compute, self._wait = workspace, compute, wait
-        # The actors of one cell have all devices.
-        self._devices = devices(compute.device)[: 1 if compute.engine == "ray" else None]
+        # Processes that the engine of one cell has for its own use all devices.
+        self._devices = devices(compute.device)[: 1 if compute.own_processes else None]
         self.device = self._devices[0]
         self._measured = workspace.scratch / "together.json"
 
@@ -122,7 +122,7 @@ class Local:
         return len(place.busy) < many and place.fits(choice)
 
     def _timing(self, device: torch.device) -> Together | None:
-        if device.type != "cuda" or self._compute.engine == "ray":
+        if device.type != "cuda" or self._compute.own_processes:
             return None
         known = self._known().get(device_name(device), {})
         return Together({name: {int(n): speed for n, speed in of.items()} for name, of in known.items()})

@@ -46,9 +46,8 @@ class Ray:
         self.device: torch.device = pick_device("cpu" if compute.device == "cpu" else "auto")
 
     def at_once(self, cells: int) -> int:
-        """As set; otherwise as on this machine's CPUs, or one where a cell has actors of its own."""
-        alone = self._compute.engine == "ray"
-        many = 1 if alone else max(1, (os.cpu_count() or 1) // self._compute.threads)
+        """As set; otherwise as on this machine's CPUs, or one where the engine has processes of its own."""
+        many = 1 if self._compute.own_processes else max(1, (os.cpu_count() or 1) // self._compute.threads)
         return min(cells, self._compute.jobs or many)
 
     def do(self, order: Sequence[Choice], until: float, subscribers: Sequence[Subscriber]) -> dict[Path, str]:
@@ -74,13 +73,14 @@ class Ray:
 
     def _follow(self, order: Sequence[Choice], until: float, watch: Watch) -> dict[Path, str]:
         """Submit tasks, no more at once than ``jobs``, and wait for them."""
-        actors = self._compute.engine == "ray"
-        gpus = not actors and self._compute.device != "cpu" and self._ray.cluster_resources().get("GPU", 0) > 0
-        # A task whose cell has actors leaves CPUs and GPUs to them, and is the only one, so that all of them fit.
+        alone = self._compute.own_processes
+        gpus = not alone and self._compute.device != "cpu" and self._ray.cluster_resources().get("GPU", 0) > 0
+        # A task leaves CPUs and GPUs to processes that its engine has of its own, and is the only one, so that all of
+        # them fit.
         task = self._ray.remote(do_cell).options(
-            num_cpus=0 if actors else self._compute.threads, num_gpus=int(gpus), max_retries=RETRIES, name="hetfl"
+            num_cpus=0 if alone else self._compute.threads, num_gpus=int(gpus), max_retries=RETRIES, name="hetfl"
         )
-        most = self._compute.jobs or (1 if actors else len(order))
+        most = self._compute.jobs or (1 if alone else len(order))
         root, waiting, running = self._workspace.root.resolve(), list(order), dict[Any, Path]()
         failures: dict[Path, str] = {}
         while running or waiting:

@@ -82,6 +82,24 @@ class Entry(Settings):
         return Path(self.experiment) / self.method / self.row / f"{self.split}-s{seed}"
 
 
+def as_printed(
+    number: float | None, std: float | None, variance: float | None, unit: str, decimals: int, varied: str = " ({})"
+) -> str:
+    """What a paper prints as text, such as ``85.40±0.30``; empty without a number.
+
+    Args:
+        number, std, variance: as :class:`Entry` has them.
+        unit: of the statistic. An accuracy has at least as many decimals as ours; other numbers are as they are.
+        decimals: of ours, and of deviation and variance.
+        varied: how a variance follows the number.
+    """
+    if number is None:
+        return ""
+    text = max(f"{number:g}", f"{number:.{decimals}f}" if unit == "%" else "", key=len)
+    text += "" if std is None else f"±{std:.{decimals}f}"
+    return text + ("" if variance is None else varied.format(f"{variance:.{decimals}f}"))
+
+
 class Block(Settings):
     """A part of a table that is laid out by itself."""
 

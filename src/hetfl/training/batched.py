@@ -37,7 +37,6 @@ class Batched:
         predicted_memory: bytes of the largest phase so far: resident weights and images, and training by its shapes.
     """
 
-    name = "batched"
     predicted_memory = 0
 
     def __init__(self, method: Method, federation: Federation) -> None:

@@ -51,11 +51,6 @@ class ClientRun:
 class Trainer(Protocol):
     """A way to train clients on this machine; none gives other numbers than another but for rounding."""
 
-    @property
-    def name(self) -> str:
-        """As settings and the record name it."""
-        ...
-
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
         """Train some clients through the phases of a round, and give each one back as soon as it is done.
 

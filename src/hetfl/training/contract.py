@@ -180,8 +180,6 @@ def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Mess
 class Untrained:
     """A trainer that leaves parameters as they are."""
 
-    name = "untrained"
-
     def __init__(self, method: Method) -> None:
         self.method = method
 

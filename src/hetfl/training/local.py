@@ -43,19 +43,15 @@ class LocalEngine:
         method: that they follow.
         federation: the clients.
         trainer: how they are trained.
+        name: of the engine, as settings and the record name it.
     """
 
-    def __init__(self, method: Method, federation: Federation, trainer: Trainer) -> None:
-        self.method, self.federation, self.trainer = method, federation, trainer
+    def __init__(self, method: Method, federation: Federation, trainer: Trainer, name: str = "") -> None:
+        self.method, self.federation, self.trainer, self.name = method, federation, trainer, name
         self._states = ClientStates()
         self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
 
     remote = False
-
-    @property
-    def name(self) -> str:
-        """The trainer's."""
-        return self.trainer.name
 
     @property
     def models(self) -> Sequence[Model]:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from pydantic import Field
 
+from hetfl.config import Settings
 from hetfl.errors import HetflError, one_line
 from hetfl.training.host import Host, Reply
 from hetfl.training.remote import Lost
@@ -22,6 +24,19 @@ END = 5.0
 """Seconds after which an actor that is still busy when its federation ends is killed."""
 CALLS = 2
 """Parts of an answer that an actor makes before the first of them is taken; then it waits."""
+
+
+class RaySettings(Settings):
+    """The actors of the engine ``ray``.
+
+    Attributes:
+        actors: how many train a run's clients; 0: one for each GPU, or for each ``threads`` CPU cores.
+        address: of an existing cluster whose nodes share this checkout's file system, e.g. ``auto`` or
+            ``ray://head:10001``; without one, a cluster on this machine is started.
+    """
+
+    actors: int = Field(default=0, ge=0, le=10_000)
+    address: str | None = Field(default=None, min_length=1)
 
 
 class Worker:
@@ -65,10 +80,10 @@ class Actors:
     Args:
         make: makes a host with all clients, in the actor.
         clients: number of clients, which are dealt to the actors in turn.
-        actors: how many; 0: one for each GPU, or for each ``threads`` CPU cores of the cluster.
-        threads: torch threads of each, and CPUs that Ray reserves for it.
+        threads: torch threads of each actor, and CPUs that Ray reserves for it.
         gpu: whether actors share the cluster's GPUs, if it has some.
-        address: of an existing cluster; None: the one that the process is in, or else one on this machine.
+        settings: how many actors, and of which cluster; without an address, the cluster that the process is in, or
+            else one on this machine.
 
     Raises:
         HetflError: Ray is not installed, the cluster cannot be reached or is too small, or an input is missing.
@@ -80,12 +95,12 @@ class Actors:
         self,
         make: Callable[[], Host],
         clients: int,
-        actors: int = 0,
         threads: int = 1,
         gpu: bool = True,
-        address: str | None = None,
+        settings: RaySettings = RaySettings(),  # noqa: B008, it is frozen
     ) -> None:
-        self._ray, self._make = cluster(address, actors * threads), make
+        actors = settings.actors
+        self._ray, self._make = cluster(settings.address, actors * threads), make
         resources = self._ray.cluster_resources()
         cpus, gpus = int(resources.get("CPU", 0)), resources.get("GPU", 0) if gpu else 0
         many = min(actors or int(gpus) or max(1, cpus // threads), clients)
@@ -191,7 +206,7 @@ def cluster(address: str | None, cpus: int) -> Any:
     """The module ``ray``, connected: this process has one cluster, until it ends.
 
     Args:
-        address: see :class:`Actors`.
+        address: see :class:`RaySettings`.
         cpus: that a cluster on this machine has at least.
 
     Raises:

@@ -21,14 +21,18 @@ from hetfl.training.client_run import (
     phase_data,
     used_samples,
 )
+from hetfl.training.federation import Federation
 
 
 class Sequential:
-    """Trains clients one at a time."""
+    """Trains clients one at a time.
 
-    name = "sequential"
+    Args:
+        method: that they follow.
+        federation: is not needed; all trainers that settings can name are made from both.
+    """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, federation: Federation | None = None) -> None:
         self.method = method
 
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
