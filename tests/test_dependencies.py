@@ -52,9 +52,9 @@ def distributions() -> dict[str, list[str]]:
 
 
 @cache
-def own() -> set[str]:
-    """The modules of this repository."""
-    return {path.stem for path in files("tests", "benchmarks")} | {"hetfl"}
+def not_others() -> set[str]:
+    """The modules of Python and of this repository, and those that are not declared."""
+    return {path.stem for path in files("tests", "benchmarks")} | {"hetfl"} | sys.stdlib_module_names | PEERS
 
 
 @cache
@@ -71,7 +71,7 @@ def imported(path: Path, at_once: bool = False) -> set[str]:
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in names:
             top = name.partition(".")[0]
-            if top not in sys.stdlib_module_names | own() | PEERS:
+            if top not in not_others():
                 found.add(top)
     return found
 
