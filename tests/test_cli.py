@@ -218,7 +218,8 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     assert state["DVC"]["state"] == "bad" and not told["good"]  # the test's project has no .dvc
     assert state["MLflow"]["state"] == "note" and "cannot be reached" in state["MLflow"]["found"]
     copy = tmp_path / "copy"
-    copy.mkdir()
+    (copy / ".dvc" / "tmp").mkdir(parents=True)
+    (copy / ".dvc" / "tmp" / "rwlock").touch()  # DVC was killed while it wrote the file
     content = sweep_project.settings()
     content["data"]["cifar10"] = {}
     content["partitions"]["cifar10"] = content["partitions"]["digits"]
@@ -231,6 +232,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     assert "data set cifar10" in done.stdout and "-> make it with dvc repro download-cifar10" in done.stdout
     assert "run `hetfl weights vit_base_patch16_224.augreg_in21k_ft_in1k`" in done.stdout
     assert "hetfl stages" in done.stdout  # DVC's stages are not written there
+    assert "rwlock is damaged" in done.stdout and "when no dvc is running, delete it" in done.stdout
 
 
 def test_lists_as_json(hetfl_: Run) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from hetfl.methods import METHODS
+from hetfl.training.registry import ENGINES
 
+LOCAL_ENGINES = [name for name, kind in ENGINES.items() if not kind.own_processes]
 CLASSES = 3
 GROUPS = {
     "homogeneous": ["digits_vit_base"] * 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -153,9 +154,7 @@ def _environment() -> Iterator[Finding]:
 def _places(root: Path) -> Iterator[Finding]:
     found = commit(root)
     yield Finding("git", "note" if found == "unknown" else "good", f"commit {found}")
-    has_dvc = (root / ".dvc").is_dir()
-    remedy = "" if has_dvc else "run in the repository's root, or dvc init"
-    yield Finding("DVC", "good" if has_dvc else "bad", ".dvc is here" if has_dvc else ".dvc is missing", remedy)
+    yield _dvc(root / ".dvc")
     usage = shutil.disk_usage(root)
     low = usage.free < SPACE
     there = [
@@ -165,6 +164,19 @@ def _places(root: Path) -> Iterator[Finding]:
     ]
     found = f"{decimal(usage.free)} free{', ' if there else ''}{', '.join(there)}"
     yield Finding("disk", "note" if low else "good", found, "free some; hetfl prune, dvc gc" if low else "")
+
+
+def _dvc(folder: Path) -> Finding:
+    if not folder.is_dir():
+        return Finding("DVC", "bad", ".dvc is missing", "run in the repository's root, or dvc init")
+    locks = folder / "tmp" / "rwlock"
+    try:
+        json.loads(locks.read_text())
+    except FileNotFoundError:
+        pass
+    except ValueError:  # DVC was killed while it wrote the file, and cannot read it
+        return Finding("DVC", "bad", f"{locks} is damaged", "when no dvc is running, delete it")
+    return Finding("DVC", "good", ".dvc is here")
 
 
 def _settings(params: Params, root: Path) -> Iterator[Finding]:

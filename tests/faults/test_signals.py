@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ class Training:
     def start(self) -> subprocess.Popen[str]:
         command = [project.HETFL, "train", project.NAME]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=self.root, env=self.environment, start_new_session=True, **pipes)
+        # A shell lets what it starts in the background ignore Ctrl-C; this test may be in the background.
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(
+            command, cwd=self.root, env=self.environment, start_new_session=True, preexec_fn=heed, **pipes
+        )
 
     def await_rounds(self, cells: int, rounds: int = 3) -> None:
         deadline = time.monotonic() + TIMEOUT

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from playing import downlinks, play_round, run, start, train
+from toy import LOCAL_ENGINES
 
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.data.inputs import InputSettings
@@ -21,7 +22,7 @@ from hetfl.methods.base import Uplinks
 from hetfl.methods.fedpr import null_space
 from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
-from hetfl.training.engines import ENGINES, make_engine
+from hetfl.training.engines import make_engine
 
 SMALL = {"shared_blocks": (1,), "group_blocks": (2,), "prompt_length": 2, "participation": 1.0, "local_epochs": 1}
 GROUPED = {**SMALL, "groups": 3}
@@ -281,11 +282,11 @@ def test_sgpt_trains_in_turn(toy_engine):
     assert state.server["picks"].sum() == 2 * 2 * 60
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", LOCAL_ENGINES)
 def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
     """As in the authors' main loop: each participant is told what the earlier ones of its round picked."""
     reference = toy_engine("sgpt", dtype=torch.float64, balance="client", **GROUPED)
-    made = ENGINES[engine](reference.method, reference.federation)
+    made = make_engine(reference.method, reference.federation, engine)
     state, _ = start(made, Draws(0))
     for round in (1, 2):
         known, sent = state.server["picks"], {}

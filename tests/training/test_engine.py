@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toy import LOCAL_ENGINES
 
 from hetfl.draws import Draws
 from hetfl.training import rounds
 from hetfl.training.engine import Engine
-from hetfl.training.engines import ENGINES
+from hetfl.training.engines import make_engine
 from hetfl.training.state import ClientState, ClientStates, State
 
 METHODS = {
@@ -18,14 +19,14 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", LOCAL_ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_that_failed_is_played_again_with_the_same_numbers(toy_engine, monkeypatch, name, method):
     """Some clients had already finished theirs."""
     reference = toy_engine(method, dtype=torch.float64, participation=1.0, **METHODS[method])
     ends = []
     for fails in (False, True):
-        engine: Engine = ENGINES[name](reference.method, reference.federation)
+        engine: Engine = make_engine(reference.method, reference.federation, name)
         server, _ = rounds.start(engine, Draws(0))
         server, _ = rounds.play_round(engine, server, Draws(0).at(1))
         if fails:

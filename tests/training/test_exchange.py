@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from playing import play_round, start
+from toy import LOCAL_ENGINES
 
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState
@@ -21,7 +22,7 @@ from hetfl.training.exchange import Exchange
 NOTHING = torch.zeros(())
 
 
-@pytest.mark.parametrize("name", ["sequential", "batched"])
+@pytest.mark.parametrize("name", LOCAL_ENGINES)
 def test_fedavg_forgets_each_message_before_the_last_one_is_there(toy_engine, monkeypatch, name):
     monkeypatch.setattr(batched, "COHORT", 1)
     reference = toy_engine("fedavg")

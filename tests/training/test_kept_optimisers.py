@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from playing import play_round, start, train
+from toy import LOCAL_ENGINES
 
 from hetfl.draws import Draws
 from hetfl.training.client_run import epoch_order, phase_data
-from hetfl.training.engines import ENGINES
+from hetfl.training.engines import make_engine
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import State
 
@@ -73,7 +74,7 @@ def test_alternating_phases_are_persistent_optimisers_of_torchs(toy_engine, meth
     shared = {"keep_optimiser": True, "local_epochs": 1, "batch_size": 16}
     reference = toy_engine(method, dtype=torch.float64, **shared, **OPTIMISERS[settings], **more)
     made, model = reference.method, reference.federation.clients[0].model
-    engines = [engine(made, reference.federation) for engine in ENGINES.values()]
+    engines = [make_engine(made, reference.federation, engine) for engine in LOCAL_ENGINES]
     states = [start(engine, Draws(0))[0] for engine in engines]
     clients = [leaves_of(made.initial(model, Draws(0).at(0), k)) for k in range(3)]
     optimisers: list[dict] = [{}, {}, {}]
@@ -96,12 +97,12 @@ def test_alternating_phases_are_persistent_optimisers_of_torchs(toy_engine, meth
                 assert_close(name, state.server[f"model/{name}"], mean)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", LOCAL_ENGINES)
 def test_sgpts_second_stage_has_one_momentum(toy_engine, engine):
     """Also in the epochs in which keys stand still, the seventh and eighth."""
     settings = {"local_epochs": 8, "shared_blocks": (1,), "group_blocks": (2,), "groups": 3}
     reference = toy_engine("sgpt", dtype=torch.float64, **settings)
-    chosen = ENGINES[engine](reference.method, reference.federation)
+    chosen = make_engine(reference.method, reference.federation, engine)
     state, _ = start(chosen, Draws(0))
     received = reference.method.downlink(state.server, 1)
     (update,) = train(chosen, {1: received}, Draws(0).at(1))
@@ -117,7 +118,7 @@ def test_fedmds_two_networks_keep_an_adam_each(toy_engine, kept):
     """As the authors' do, that of own data from before the first round on; or every phase has a new one."""
     reference = toy_engine("fedmd", dtype=torch.float64, keep_optimiser=kept, batch_size=20)
     made, model = reference.method, reference.federation.clients[0].model
-    engines = [engine(made, reference.federation) for engine in ENGINES.values()]
+    engines = [make_engine(made, reference.federation, engine) for engine in LOCAL_ENGINES]
     states = [start(engine, Draws(0))[0] for engine in engines]
     clients = [leaves_of(made.initial(model, Draws(0).at(0), k)) for k in range(3)]
     optimisers: list[dict] = [{}, {}, {}]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from playing import play_round, start
+from toy import LOCAL_ENGINES
 
 from hetfl.draws import Draws
 from hetfl.message import ServerState
 from hetfl.methods.base import Uplinks
-from hetfl.training.engines import ENGINES
+from hetfl.training.engines import make_engine
 
 COLLECTING = {
     "fedproto": {"collect": "training", "optimiser": "adam", "keep_optimiser": True},
@@ -25,9 +26,9 @@ COLLECTING = {
 @pytest.mark.parametrize("method", COLLECTING)
 def test_who_takes_no_step_sends_no_rows(toy_engine, method, size):
     ends = []
-    for engine in ENGINES.values():
+    for engine in LOCAL_ENGINES:
         reference = toy_engine(method, dtype=torch.float64, drop_last=True, batch_size=size, **COLLECTING[method])
-        chosen = engine(reference.method, reference.federation)
+        chosen = make_engine(reference.method, reference.federation, engine)
         state, _ = start(chosen, Draws(0))
         sent = {}
         real = chosen.train

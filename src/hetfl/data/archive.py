@@ -26,10 +26,10 @@ HEADER = 2**20
 
 DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(OSError, EOFError, ValueError, RuntimeError),
+    *(OSError, EOFError, ValueError, RuntimeError, MemoryError),
 )
 """What the standard library raises for a damaged archive. An encoding error is a ValueError, an unknown compression
-method a RuntimeError."""
+method a RuntimeError; a damaged header of xz can ask for more memory than there is."""
 
 
 class Member(tarfile.TarInfo):
