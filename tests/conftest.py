@@ -57,4 +57,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """One of several test processes has told all it has to: taking torch and MLflow apart takes seconds."""
     if hasattr(config, "workerinput"):
         os._exit(0)
-    gc.unfreeze()  # or libraries would call it a leak
+    gc.unfreeze()  # libraries report what is still frozen at the end as leaks

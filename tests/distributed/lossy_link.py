@@ -40,11 +40,11 @@ class LossyLink:
     def __init__(self) -> None:
         self.loss, self.delay, self.packets, self.lost = 0.0, 0.0, 0, 0
         try:
-            self._ends = {_interface(HERE): 0}
-            maker = threading.Thread(target=self._other_end)  # a namespace is its thread's
+            ends = [_interface(HERE)]
+            maker = threading.Thread(target=self._other_end, args=(ends,))  # a namespace is its thread's
             maker.start()
             maker.join()
-            here, there = self._ends
+            here, there = ends
         except (OSError, ValueError) as error:
             raise PermissionError("only root can make a network namespace with a link to it") from error
         self._ends = {here: there, there: here}
@@ -65,11 +65,11 @@ class LossyLink:
         """Move this process to the other end; for ``preexec_fn``."""
         _call(LIBC.setns, self._namespace, CLONE_NEWNET)
 
-    def _other_end(self) -> None:
+    def _other_end(self, ends: list[int]) -> None:
         _call(LIBC.unshare, CLONE_NEWNET)
         self._namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         _set_up("lo")
-        self._ends[_interface(THERE)] = 0
+        ends.append(_interface(THERE))
 
     def _carry(self) -> None:
         draws = random.Random(0)
