@@ -18,11 +18,13 @@ import torch
 import yaml
 from filelock import FileLock
 from record_factory import make_round, write_metrics, write_record
+from settings_files import PAPER_PARAMS
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import hetfl
 import hetfl.train
+from hetfl.adhoc import adhoc
 from hetfl.cli import app, names
 from hetfl.data.catalogue import CATALOGUE, Sources, entry, prepare_dataset
 from hetfl.errors import HetflError
@@ -107,6 +109,22 @@ def test_a_single_run_stands_in_no_table_and_is_like_any_other(
     assert "plan: 1 done; nothing to train" in again and "1 of 1 cells were complete before" in again
     assert "accuracy (%)" not in again
     shutil.rmtree(trained / "runs" / "adhoc-digits")
+
+
+@pytest.mark.parametrize(
+    ("given", "dataset", "split"),
+    [
+        ({}, "cifar10", "iid"),
+        ({"like": "orderings-fgpt"}, "fashion-mnist", "small-s2"),
+        ({"like": "orderings-fgpt", "split": "blocks"}, "fashion-mnist", "blocks"),
+        ({"like": "orderings-fgpt", "dataset": "cifar100"}, "cifar100", "iid"),
+    ],
+)
+def test_a_single_run_is_on_the_data_set_and_split_of_the_experiment_that_it_is_like(
+    given: dict[str, str], dataset: str, split: str
+) -> None:
+    _, cell = adhoc(PAPER_PARAMS, "fgpt", models="tiny-vit", **given)
+    assert (cell.dataset, cell.split) == (dataset, split)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def assignments(pairs: Sequence[str], rounds: int | None = None) -> dict[str, An
 def adhoc(
     params: Params,
     method: str,
-    dataset: str,
+    dataset: str | None = None,
     split: str | None = None,
     seed: int = 0,
     models: str | None = None,
@@ -52,8 +52,8 @@ def adhoc(
     Args:
         params: the settings.
         method: the method.
-        dataset: a data set with partitions.
-        split: one of them; None: the first.
+        dataset: a data set with partitions; None: that of ``like``, or else the first in the settings.
+        split: one of them; None: the first of ``like``, or else of the data set.
         seed: of partition and training.
         models: a group of models; None: that of the experiment.
         given: settings of the method.
@@ -64,17 +64,23 @@ def adhoc(
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS, "--method")
+    if like is not None and like not in params.experiments:
+        raise unknown("experiment", like, params.experiments, "--like")
+    alike = None if like is None else params.experiments[like]
+    if dataset is None:
+        dataset = next(iter(params.partitions)) if alike is None else alike.dataset
     if dataset not in params.partitions:
         raise unknown("data set", dataset, params.partitions, "--data")
     known = params.partitions[dataset]
-    split = next(iter(known.splits)) if split is None else split
+    if split is None:
+        split = next(iter(known.splits if alike is None or alike.dataset != dataset else alike.splits))
     if split not in known.splits:
         raise unknown("split", split, known.splits, "--split")
     if seed not in known.seeds:
         raise HetflError(f"--seed: {seed} is not among partitions.{dataset}.seeds {known.seeds}; add it there")
     if models is not None and models not in params.models:
         raise unknown("model group", models, params.models, "--models")
-    template = _template(params, method, dataset, split, models, like)
+    template = _template(params, method, dataset, split, models) if alike is None else alike
     # A row with the method's name comes first: another one may be a variant, such as one without communication.
     rows = sorted(template.rows.items(), key=lambda item: item[0] != method)
     row = next((row for _, row in rows if row.method == method), Row.plain(method))
@@ -99,6 +105,7 @@ def adhoc(
             "file": "hetfl run",
             "written": f"{PREFIX}{dataset}",
             "title": f"Single runs on {dataset}",
+            "dataset": dataset,
             "splits": {split: split},
             "seeds": [seed],
             "rows": {name: own},
@@ -111,14 +118,8 @@ def adhoc(
     return found, cell
 
 
-def _template(
-    params: Params, method: str, dataset: str, split: str, models: str | None, like: str | None
-) -> Experiment:
-    """The experiment that everything else is taken from."""
-    if like is not None:
-        if like not in params.experiments:
-            raise unknown("experiment", like, params.experiments, "--like")
-        return params.experiments[like].model_copy(update={"dataset": dataset})
+def _template(params: Params, method: str, dataset: str, split: str, models: str | None) -> Experiment:
+    """The experiment on the data set that everything else is taken from."""
     on = [one for one in params.experiments.values() if one.dataset == dataset]
     same = [one for one in on if any(row.method == method for row in one.rows.values())]
     with_split = [one for one in [*same, *on] if split in one.splits]

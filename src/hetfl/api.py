@@ -76,7 +76,7 @@ class Result:
 
 def run(
     method: str,
-    data: str = "digits",
+    data: str | None = None,
     split: str | None = None,
     seed: int = 0,
     models: str | None = None,
@@ -92,8 +92,8 @@ def run(
 
     Args:
         method: the method.
-        data: a data set with partitions in params.yaml.
-        split: one of them; None: the first.
+        data: a data set with partitions in params.yaml; None: that of ``like``, or else the first.
+        split: one of them; None: the first of ``like``, or else of the data set.
         seed: of partition and training.
         models: a group of models of params.yaml; None: that of the experiment.
         like: the experiment of params.yaml that all else is taken from; None: the first on the data set.

@@ -47,10 +47,17 @@ def train(
 def run_cell(
     method: Annotated[str, typer.Option(help="The method, see `hetfl methods`.", autocompletion=names.methods)],
     data: Annotated[
-        str, typer.Option(help="A data set with partitions, see `hetfl data`.", autocompletion=names.datasets)
-    ] = "digits",
+        str | None,
+        typer.Option(
+            help="A data set with partitions, see `hetfl data`; without it, that of --like, or the first.",
+            autocompletion=names.datasets,
+        ),
+    ] = None,
     split: Annotated[
-        str | None, typer.Option(help="One of its partitions; without it, the first.", autocompletion=names.splits)
+        str | None,
+        typer.Option(
+            help="One of its partitions; without it, the first of --like, or of all.", autocompletion=names.splits
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of partition and training.")] = 0,
@@ -76,7 +83,7 @@ def run_cell(
 
     Example: hetfl run --method fedprox --set mu=0.5 --set local_epochs=1
     """
-    workspace, params = opened(f"checking {method} on {data}", work=True)
+    workspace, params = opened(f"checking {method}", work=True)
     with doing("importing"):
         from hetfl.adhoc import adhoc, assignments
         from hetfl.train import train_cells
