@@ -15,7 +15,8 @@ from hetfl.experiments.plan import Workspace, cells, load_params
 from hetfl.schema import Inputs
 
 ONLY_CORE = """
-import sys
+import gc, sys
+gc.disable()  # it would go through all that is imported, again and again
 from importlib.abc import MetaPathFinder
 
 class Refuse(MetaPathFinder):
