@@ -43,7 +43,7 @@ def pytest_collection_finish() -> None:
     """From here on the garbage collector looks at what tests make, and seldom: little of it is in cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(200_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)
     gc.enable()
 
 

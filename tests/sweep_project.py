@@ -25,7 +25,7 @@ def settings(rounds: int = 3, seeds: int = 2, long: int = 0, **compute: Any) -> 
     """The content of params.yaml: FedAvg and FedProx on digits, from scratch; ``long``: rounds of FedProx."""
     return {
         "compute": {"device": "cpu", "jobs": 1, **compute},
-        "data": {"digits": {"public": 600, "test": 900}},
+        "data": {"digits": {"public": 1200, "test": 300}},
         "partitions": {"digits": {"seeds": [0, 1], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
         "models": {"small": ["digits_resnet_small"]},
         "experiments": {

@@ -260,7 +260,7 @@ def test_lists_as_json(hetfl_: Run) -> None:
     assert found(hetfl_, "superseded") == []
     assert {"method", "title"} <= found(hetfl_, "methods")[0].keys()
     (digits,) = found(hetfl_, "data digits")
-    assert digits["prepared"] == "public 600, train 297, test 900"
+    assert digits["prepared"] == "public 1200, train 297, test 300"
 
 
 def test_every_command_shows_an_example() -> None:

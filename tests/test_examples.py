@@ -32,7 +32,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "versions.yaml", root)
     params = read_yaml(ROOT / "params.yaml")
     params["pretrain"]["digits"] |= {"models": ["digits_vit_base"], "epochs": 1}
-    params["data"]["digits"] |= {"public": 1200, "test": 300}
+    params["data"]["digits"] |= {"public": 1300, "test": 300}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     for stage in ("download", "pretrain"):
         assert run_stage(root, stage, "digits").status == 0

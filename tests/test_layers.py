@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -110,29 +108,3 @@ def test_method_files_import_nothing_of_one_another_except_ancestors():
         siblings = {name for name in others(path) if not name.startswith("parts.")}
         if path.stem not in contract | {"__init__"}:
             assert siblings - {"base"} <= ancestors(path.stem), path.name
-
-
-def test_the_core_runs_without_the_pipelines_libraries():
-    """As on a GPU machine that has torch, timm, scikit-learn, pydantic and little else."""
-    blocked = ["mlflow", "dvc", "flwr", "ray", "rich", "typer", "jinja2", "matplotlib", "pandas", "tabulate"]
-    names = [name for name in modules() if name.split(".")[1:2] and name.split(".")[1] in CORE]
-    program = f"""
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked}:
-            raise ImportError(name)
-sys.meta_path.insert(0, Blocked())
-from importlib import import_module
-for name in {sorted(names)}:
-    import_module(name)
-from hetfl.experiments.plan import load_params, cells
-from pathlib import Path
-params = load_params(Path("params.yaml"))
-assert cells(params, "digits-homogeneous")
-# Commands that list stages know of figures, and start without what draws them.
-import hetfl.stages
-assert hetfl.stages.figures(params)
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]

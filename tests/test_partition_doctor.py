@@ -20,7 +20,7 @@ SPLITS = {
     "own": {"scheme": "pathological", "clients": 5, "classes_per_client": 4},
     "portions": {"scheme": "pathological", "clients": 7, "classes_per_client": 3},
     "floor": {"scheme": "dirichlet", "clients": 8, "minimum": 0.2},
-    "crowded": {"scheme": "practical", "clients": 60, "minimum": 40},
+    "crowded": {"scheme": "practical", "clients": 30, "minimum": 40},
 }
 
 

@@ -121,7 +121,7 @@ def grid(*panels: Panel, columns: int = 1, caption: str = "") -> RunFigure | Par
 def without_layout() -> Iterator[None]:
     """Figures are drawn without the search for a good layout, which takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetfl.figures.base.settle", lambda canvas: canvas.set_layout_engine("none"))
+        patch.setattr("hetfl.figures.base.settle", lambda canvas: canvas.set_layout_engine(None))
         yield
 
 

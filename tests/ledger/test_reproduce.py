@@ -22,7 +22,7 @@ from hetfl.ledger.reproduce import compare, plan_reproduction
 CELL = "fedtgp-toy/fedavg/fedavg/iid-s0"
 PARAMS = {
     "compute": {"device": "cpu", "jobs": 1},
-    "data": {"digits": {"public": 600, "test": 900}},
+    "data": {"digits": {"public": 1200, "test": 300}},
     "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
     "models": {"tiny": ["digits_resnet_small"]},
 }

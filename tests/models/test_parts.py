@@ -75,7 +75,8 @@ compiler = "torch._dynamo" in sys.modules
 
 
 FORK = """
-import os, sys
+import gc, os, sys
+gc.disable()  # it would go through all that is imported, again and again
 import torch  # which takes longest, and which all programs import first
 for program in sys.argv[1:]:
     if not os.fork():

@@ -48,13 +48,13 @@ PIPELINE = Path(__file__).parents[2] / "pipeline"
 ROUNDS = 3
 PARAMS: dict[str, Any] = {
     "compute": {"device": "cpu", "jobs": 1},
-    "data": {"digits": {"public": 1200, "test": 300}},
+    "data": {"digits": {"public": 1400, "test": 300}},
     "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
     "pretrain": {
         "digits": {
             "dataset": "digits",
             "models": ["digits_vit_small"],
-            "epochs": 2,
+            "epochs": 1,
             "batch_size": 32,
             "lr": 0.003,
             "weight_decay": 0.05,
@@ -445,8 +445,8 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Path], None], list[str]]] = {
     "more clients than samples": (
         "partition",
         "digits",
-        settings(partitions__digits__splits__iid__clients=298),
-        ["params.yaml: partitions.digits.splits.iid.clients: 298", "297 training samples"],
+        settings(partitions__digits__splits__iid__clients=98),
+        ["params.yaml: partitions.digits.splits.iid.clients: 98", "97 training samples"],
     ),
     "more classes for a client than there are": (
         "partition",

@@ -1,5 +1,6 @@
 """Events of runs come to their subscribers from any process, and nothing that these do reaches the training."""
 
+import itertools
 import json
 import os
 import pickle
@@ -126,7 +127,15 @@ def test_a_stuck_subscriber_holds_up_nobody_and_fills_no_memory(tmp_path, monkey
     monkeypatch.setattr(follow, "WAITING", 50)
     notes, stuck, rounds = Notes(), Stuck(), 3 * follow.UNREAD
     with following([stuck, notes]) as callback:
-        train(tmp_path / "cell", callback, rounds)
+        sent = itertools.count(1)
+
+        def at_the_pace_of_notes(event: Event) -> None:
+            callback(event)
+            number = next(sent)
+            while number - len(notes.events) > 20:  # with more than 50 unread it would lose some, too
+                time.sleep(0.001)
+
+        train(tmp_path / "cell", at_the_pace_of_notes, rounds)
         while len(notes.events) < rounds + 2:
             time.sleep(0.005)
         assert stuck.events == []

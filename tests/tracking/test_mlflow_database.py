@@ -150,6 +150,18 @@ def test_an_interruption_while_the_database_is_made_leaves_none(tmp_path, statem
     assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
 
 
+def test_only_what_makes_a_database_does_not_wait_for_the_disk(tmp_path):
+    import sqlalchemy
+
+    def waits(name: str) -> bool:
+        with sqlalchemy.create_engine(f"sqlite:///{tmp_path / name}").connect() as connection:
+            return connection.exec_driver_sql("PRAGMA synchronous").scalar() != 0
+
+    with mlflow_database._not_waiting_for_the_disk(tmp_path / "new"):
+        assert (waits("new"), waits("other")) == (False, True)
+    assert waits("new")
+
+
 def size(path: Path) -> int:
     """Bytes of a file; 0 if it has just been removed, as SQLite's journals are."""
     try:

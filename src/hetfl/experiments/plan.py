@@ -157,7 +157,7 @@ class Cell(Settings):
     @property
     def path(self) -> Path:
         """The cell's path below ``runs/`` and ``evaluations/``."""
-        return Path(self.experiment) / self.method / self.row / f"{self.split}-s{self.seed}"
+        return Path(f"{self.experiment}/{self.method}/{self.row}/{self.split}-s{self.seed}")
 
 
 class Workspace:

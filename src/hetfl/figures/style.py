@@ -232,7 +232,7 @@ def caption(figure: Figure, text: str) -> None:
 def settle(figure: Figure) -> None:
     """Fix the layout to six digits: the last digits of the solver's differ between runs, and so would the files."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # with "none" a file would be drawn twice
     for axes in figure.axes:
         axes.set_position(tuple(round(length, 6) for length in axes.get_position().bounds))
     for text in figure.texts:

@@ -60,8 +60,7 @@ class MethodSettings(Settings):
     @field_validator("*")
     @classmethod
     def _within_reason(cls, value: Any, info: ValidationInfo) -> Any:
-        name = str(info.field_name)
-        if not isinstance(value, int) or name.endswith("seed"):
+        if not isinstance(value, int) or (name := str(info.field_name)).endswith("seed"):
             return value
         if value > MOST:
             raise ValueError(f"should be at most {MOST}")

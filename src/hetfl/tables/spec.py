@@ -79,7 +79,7 @@ class Entry(Settings):
 
     def path(self, seed: int) -> Path:
         """Where a run lies below ``runs``, and its evaluation below ``evaluations``."""
-        return Path(self.experiment) / self.method / self.row / f"{self.split}-s{seed}"
+        return Path(f"{self.experiment}/{self.method}/{self.row}/{self.split}-s{seed}")
 
 
 def as_printed(

@@ -7,9 +7,10 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from hetfl.errors import HetflError
 from hetfl.files import atomic_path
@@ -80,7 +81,8 @@ def create_database(database: Path) -> None:
         if left != database:
             left.unlink()
     with atomic_path(database) as temporary:
-        _migrate(temporary)
+        with _not_waiting_for_the_disk(temporary):
+            _migrate(temporary)
         _add_default(temporary)
 
 
@@ -148,6 +150,24 @@ def _migrate(database: Path) -> None:
 
     assert upgrade.callback is not None
     upgrade.callback(sqlite_uri(database))
+
+
+@contextmanager
+def _not_waiting_for_the_disk(database: Path) -> Iterator[None]:
+    """For a file that is of no use before it is whole and then written out at once: SQLite waits for every step."""
+    from sqlalchemy import Engine, event
+
+    def connected(connection: Any, record: Any) -> None:
+        files = [file for _, _, file in connection.execute("PRAGMA database_list")]
+        if files == [os.path.realpath(database)]:
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA journal_mode = MEMORY")
+
+    event.listen(Engine, "connect", connected)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", connected)
 
 
 def _companions(database: Path) -> Iterator[Path]:
