@@ -78,9 +78,12 @@ MINI_VITS: dict[str, dict[str, Any]] = {
 }
 """Small enough for pre-training on a CPU, and deep enough for the blocks at which FGPT and SGPT insert prompts."""
 
-OWN_TAGS = {**dict.fromkeys(MINI_VITS, ("cifar10", "cifar100")), **dict.fromkeys(DIGITS_VITS, ("mnist",))}
-"""The data sets that small transformers are pre-trained on, which are the tags of their weights; without a tag, the
-weights of :data:`DIGITS_VITS` are of the digits."""
+OWN_TAGS = {
+    **dict.fromkeys(MINI_VITS, ("cifar10", "cifar100")),
+    **dict.fromkeys(DIGITS_VITS, ("mnist", "cifar100_long")),
+}
+"""The tags of small transformers' weights, each the name of a pre-training; without a tag, the weights
+of :data:`DIGITS_VITS` are of the digits."""
 
 RESNETS: dict[str, dict[str, Any]] = {
     "resnet4": {"block": "basic", "layers": (1, 0, 0, 0), "channels": (64, 64, 64, 64)},
