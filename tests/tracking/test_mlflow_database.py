@@ -37,7 +37,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def copied(template, monkeypatch):
-    """New databases are copies of one that MLflow made: that takes it a second and a half."""
+    """New databases are copies of one that MLflow made: that takes it a second."""
     migrate = mlflow_database._migrate
 
     def copied_or_migrated(database: Path) -> None:
