@@ -157,7 +157,7 @@ def _unpack(path: Path, folder: Path) -> Manifest:
             for member in archive:
                 # Of a sparse file the archive holds less than is written.
                 if member.name in manifest.files and member.isfile() and not member.issparse():
-                    archive.extract(member, folder, filter="data")
+                    _write(archive, member, folder)
     except (tarfile.TarError, ValidationError, ValueError, RecursionError) as error:
         raise HetflError(f"{path}: is no archive of cells ({str(error).splitlines()[0]})") from error
     for name, expected in manifest.files.items():
@@ -165,6 +165,17 @@ def _unpack(path: Path, folder: Path) -> Manifest:
         if not found.is_file() or sha256_file(found) != expected:
             raise HetflError(f"{path}: {name} is missing or damaged; export or copy the archive again")
     return manifest
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    target = folder / member.name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{member.name} leads out of its folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content = archive.extractfile(member)
+    assert content is not None
+    with content, target.open("wb") as file:
+        shutil.copyfileobj(content, file)
 
 
 def _take(
