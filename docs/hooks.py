@@ -14,8 +14,12 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]]*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")
 """A link of Markdown to a file: its text, the path and the heading."""
 COMPARISONS = (
-    *("choices-fedtgp", "choices-fedhpl", "choices-fgpt"),
-    *("orderings-fgpt", "orderings-fedhpl-transfer", "orderings-fgpt-transfer"),
+    "choices-fedtgp",
+    "choices-fedhpl",
+    "choices-fgpt",
+    "orderings-fgpt",
+    "orderings-fedhpl-transfer",
+    "orderings-fgpt-transfer",
 )
 ELSEWHERE = {"ledger.md": "papers/ledger.md"}
 ELSEWHERE |= {f"{name}.md": f"papers/tables/{name}/{name}.md" for name in COMPARISONS}

@@ -157,7 +157,7 @@ def _unpack(path: Path, folder: Path) -> Manifest:
             for member in archive:
                 # Of a sparse file the archive holds less than is written.
                 if member.name in manifest.files and member.isfile() and not member.issparse():
-                    _write(archive, member, folder)
+                    _extract(archive, member, folder)
     except (tarfile.TarError, ValidationError, ValueError, RecursionError) as error:
         raise HetflError(f"{path}: is no archive of cells ({str(error).splitlines()[0]})") from error
     for name, expected in manifest.files.items():
@@ -167,7 +167,8 @@ def _unpack(path: Path, folder: Path) -> Manifest:
     return manifest
 
 
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a regular file of an archive below ``folder``; tarfile's own filters need Python 3.11.4."""
     target = folder / member.name
     if not target.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{member.name} leads out of its folder")
