@@ -24,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not hands_out or config.option.collectonly:
         config.pluginmanager.register(import_module("toy_federation"))
+        # MLflow reads it when it is imported, whichever test is the first to do so.
+        import_module("hetfl.tracking.mlflow_database").set_environment()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
