@@ -156,7 +156,7 @@ def test_another_test_of_the_same_runs_is_compared_with_the_usual_one(tmp_path: 
     rows = {"pt-fedavg": {"settings": {key: told[key] for key in ("shared_blocks", "group_blocks")}}}
     rows["fgpt"] = {"against": "pt-fedavg", "settings": told | {"ensembles": [2]}}
     spec = table_spec("mine", settings_with(rows, tmp_path))
-    assert spec.rows["fgpt-top-2"] == "FGPT: top-2 ensemble"
+    assert spec.rows["fgpt-top-2"] == "Top-2 ensemble, against FGPT"
     # Only the last rounds have it, so there is no best one to compare.
     ((column, cell),) = spec.entries["fgpt-top-2"].items()
     assert (column, cell.row, cell.reading, cell.against) == ("iid-last", "fgpt", "top-2", "fgpt")

@@ -99,7 +99,8 @@ def _compared(spec: TableSpec, against: Mapping[str, str], ensembles: Ensembles,
         rows[row] = row, title, {"against": against.get(row, "")}
         for many in ensembles[row]:
             told = {"reading": f"top-{many}", "against": row}
-            rows[f"{row}-top-{many}"] = row, f"{title}: top-{many} ensemble", told
+            # After a comma stands what the row itself is compared with.
+            rows[f"{row}-top-{many}"] = row, f"Top-{many} ensemble, against {title.partition(',')[0]}", told
     return _with(spec, rows, columns).model_copy(update={"head": "Method, and choices", "curves": False})
 
 
