@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import scipy
 import sweep_project as project
 import torch
 from fault_table import QUICK, Tries
-from scipy.stats import theilslopes
 
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.events import Event
@@ -57,7 +57,7 @@ class Watch:
     def slope(self) -> tuple[float, float]:
         """Bytes a step after the warm-up: the median of all pairs of steps, and the end of its 95 % interval."""
         late = self.memory[int(WARM_UP * len(self.memory)) :]
-        found = theilslopes(late)
+        found = scipy.stats.theilslopes(late)
         return float(found.slope), float(found.high_slope)
 
     def __str__(self) -> str:

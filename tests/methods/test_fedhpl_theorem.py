@@ -119,7 +119,7 @@ def watched(toy_engine) -> Callable[[str, str], tuple]:
 
     @cache
     def played(variant: str, group: str) -> tuple:
-        return run(toy_engine("fedhpl", group, torch.float64, **VARIANTS[variant]), 3)
+        return run(toy_engine("fedhpl", group, torch.float64, **VARIANTS[variant]))
 
     return played
 
@@ -171,7 +171,7 @@ def test_shrinkage_is_what_the_added_one_takes(toy_engine, group):
 def test_watching_changes_no_message_and_no_number(toy_engine, watched, variant):
     group = "heterogeneous"
     on, on_lines = watched(variant, group)
-    off, off_lines = run(toy_engine("fedhpl", group, torch.float64, theorem=False, **VARIANTS[variant]), 3)
+    off, off_lines = run(toy_engine("fedhpl", group, torch.float64, theorem=False, **VARIANTS[variant]))
     for seen, plain in zip(on_lines, off_lines, strict=True):
         assert plain.clients == {}
         assert (seen.up, seen.down, seen.loss) == (plain.up, plain.down, plain.loss)
