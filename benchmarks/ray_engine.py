@@ -46,7 +46,7 @@ def on_ray(participants: int, actors: int, model: str = MODEL, rounds: int = 1) 
     """The clients of participants.py in actors."""
     here = clients(participants, model, rounds)
     settings = RaySettings(actors=actors)
-    transport = Actors(partial(host, participants, model, rounds), participants, gpu=False, settings=settings)
+    transport = Actors(partial(host, participants, model, rounds), [1.0] * participants, gpu=False, settings=settings)
     return RemoteEngine("ray", here.method, here.models, CPU, transport)
 
 

@@ -38,8 +38,10 @@ class Toy(Sequential):
 class Apart(Here):
     """Two hosts, as an engine with processes of its own would have."""
 
-    def __init__(self, make, clients, threads, gpu, settings):
+    def __init__(self, make, loads, threads, gpu, settings):
         assert (threads, gpu, settings) == (1, False, None)
+        assert all(load > 0 for load in loads)
+        clients = len(loads)
         super().__init__(make().engine, {"one": range(0, clients, 2), "other": range(1, clients, 2)})
         self.hosts = {name: make() for name in self.clients}
 

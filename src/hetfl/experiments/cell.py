@@ -133,7 +133,7 @@ def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, iden
         return
     theirs = compute.model_copy(update={"precision": federation.precision})
     make, own = partial(host, cell, root.resolve(), theirs, identity), getattr(compute, name, None)
-    transport = ENGINES[name].make(make, len(federation.clients), compute.threads, compute.device != "cpu", own)
+    transport = ENGINES[name].make(make, federation.loads, compute.threads, compute.device != "cpu", own)
     with closing(RemoteEngine(name, method, federation.models, federation.device, transport, identity)) as engine:
         yield engine
 

@@ -69,6 +69,11 @@ class Federation:
         """The architecture of every client."""
         return [client.model for client in self.clients]
 
+    @property
+    def loads(self) -> list[int]:
+        """How much work each client is: its samples times its network's weights, by which a step takes longer."""
+        return [len(data.train) * model.total_elements for data, model in zip(self.data, self.models, strict=True)]
+
 
 def build_federation(
     method: Method,

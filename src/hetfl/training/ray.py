@@ -79,7 +79,7 @@ class Actors:
 
     Args:
         make: makes a host with all clients, in the actor.
-        clients: number of clients, which are dealt to the actors in turn.
+        loads: how much work each client is, in any unit; see :func:`dealt`.
         threads: torch threads of each actor, and CPUs that Ray reserves for it.
         gpu: whether actors share the cluster's GPUs, if it has some.
         settings: how many actors, and of which cluster; without an address, the cluster that the process is in, or
@@ -94,7 +94,7 @@ class Actors:
     def __init__(
         self,
         make: Callable[[], Host],
-        clients: int,
+        loads: Sequence[float],
         threads: int = 1,
         gpu: bool = True,
         settings: RaySettings = RaySettings(),  # noqa: B008, it is frozen
@@ -103,12 +103,12 @@ class Actors:
         self._ray, self._make = cluster(settings.address, actors * threads), make
         resources = self._ray.cluster_resources()
         cpus, gpus = int(resources.get("CPU", 0)), resources.get("GPU", 0) if gpu else 0
-        many = min(actors or int(gpus) or max(1, cpus // threads), clients)
+        many = min(actors or int(gpus) or max(1, cpus // threads), len(loads))
         if many * threads > cpus:
             asked = f"{many} actors with {threads} threads each"
             raise HetflError(f"compute.ray.actors: {asked}, and the cluster has {cpus} CPUs; use fewer")
         self._options = {"num_cpus": threads, "num_gpus": min(1.0, int(1000 * gpus / many) / 1000)}
-        self.clients: Mapping[str, Sequence[int]] = {f"actor {k}": range(k, clients, many) for k in range(many)}
+        self.clients: Mapping[str, Sequence[int]] = {f"actor {k}": own for k, own in enumerate(dealt(loads, many))}
         self._idle = self._pool()
         self._parts: dict[str, deque[Any]] = {host: deque() for host in self.clients}
         self._actors: dict[str, Any] = {}
@@ -190,6 +190,20 @@ class Actors:
         if wrong:
             raise HetflError(wrong)
         del self._loading[host]
+
+
+def dealt(loads: Sequence[float], hosts: int) -> list[list[int]]:
+    """The clients of each host, in order, so that all hosts have about the same work.
+
+    The heaviest client is dealt first, and each to the host that has the least so far; equal ones go in turn.
+    """
+    sums: list[float] = [0] * hosts
+    found: list[list[int]] = [[] for _ in sums]
+    for client in sorted(range(len(loads)), key=lambda client: -loads[client]):
+        host = min(range(hosts), key=sums.__getitem__)
+        sums[host] += loads[client]
+        found[host].append(client)
+    return [sorted(clients) for clients in found]
 
 
 _IDLE: dict[tuple[float, ...], list[Any]] = {}
