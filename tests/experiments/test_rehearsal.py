@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from playing import play_round, start
 from toy import CLASSES, GROUPS, TOY, most_varied
 
 from hetfl.data.inputs import InputSettings
+from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
 from hetfl.experiments.rehearsal import Rehearsal, own_cost
 from hetfl.methods import METHODS
@@ -39,6 +43,20 @@ def test_bytes_are_those_of_a_real_round(method, held, two_rounds):
         return
     assert (second.up, second.down) == (real.up.bytes, real.down.bytes)
     assert rehearsal.start().up == played.registration.up.bytes
+
+
+@pytest.mark.parametrize("method", ["fedproto", "feddistill"])
+def test_a_client_without_a_whole_batch_sends_what_it_does_in_a_real_round(method, held, toy_engine, toy_partition):
+    """It comes after one that trains, takes no step, and so gathers nothing."""
+    first, second, third = toy_partition.train
+    partition = Partition((third, first, second[:4]), None)
+    engine = toy_engine(method, most_varied(method), partition=partition, drop_last=True)
+    state, _ = start(engine, Draws(0))
+    _, line = play_round(engine, state, Draws(0).at(1))
+    labels = [data.train_images.labels[data.train] for data in engine.federation.data]
+    found = rehearse(replace(held, train=labels), method, most_varied(method), drop_last=True).rounds(1, 1, seed=0)
+    assert (found.up, found.down) == (line.up.bytes, line.down.bytes)
+    assert found.trained == 24 + 8
 
 
 def test_images_are_those_that_clients_train_on_and_are_tested_on(held):

@@ -87,11 +87,13 @@ class Skipping:
         self.statistics: dict[int, Mapping[str, int]] = {}
         self._looked: set[tuple[str, Phase, int]] = set()
         self._used = torch.empty(0, dtype=torch.int64)
+        """Samples of the training passes that gather; none of a client that takes no step."""
 
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
         """See :meth:`hetfl.training.client_run.Trainer.train`."""
         for run in runs:
             model: Any = run.client.model
+            self._used = run.data.train[:0]
             for number, phase in enumerate(phases):
                 self._look(run, model, phase, number, draws)
             before = _seen(model)
@@ -131,7 +133,8 @@ class Skipping:
         source, data = self.method.statistics_source(draws.round), run.data
         if source not in ("own", "before", "training"):
             return {}
-        index = data.train if source != "training" else self._used
+        if not len(index := data.train if source != "training" else self._used):
+            return {}
         labels = data.train_images.labels[index]
         first = [int((labels == label).nonzero()[0]) for label in labels.unique()]
         before = _seen(model)
