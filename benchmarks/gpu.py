@@ -286,8 +286,7 @@ def figures(
     engine, device = rounds.engine, rounds.device
     spent = {name: median(one[name] for one in played) for name in played[0]}
     sweeps = method.statistics_source(1) in ("own", "before", "stored")
-    # Training passes every sample too, and then back: a pass alone is at most half, whatever disturbed the clock.
-    spent["pass"] = min(rounds.passes(), spent["clients"] / 2) if sweeps else 0.0
+    spent["pass"] = min(rounds.passes(), spent["clients"]) if sweeps else 0.0
     spent["train"] = spent["clients"] - spent["pass"]
     whole, had = amounts(method, rounds, federation), amounts(engine.method, rounds, engine.federation)
     kinds = {"train": "train", "pass": "passed", "server": "server", "evaluate": "evaluate"}
@@ -300,7 +299,8 @@ def figures(
         **scaled,
         "round": total,
         "first": first,
-        "train rate": whole.train / scaled["train"],
+        # Unknown if the pass alone was measured while the machine was busy, and seems to take all the clients' time.
+        "train rate": whole.train / scaled["train"] if scaled["train"] else None,
         "pass rate": passed / (scaled["pass"] + scaled["evaluate"]),
         "cell": growth * (rounds.opening + first + sum(one["round"] for one in played)) + left * total,
         "rounds": 1 + len(played),
@@ -486,7 +486,7 @@ def gathered(lines: Sequence[dict[str, Any]], device: torch.device) -> dict[str,
         if "round" not in row:
             continue
         row["times faster"] = references.setdefault(row["part"], row["round"]) / row["round"]
-        if machine and (line := floors.get(row["part"])):
+        if machine and row["train rate"] and (line := floors.get(row["part"])):
             counted = line.get("ran", line["floor"])
             row["share of peak"] = row["train rate"] * counted["train"] / counted["trained"] / machine["bf16"]
     return {

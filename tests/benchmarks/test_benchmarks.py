@@ -82,14 +82,13 @@ def test_an_engine_gets_more_samples_until_it_has_all_and_plays_a_whole_run(scri
         assert row["train rate"] == pytest.approx(48 / row["train"])
 
 
-def test_without_time_there_is_a_figure_of_few_samples_even_if_the_pass_alone_was_disturbed(
-    script, fedhpl, monkeypatch
-):
+def test_without_time_there_is_a_figure_of_few_samples(script, fedhpl, monkeypatch):
+    # As on a machine that was busy while the pass alone was measured.
     monkeypatch.setattr(script("work").Rounds, "passes", lambda rounds: 60.0)
     more = replace(fedhpl, samples=(4800, 16))
     rows = list(script("gpu").measure(more, ("sequential", "float32"), 0, time.time(), CPU, all_rounds=True))
     assert [row["share"] for row in rows] == [0.01]
-    assert rows[0]["train"] == pytest.approx(rows[0]["pass"]) and rows[0]["train rate"] > 0
+    assert rows[0]["pass"] > 0 and rows[0]["train"] == 0 and rows[0]["train rate"] is None
 
 
 def test_the_floor_is_counted_from_the_published_partition(script, fedtgp):

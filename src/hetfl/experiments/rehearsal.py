@@ -86,33 +86,32 @@ class Skipping:
         self.passes: dict[tuple[str, Phase], Mapping[str, float]] = {}
         self.statistics: dict[int, Mapping[str, int]] = {}
         self._looked: set[tuple[str, Phase, int]] = set()
-        self._used = torch.empty(0, dtype=torch.int64)
-        """Samples of the training passes that gather; none of a client that takes no step."""
 
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
         """See :meth:`hetfl.training.client_run.Trainer.train`."""
         for run in runs:
             model: Any = run.client.model
-            self._used = run.data.train[:0]
-            for number, phase in enumerate(phases):
-                self._look(run, model, phase, number, draws)
+            trained = [self._look(run, model, phase, number, draws) for number, phase in enumerate(phases)]
+            gathering = [used for used, phase in zip(trained, phases, strict=True) if phase.gathers]
             before = _seen(model)
-            images = self._gather(run, model, draws)
+            images = self._gather(run, model, gathering, draws)
             yield run
             # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
             self.statistics[run.client.index] = images or _seen(model) - before
 
-    def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> None:
-        """Count a phase's steps, and once for each architecture the passes of an image through the networks."""
+    def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> Tensor:
+        """Count a phase's steps, and once for each architecture the passes of an image through the networks.
+
+        Returns:
+            The samples that the phase trains on, int64 [n]; none of a client that takes no step.
+        """
         images, index = phase_data(self.method, run.data, phase, draws)
         used = used_samples(len(index), phase, bool(model.names(["buffers"])))
         if not used or not phase.epochs:
-            return
+            return index[:0]
         run.steps += phase.epochs * -(-used // phase.batch_size)
-        if phase.gathers and self.method.statistics_source(draws.round) == "training":
-            self._used = index[:used]
         if (key := (model.name, phase, draws.round)) in self._looked or not isinstance(model, Outline):
-            return
+            return index[:used]
         self._looked.add(key)
         rows = torch.arange(min(used, phase.batch_size))
         batch = images.batch(index[rows])
@@ -122,9 +121,16 @@ class Skipping:
         with torch.enable_grad():
             self.method.objective(view, _real(run.params), batch, _real(run.received), phase)
         self.passes[model.name, phase] = {k: n / len(rows) for k, n in (model.seen - before).items()}
+        return index[:used]
 
-    def _gather(self, run: ClientRun, model: Outline, draws: Draws) -> dict[str, int]:
+    def _gather(self, run: ClientRun, model: Outline, gathering: Sequence[Tensor], draws: Draws) -> dict[str, int]:
         """Take sums over a client's samples from one sample of each class: zeros are zeros, however many.
+
+        Args:
+            run: the client's.
+            model: its networks.
+            gathering: samples of each phase whose training passes gather.
+            draws: the round's.
 
         Returns:
             The images that the whole pass would show each network; empty if the engine must go through all samples,
@@ -133,7 +139,8 @@ class Skipping:
         source, data = self.method.statistics_source(draws.round), run.data
         if source not in ("own", "before", "training"):
             return {}
-        if not len(index := data.train if source != "training" else self._used):
+        index = data.train if source != "training" else torch.cat([data.train[:0], *gathering])
+        if not len(index):
             return {}
         labels = data.train_images.labels[index]
         first = [int((labels == label).nonzero()[0]) for label in labels.unique()]

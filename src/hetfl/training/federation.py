@@ -71,7 +71,7 @@ class Federation:
 
     @property
     def loads(self) -> list[int]:
-        """How much work each client is: its samples times its network's weights, by which a step takes longer."""
+        """An estimate of each client's work in a round: its training samples times the elements of its network."""
         return [len(data.train) * model.total_elements for data, model in zip(self.data, self.models, strict=True)]
 
 
