@@ -6,10 +6,9 @@ writer: it is that run, but for what the test says differently, so it has every 
 
 from __future__ import annotations
 
-import atexit
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,8 @@ from hetfl.tensors import write_tensors
 from hetfl.training.state import State
 
 CLIENTS, CLASSES, ROUNDS, MODEL = 5, 3, 2, "digits_vit_base"
+made = ExitStack()
+"""What is removed when the tests end."""
 
 
 class Trained(NamedTuple):
@@ -48,8 +49,7 @@ class Trained(NamedTuple):
 @cache
 def project() -> tuple[Workspace, Cell]:
     """A checkout with two rounds of FedHPL with five clients, nothing trained."""
-    root = Path(tempfile.mkdtemp(prefix="hetfl-record-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    root = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="hetfl-record-")))
     workspace, scheme = Workspace(root), Iid(clients=CLIENTS)
     rng = Draws(0).numpy_generator("toy")
 

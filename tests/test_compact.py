@@ -41,7 +41,8 @@ def test_a_trained_run_comes_back(tmp_path):
 
 def test_what_few_runs_have_comes_back_too(tmp_path):
     """Clients without test samples, rounds without a test, other inference rules, divergence, fine-tuning."""
-    run = make_run(status="complete", class_counts={"train": [[2, 0, 0], [0, 0, 5]], "test": [[1, 0, 2], [0, 0, 0]]})
+    counts = {"train": [[2, 0, 0], [0, 0, 5]], "test": [[1, 0, 2], [0, 0, 0]]}
+    run = make_run(status="complete", class_counts=counts, diverged=1)
     untested = {"accuracy": None, "pooled": None, "extra": {}, "train_accuracy": None}
     tested = {"accuracy": [1 / 3, None], "pooled": 1 / 3, "train_accuracy": [0.5, 0.6]}
     odd = {"accuracy": [0.123, None], "pooled": 0.123, "train_accuracy": [0.5, 0.6]}  # no number of samples

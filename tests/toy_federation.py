@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import record_factory
 import torch
 from playing import Trained, play_round, start, with_states
 from toy import CLASSES, GROUPS, TOY
@@ -48,6 +49,12 @@ def both_formats() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_left_behind() -> Iterator[None]:
+    yield
+    record_factory.made.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

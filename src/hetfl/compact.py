@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hetfl.errors import HetflError
 from hetfl.files import write_text
-from hetfl.schema import Accuracies, Metrics, Part, Round, Run, Share, Traffic, content_of, parse
+from hetfl.schema import Accuracies, Metrics, Part, Round, Run, Share, Traffic, content_of, divergence, parse
 
 FORMAT = 1
 """Format of the compact records that this version writes."""
@@ -182,7 +182,7 @@ def compact(
     told |= {"curves": _curves(run, rounds, diagnostics)} if run.complete else {}
     return Compact(
         format=FORMAT,
-        run=run,
+        run=run.model_copy(update=divergence(rounds)),
         played=sum(line.round >= 1 and not line.fine_tuning for line in rounds),
         seconds=round(sum(sum(line.seconds.values()) for line in rounds), 1),
         peak_memory=max(memory, default=None),

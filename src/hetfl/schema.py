@@ -7,6 +7,7 @@ field, such as the accuracy of a round without a test, the field is missing in t
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -119,6 +120,12 @@ class Round(Part):
         if self.accuracy is None or self.pooled is None:
             return None
         return Accuracies.model_construct(accuracy=self.accuracy, pooled=self.pooled)
+
+
+def divergence(rounds: Iterable[Round]) -> dict[str, int]:
+    """The field ``diverged`` of a run with these rounds; nothing where all is finite."""
+    first = next((line.round for line in rounds if line.diverged), None)
+    return {} if first is None else {"diverged": first}
 
 
 class Inputs(Part):

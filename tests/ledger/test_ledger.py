@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ledger_helpers import checkout, entry_of, record, write
-from record_factory import rewrite_run
+from record_factory import rewrite_rounds, rewrite_run
 from settings_files import PAPERS as PROJECT
 from table_helpers import PARAMS, entries
 from typer.testing import CliRunner
@@ -20,6 +20,7 @@ from hetfl.ledger.doubts import found_doubts, known_doubts
 from hetfl.ledger.lines import Line, ledger
 from hetfl.ledger.page import CSV, PAGE, files
 from hetfl.ledger.recording import record_cells
+from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.spec import Entry
@@ -95,6 +96,23 @@ def test_a_cell_from_nothing_to_a_verdict(workspace, fedproto):
     assert ledger(workspace, PARAMS).noise["fedtgp"] == pytest.approx(2**0.5)
     text = files(workspace, PARAMS)[PAGE]
     assert "**72.50±1.41** worse" in text and "1.414 points for fedtgp" in text
+
+
+def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
+    cell = write(workspace, fedproto)
+    rewrite_run(workspace.runs / cell.path, {"status": "running"})
+    lines = read_rounds(workspace.runs / cell.path)
+    rewrite_rounds(
+        workspace.runs / cell.path,
+        [line.model_copy(update={"diverged": [3]} if line.round >= 7 else {}) for line in lines],
+    )
+    record_cells([cell], workspace, workspace)
+    place = "fedtgp-table-10", "fedproto", "blocks"
+    assert line_of(workspace, *place).says == "in progress (round 60); seed 0 diverged in round 7"
+    rewrite_run(workspace.runs / cell.path, {"status": "complete", "diverged": 7})
+    record_cells([cell], workspace, workspace)
+    assert line_of(workspace, *place).says == "worse; seed 0 diverged in round 7"
+    assert "** worse; seed 0 diverged in round 7" in files(workspace, PARAMS)[PAGE]
 
 
 def test_verdicts_use_the_noise_of_the_protocol(workspace):

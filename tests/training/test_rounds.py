@@ -297,6 +297,33 @@ def test_patience_counts_the_rounds_since_the_best_one():
         assert rounds.stalls(dict(enumerate(scores, start=1)), 100) == (len(scores) - scores.index(0.9) > 100)
 
 
+@pytest.mark.parametrize("kill_after", ["", "save:2", "append:3"])
+def test_a_run_with_patience_ends_when_no_client_has_finite_scores(toy_engine, tmp_path, monkeypatch, kill_after):
+    real = rounds.play_round
+
+    def scripted(engine, server, draws, needed):
+        server, line = real(engine, server, draws, needed)
+        # In round 2 one client is lost, from round 3 on all are.
+        lost = {2: [1], 3: [0, 1, 2]}.get(draws.round, [])
+        told = {"diverged": lost} | ({"accuracy": [0.0] * 3, "pooled": 0.0} if draws.round == 3 else {})
+        return server, line.model_copy(update=told)
+
+    monkeypatch.setattr(rounds, "play_round", scripted)
+    settings = {"rounds": 9, "patience": 5}
+    if kill_after:
+        with pytest.raises(KilledError):
+            play(toy_engine("fedproto", **settings), tmp_path, killed(kill_after))
+    play(toy_engine("fedproto", **settings), tmp_path)
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3]
+    run = json.loads((tmp_path / "run/run.json").read_text())
+    assert (run["status"], run["diverged"]) == ("complete", 2)
+
+
+def test_a_run_without_patience_plays_its_rounds_whatever_happens(toy_engine, tmp_path):
+    play(toy_engine("fedavg", rounds=4, lr=1e20), tmp_path)
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("kill_after", ["", "save:2"])
 def test_a_run_without_progress_stops_early_and_is_still_fine_tuned(toy_engine, tmp_path, monkeypatch, kill_after):
     scores = {1: 0.4, 2: 0.6, 3: 0.5, 4: 0.6}

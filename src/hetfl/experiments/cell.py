@@ -299,8 +299,9 @@ def run_rounds(
     settings = engine.method.settings
     lines = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
     pooled = {line.round: line.pooled for line in lines if line.pooled is not None}
+    line = lines[-1] if lines else None
     waited, took = 0.0, deque[float](maxlen=LAST)
-    while played < settings.rounds and not rounds.stalls(pooled, settings.patience):
+    while played < settings.rounds and not rounds.stalls(pooled, settings.patience, line):
         if stop(mean(took) if took else None):
             return None
         started = time.perf_counter()

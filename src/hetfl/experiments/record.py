@@ -20,7 +20,7 @@ import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
 from hetfl.files import clear_leftovers, write_json, write_text, writing
-from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds
+from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, divergence, last_round, read_run, sound_rounds
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
 
@@ -123,9 +123,8 @@ class Record:
             if "/optimiser/" not in name and "/memory/" not in name
         }
         write_tensors(self.folder / MODEL, tensors, {"round": str(state.round)})
-        first = next((line.round for line in self.lines() if line.diverged), None)
-        diverged = {} if first is None else {"diverged": first}
-        finished = self.run.model_copy(update={"status": "complete", "finished": now(), **diverged})
+        told = {"status": "complete", "finished": now(), **divergence(self.lines())}
+        finished = self.run.model_copy(update=told)
         write_json(self.folder / RUN, finished.as_json())
         self.tell(finished)
 

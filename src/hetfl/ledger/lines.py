@@ -52,6 +52,8 @@ class Line:
         reason: one of :data:`REASONS`, of a cell that is not run.
         rounds, hours: that the finished runs went through and took, or those in progress so far, all seeds together.
         device, commit: of the finished runs; the commit is that of the newest one.
+        diverged: of runs in which a loss or scores were not finite, the first such round: ``seed 0 diverged in round
+            2``; empty where there is none.
         doubts: what is known against the printed number.
         method: that is trained for it; empty where it is counted.
     """
@@ -76,6 +78,7 @@ class Line:
     hours: float | None = None
     device: str = ""
     commit: str = ""
+    diverged: str = ""
     doubts: tuple[str, ...] = ()
     method: str = ""
 
@@ -91,9 +94,11 @@ class Line:
 
     @property
     def says(self) -> str:
-        """The verdict with its reason or round: ``not run (weights)``, ``in progress (round 3)``."""
+        """The verdict with its reason or round, and what diverged: ``not run (weights)``, ``in progress (round 3)``,
+        ``match; seed 0 diverged in round 2``."""
         more = {"not run": self.reason, "in progress": self.because}.get(self.verdict, "")
-        return f"{self.verdict} ({more})" if more else self.verdict
+        said = f"{self.verdict} ({more})" if more else self.verdict
+        return f"{said}; {self.diverged}" if self.diverged else said
 
 
 @dataclass(frozen=True)
@@ -197,24 +202,31 @@ def _line(
             done=len(records),
             verdict="counted" if judged == "arithmetic" else judged,
             because="differs" if judged == "arithmetic" else "",
-            device=", ".join(dict.fromkeys(found.run.device for found in kept)),
             commit=newest.run.commit,
-            **_cost(kept),
+            **_course(kept),
         )
     begun = [found for seed in entry.seeds if (found := _own(entry, seed, compacts)) is not None]
     if begun:
         furthest = max(begun, key=lambda found: found.played)
         at = f"round {furthest.played}"
-        return replace(line, verdict="in progress", because=at, device=furthest.run.device, **_cost(begun))
+        return replace(line, verdict="in progress", because=at, **_course(begun))
     cell = compacts.cell(entry.path(entry.seeds[0]))
     reason, needs = _needs(cell, had) if cell else ("hours", "")
     stale = [why for seed in entry.seeds if (why := compacts.stale(entry.path(seed)))]
     return replace(line, reason=reason, because="; ".join([needs, *(f"a record is stale: {why}" for why in stale)]))
 
 
-def _cost(records: Sequence[Compact]) -> dict[str, Any]:
-    hours = sum(found.seconds for found in records) / 3600
-    return {"rounds": sum(found.played for found in records), "hours": round(hours, 2)}
+def _course(records: Sequence[Compact]) -> dict[str, Any]:
+    """What runs went through: fields of a line."""
+    runs = [found.run for found in records]
+    return {
+        "rounds": sum(found.played for found in records),
+        "hours": round(sum(found.seconds for found in records) / 3600, 2),
+        "device": ", ".join(dict.fromkeys(run.device for run in runs)),
+        "diverged": ", ".join(
+            f"seed {run.seed} diverged in round {run.diverged}" for run in runs if run.diverged is not None
+        ),
+    }
 
 
 def _own(entry: Entry, seed: int, compacts: Records) -> Compact | None:

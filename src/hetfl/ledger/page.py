@@ -44,6 +44,7 @@ COLUMNS = {
     "hours": "hours",
     "device": "device",
     "commit": "commit",
+    "diverged": "diverged",
 }
 """Columns of the CSV, by the fields of a line; ``doubts`` come last."""
 
@@ -208,7 +209,7 @@ def _shown(line: Line | None, remarks: dict[str, int], same: bool) -> str:
     if line.verdict == "counted":
         return f"{printed}<br>**{_cell_text(line.ours)}**{'' if line.because == 'agrees' else ' differs'}"
     if line.ours:
-        return f"{printed}<br>**{line.ours}** {line.verdict}"
+        return f"{printed}<br>**{line.ours}** {line.says}"
     return printed if same else f"{printed}<br>{line.says}"
 
 

@@ -47,7 +47,10 @@ class MethodSettings(Settings):
     drop_last: bool = Field(default=False, description="leave out an epoch's last batch if it is smaller")
     shuffle: bool = Field(default=True, description="draw a new order of the samples for every epoch")
     patience: int | None = Field(
-        default=None, ge=1, description="stop after this many rounds without a better accuracy over all test samples"
+        default=None,
+        ge=1,
+        description="stop after this many rounds without a better accuracy over all test samples, "
+        "or once no client has finite scores",
     )
     evaluate_every: int = Field(
         default=1, ge=1, description="test after every this many rounds, and always after the last one"

@@ -95,9 +95,12 @@ class Progress:
         cell = self._running.get(event.folder)
         if cell is None:
             return
-        before = cell.rounds
+        before, sound = cell.rounds, cell.diverged is None
         for line in event.rounds:
             cell.add(line)
+            if sound and line.round == cell.diverged:
+                some = f"{len(line.diverged)} of {cell.run.clients} clients"
+                self._say(f"{_name(cell.run)}: the loss or scores of {some} are not finite in round {line.round}")
         self._advance(cell.rounds - before, found=event.run is not None)
         self._bars.update(cell.bar, completed=cell.rounds, note=f"{cell.score()}  {cell.traffic()}")
         if self._plain and time.monotonic() - self._spoke >= HEARTBEAT:

@@ -129,9 +129,19 @@ def noting(uplinks: Uplinks, names: Collection[str], noted: list[Message]) -> Up
     return Uplinks(uplinks.clients, handed_on()) if names else uplinks
 
 
-def stalls(pooled: Mapping[int, float], patience: int | None) -> bool:
-    """Whether the best of some rounds' accuracies is at least ``patience`` rounds old; never without one."""
-    return patience is not None and bool(pooled) and max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
+def stalls(pooled: Mapping[int, float], patience: int | None, last: Round | None = None) -> bool:
+    """Whether a run with patience ends before its last round; without patience none does.
+
+    Args:
+        pooled: accuracies over all test samples, by round.
+        patience: rounds that the best of them may be old.
+        last: the newest round. One without a client whose scores are finite ends the run at once: no training makes
+            parameters finite again, so that the best round is known.
+    """
+    if patience is None or not pooled:
+        return False
+    lost = last is not None and last.pooled == 0 and len(last.diverged) == len(last.accuracy or ())
+    return lost or max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
 
 
 def _failures(exchange: Exchange) -> dict[str, Any]:
