@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
+from hetfl.experiments.namesakes import finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, status
 from hetfl.planning import WORDS
@@ -72,8 +73,9 @@ def overview(targets: Sequence[str], params: Params, workspace: Workspace) -> Ov
         names = [name for name, one in params.experiments.items() if one.file == "params.yaml" or name in there]
         chosen = [cell for name in names for cell in cells(params, name)]
     found: dict[str, list[One]] = {}
+    known = finished(workspace)
     for cell in chosen:
-        found.setdefault(cell.experiment, []).append(_of_cell(cell, workspace))
+        found.setdefault(cell.experiment, []).append(_of_cell(cell, workspace, known))
     return Overview(found, [] if targets else _adhoc(params, workspace))
 
 
@@ -107,8 +109,8 @@ def render(found: Overview) -> str:
     return "\n\n".join(parts) or "nothing has begun; name tables or experiments to see their cells"
 
 
-def _of_cell(cell: Cell, workspace: Workspace) -> One:
-    found = status(cell, workspace)
+def _of_cell(cell: Cell, workspace: Workspace, known: Mapping[str, Path]) -> One:
+    found = status(cell, workspace, known)
     accuracy = None if found.state in ("not run", "broken") else _accuracy(workspace.runs / cell.path)
     evaluated = (workspace.evaluations / cell.path / METRICS).is_file()
     return One(cell.path.as_posix(), found, accuracy, evaluated)

@@ -190,6 +190,7 @@ class Run(Part):
         finished: when the run was completed; None before.
         class_names: of the data sets that are not in the catalogue, by data set.
         diverged: the first round in which a client's loss or logits were not finite.
+        copy_of: the cell that was trained, if this one has its identity under another name.
     """
 
     format: int = 0
@@ -228,6 +229,7 @@ class Run(Part):
     finished: str | None = None
     class_names: dict[str, list[str]] = {}
     diverged: int | None = None
+    copy_of: str | None = None
 
     @field_validator("public", mode="before")
     @classmethod

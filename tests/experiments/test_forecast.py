@@ -20,7 +20,11 @@ from hetfl.schema import Inputs
 from hetfl.training.state import ResumePoints, State
 
 CPU = torch.device("cpu")
-READS = Inputs(dataset="d", partition="p", weights={})
+
+
+def reads(cell: Cell, workspace: Workspace | None = None) -> Inputs:
+    """What a cell reads; each split and seed has a partition of its own."""
+    return Inputs(dataset="d", partition=f"{cell.split}-s{cell.seed}", weights={})
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +39,19 @@ def table_10(params) -> list[Cell]:
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    monkeypatch.setattr(status, "inputs", lambda cell, workspace: READS)
+    monkeypatch.setattr(status, "inputs", reads)
     return Workspace(tmp_path)
 
 
 def record(workspace: Workspace, cell: Cell, seconds: float, rounds: int, state: str = "running", **changes) -> None:
     lines = [make_round(0), *(make_round(r, seconds={"train": seconds}, peak_memory=7) for r in range(1, rounds + 1))]
     models = [cell.models[k % len(cell.models)] for k in range(cell.partition["clients"])]
-    told = {"settings": cell.settings, "models": models, "dataset": cell.dataset, "inputs": READS}
+    told = {"settings": cell.settings, "models": models, "dataset": cell.dataset, "inputs": reads(cell)}
     told |= {
         "device": device_name(CPU),
         "threads": 1,
         "engine": "sequential",
-        "fingerprint": fingerprint(cell, READS),
+        "fingerprint": fingerprint(cell, reads(cell)),
     }
     write_record(workspace.runs, cell.path, lines, state, **told | changes)
     if state == "running":

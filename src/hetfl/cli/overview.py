@@ -45,13 +45,15 @@ def tables(as_json: AsJson = False) -> None:
     workspace, params = opened("reading params.yaml and all records")
     from tabulate import tabulate
 
+    from hetfl.experiments.namesakes import finished
     from hetfl.experiments.plan import cells
     from hetfl.experiments.status import status
     from hetfl.stages import printed_by, table_names, trained_by
 
     every = {cell.path: cell for name in params.experiments for cell in cells(params, name)}
     # What the next training would train anew is not done, whatever its record says.
-    done = cache(lambda path: status(every[path], workspace).state == "done")
+    known = finished(workspace)
+    done = cache(lambda path: status(every[path], workspace, known).state == "done")
     rows: list[dict[str, Any]] = []
     with doing("reading all records"):
         trained = trained_by(params)
@@ -182,6 +184,7 @@ def list_cells(
     workspace, params = opened()
     from tabulate import tabulate
 
+    from hetfl.experiments.namesakes import finished
     from hetfl.experiments.plan import origins
     from hetfl.experiments.status import status
     from hetfl.targets import cells_of
@@ -203,7 +206,8 @@ def list_cells(
             print(f"{cell.row}: {cell.method} on {', '.join(dict.fromkeys(cell.models))}")
             print(tabulate(lines, headers=["setting", "value", "from"], disable_numparse=True), end="\n\n")
         return
-    states = [(cell, status(cell, workspace)) for cell in chosen]
+    known = finished(workspace)
+    states = [(cell, status(cell, workspace, known)) for cell in chosen]
     if as_json:
         print_json(
             [

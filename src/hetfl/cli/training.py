@@ -107,12 +107,13 @@ def evaluate(
     workspace, params = opened("looking for trained cells", work=True)
     with doing("importing"):
         from hetfl.errors import FailedCellsError
+        from hetfl.experiments.namesakes import finished
         from hetfl.experiments.status import status
         from hetfl.targets import cells_of
         from hetfl.train import evaluate_trained
 
-    chosen = cells_of(targets, params)
-    trained = [cell for cell in chosen if status(cell, workspace).state == "done"]
+    chosen, known = cells_of(targets, params), finished(workspace)
+    trained = [cell for cell in chosen if status(cell, workspace, known).state == "done"]
     if not trained:
         raise HetflError(f"{', '.join(targets)}: none of the {len(chosen)} cells is trained; hetfl train does it")
     if again:

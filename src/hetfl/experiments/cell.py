@@ -20,6 +20,7 @@ from hetfl.data.partitions import read_partition
 from hetfl.data.store import Dataset, read_card, verified_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.experiments import namesakes
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
@@ -147,7 +148,7 @@ def run_cell(
     stop: Stop = never,
     elsewhere: Callable[[str], Elsewhere] | None = None,
 ) -> bool:
-    """Train a cell unless its record is already complete, here or among those that were superseded.
+    """Train a cell unless its record is already complete, here, among those that were superseded, or by another name.
 
     A finished record of other settings, inputs or numerics moves aside first. A second process that wants the same
     cell waits for the first and then finds it done. SIGTERM, SIGHUP and Ctrl-C give up the current round; what was
@@ -174,7 +175,11 @@ def run_cell(
     record, earlier = Record(workspace.runs / cell.path, callback), Superseded(workspace.runs, cell.path)
     lock = workspace.lock(cell.path)
     with terminable(), _locked(lock, stop) as mine:
-        if mine and (record.is_complete(identity) or earlier.restore(identity)):
+        if mine and (
+            record.is_complete(identity)
+            or earlier.restore(identity)
+            or namesakes.take_over(cell, workspace, identity)
+        ):
             record.tell(record.read())
             return True
         if not mine or stop(None):

@@ -18,6 +18,7 @@ from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_par
 from hetfl.data.store import Dataset, Subset, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.experiments import namesakes
 from hetfl.experiments.calibration import matmul_rate, rates
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
 from hetfl.experiments.record import device_name
@@ -104,6 +105,7 @@ class Forecaster:
         self._held: dict[tuple[Any, ...], Holdings | None] = {}
         self._runs = [run for run in _runs(workspace) if self._alike(run, params.compute)]
         self._finished = _finished(workspace)
+        self._known = namesakes.finished(workspace)
         # A process that trains has loaded about what this one has.
         self._base = process_memory() if device.type == "cpu" else 0
         self._memories: dict[tuple[int, bool], int] = {}
@@ -121,7 +123,7 @@ class Forecaster:
 
     def forecast(self, cell: Cell) -> Forecast:
         """What a cell still takes."""
-        now = status(cell, self.workspace)
+        now = status(cell, self.workspace, self._known)
         if not now.left:
             return Forecast(cell, now, 0, False, Load(), 0.0, "records", "its own", None)
         rehearsal = self.rehearsal(cell)

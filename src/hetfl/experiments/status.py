@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock, Timeout
 
 from hetfl.errors import HetflError
+from hetfl.experiments import namesakes
 from hetfl.experiments.identity import differences, fingerprint, inputs
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
@@ -46,8 +49,14 @@ class Status:
         return f"{self.state}, round {self.round} of {self.rounds}" if self.round and self.left else self.state
 
 
-def status(cell: Cell, workspace: Workspace) -> Status:
-    """How far a cell is, by its record, its resume points and the lock of whoever trains it."""
+def status(cell: Cell, workspace: Workspace, known: Mapping[str, Path] | None = None) -> Status:
+    """How far a cell is, by its record, its resume points and the lock of whoever trains it.
+
+    Args:
+        cell: the cell.
+        workspace: the checkout.
+        known: its finished records by fingerprint, to look at many cells; None: they are looked up.
+    """
     rounds = int(cell.settings["rounds"])
     try:
         run = Record(workspace.runs / cell.path).read()
@@ -61,7 +70,9 @@ def status(cell: Cell, workspace: Workspace) -> Status:
         # Without its inputs here, a record is judged by those that it names itself.
         reads, lacks = run.inputs, str(error)
     identity = fingerprint(cell, reads)
-    if Superseded(workspace.runs, cell.path).holds(identity) and not (run and run.fingerprint == identity):
+    own = Record(workspace.runs / cell.path).is_complete(identity)
+    kept = own or Superseded(workspace.runs, cell.path).holds(identity)
+    if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
         return Status("done", rounds, rounds)
     if run is None:
         return Status("running" if is_locked(cell, workspace) else "not run", 0, rounds, lacks)
@@ -71,9 +82,7 @@ def status(cell: Cell, workspace: Workspace) -> Status:
 
 
 def _of_run(run: Run, cell: Cell, reads: Inputs, workspace: Workspace, rounds: int, lacks: str) -> Status:
-    """The status of a cell whose record is of its own identity."""
-    if Record(workspace.runs / cell.path).is_complete(run.fingerprint):
-        return Status("done", rounds, rounds)
+    """The status of a cell whose record is of its own identity and not complete."""
     at = newest_round(workspace.resume_points(cell) / run.fingerprint) or 0
     if is_locked(cell, workspace):
         return Status("running", at, rounds)
