@@ -79,7 +79,8 @@ def test_an_engine_gets_more_samples_until_it_has_all_and_plays_a_whole_run(scri
     for row in rows:
         parts = row["train"] + row["pass"] + row["server"] + row["evaluate"]
         assert row["round"] == pytest.approx(parts)
-        assert row["train rate"] == pytest.approx(48 / row["train"])
+        # On a busy machine a round can be measured as shorter than its pass without training.
+        assert row["train rate"] == (pytest.approx(48 / row["train"]) if row["train"] else None)
 
 
 def test_without_time_there_is_a_figure_of_few_samples(script, fedhpl, monkeypatch):

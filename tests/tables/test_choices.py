@@ -9,6 +9,8 @@ from hetfl.experiments.plan import cells
 from hetfl.tables.catalogue import table_spec
 
 CHOICES = [name for name in PAPER_PARAMS.experiments if name.startswith("choices-")]
+AT_SCALE = {"choices-fedtgp-table-10": ("fedtgp-htcnn8-fashion-mnist", "fedtgp", "blocks", 0)}
+"""Those in a paper's own setting, with the paper's cell that their first row is."""
 TOGETHER = [{"distance", "pull"}]
 """The paper's distance comes with a weight of its own."""
 
@@ -27,7 +29,15 @@ def test_a_row_differs_from_the_other_in_one_setting_or_in_the_method(name: str)
         assert (one.models, one.input, one.split) == (two.models, two.input, two.split)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", AT_SCALE)
+def test_the_first_row_is_the_papers_own_cell(name: str):
+    experiment, *place = AT_SCALE[name]
+    [own] = [cell for cell in cells(PAPER_PARAMS, experiment) if [cell.row, cell.split, cell.seed] == place]
+    first, names = cells(PAPER_PARAMS, name)[0], {"experiment", "title", "paper", "features"}
+    assert first.model_dump(exclude=names) == own.model_dump(exclude=names)
+
+
+@pytest.mark.parametrize("name", sorted({*CHOICES} - AT_SCALE.keys()))
 def test_the_note_says_that_no_printed_number_is_of_this_setting(name: str):
     spec = table_spec(name, PAPER_PARAMS)
     assert "scaled-down setting, not comparable with any printed number" in spec.note
