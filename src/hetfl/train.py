@@ -107,29 +107,32 @@ def train_cells(
 
 
 def results(trained: Sequence[Cell], workspace: Workspace) -> str:
-    """The accuracies of some finished cells after their last round, by row and split, mean over seeds, in percent."""
+    """The accuracies of some finished cells by row and split, mean over seeds, in percent.
+
+    They are the clients' mean after the last round, and beside it, where a run waits for a better round, the best
+    round's over all test samples.
+    """
     from tabulate import tabulate
 
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for cell in trained:
-        tested = next(
-            (line.accuracy for line in reversed(read_rounds(workspace.runs / cell.path)) if line.accuracy), []
-        )
-        known = [100 * value for value in tested if value is not None]
+        tests = [test for line in read_rounds(workspace.runs / cell.path) if (test := line.test())]
+        known = [value for value in tests[-1].accuracy if value is not None] if tests else []
         if known:
-            found.setdefault(cell.row, {}).setdefault(cell.split, []).append(mean(known))
-    splits = [*dict.fromkeys(cell.split for cell in trained)]
-    rows = [
-        (
-            row,
-            *(
-                f"{mean(of[split]):.1f}{f' ({len(of[split])} seeds)' * (len(of[split]) > 1)}" if split in of else ""
-                for split in splits
-            ),
-        )
-        for row, of in found.items()
-    ]
-    return tabulate(rows, headers=["accuracy (%)", *splits], disable_numparse=True)
+            best = max(test.pooled for test in tests) if cell.settings["patience"] is not None else None
+            found.setdefault((cell.row, cell.split), []).append((mean(known), best))
+    rows, splits = ([*dict.fromkeys(names)] for names in zip(*found, strict=True)) if found else ([], [])
+    shown = [[row, *(_shown(found.get((row, split), [])) for split in splits)] for row in rows]
+    return tabulate(shown, headers=["accuracy (%)", *splits], disable_numparse=True)
+
+
+def _shown(seeds: Sequence[tuple[float, float | None]]) -> str:
+    """``97.1, best 97.34 (3 seeds)``; empty without any."""
+    if not seeds:
+        return ""
+    best = [value for _, value in seeds if value is not None]
+    parts = [f"{100 * mean(last for last, _ in seeds):.1f}", *([f"best {100 * mean(best):.2f}"] if best else [])]
+    return ", ".join(parts) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
 
 def evaluate_trained(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
