@@ -33,6 +33,11 @@ Figure = Number | list[Number | list[Number]]
 """A diagnostic of a method: one number, one per client, or several per client; None for a missing value."""
 
 
+def cell_path(experiment: str, method: str, row: str, split: str, seed: int) -> Path:
+    """Where a cell's run lies below ``runs``, and its evaluation below ``evaluations``."""
+    return Path(experiment, method, row, f"{split}-s{seed}")
+
+
 class Part(BaseModel):
     """Base class of the record's types. Unknown fields and wrong types are errors, and instances are immutable."""
 
@@ -238,6 +243,11 @@ class Run(Part):
         if isinstance(public, dict) and "split" in public:
             return {"subset" if key == "split" else key: value for key, value in public.items()}
         return public
+
+    @property
+    def path(self) -> Path:
+        """See :func:`cell_path`."""
+        return cell_path(self.experiment, self.method, self.row, self.split, self.seed)
 
     @property
     def complete(self) -> bool:

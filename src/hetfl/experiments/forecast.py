@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal, NamedTuple
 
@@ -109,7 +110,7 @@ class Forecaster:
         # A process that trains has loaded about what this one has.
         self._base = process_memory() if device.type == "cpu" else 0
         self._memories: dict[tuple[int, bool], int] = {}
-        self._measured: dict[str, _Measured | None] = {}
+        self._measured: dict[Path, _Measured | None] = {}
         self._rates = rates(workspace, device, params.compute.threads)
 
     def all(self, cells: Sequence[Cell]) -> list[Forecast]:
@@ -237,7 +238,7 @@ class Forecaster:
         return found
 
     def _rounds_of(self, run: Run) -> _Measured | None:
-        path = f"{run.experiment}/{run.method}/{run.row}/{run.split}-s{run.seed}"
+        path = run.path
         if path not in self._measured:
             try:
                 lines = [line for line in read_rounds(self.workspace.runs / path) if _is_round(line)]
@@ -317,8 +318,7 @@ def _finished(workspace: Workspace) -> Mapping[tuple[str, str], list[int]]:
     found: dict[tuple[str, str], list[int]] = {}
     for run in _runs(workspace):
         if run.complete and run.settings.get("patience") is not None:
-            folder = workspace.runs / run.experiment / run.method / run.row / f"{run.split}-s{run.seed}"
-            last = max((line.round for line in read_rounds(folder) if _is_round(line)), default=0)
+            last = max((line.round for line in read_rounds(workspace.runs / run.path) if _is_round(line)), default=0)
             for method in (run.method, ""):
                 found.setdefault((run.experiment, method), []).append(last)
     return found

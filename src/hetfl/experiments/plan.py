@@ -31,6 +31,7 @@ from hetfl.methods import METHODS, Method, create, method_class
 from hetfl.models import ModelOptions, check_name, check_options
 from hetfl.models.outline import outline
 from hetfl.models.registry import head_of, is_vit
+from hetfl.schema import cell_path
 from hetfl.training.pretrain import PretrainSettings
 from hetfl.training.ray import RaySettings
 from hetfl.training.registry import ENGINES, choices
@@ -156,8 +157,8 @@ class Cell(Settings):
 
     @property
     def path(self) -> Path:
-        """The cell's path below ``runs/`` and ``evaluations/``."""
-        return Path(f"{self.experiment}/{self.method}/{self.row}/{self.split}-s{self.seed}")
+        """See :func:`hetfl.schema.cell_path`."""
+        return cell_path(self.experiment, self.method, self.row, self.split, self.seed)
 
 
 class Workspace:

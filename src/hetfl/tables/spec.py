@@ -10,6 +10,7 @@ from pydantic import Field
 
 from hetfl.config import Settings
 from hetfl.errors import unknown
+from hetfl.schema import cell_path
 
 if TYPE_CHECKING:
     from hetfl.experiments.plan import Params  # imports torch, which takes seconds; whoever prints a table needs none
@@ -78,8 +79,8 @@ class Entry(Settings):
         return "M" if self.statistic in get_args(Size) else ""
 
     def path(self, seed: int) -> Path:
-        """Where a run lies below ``runs``, and its evaluation below ``evaluations``."""
-        return Path(f"{self.experiment}/{self.method}/{self.row}/{self.split}-s{seed}")
+        """The path of one seed's cell."""
+        return cell_path(self.experiment, self.method, self.row, self.split, seed)
 
 
 def as_printed(

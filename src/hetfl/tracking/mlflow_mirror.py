@@ -451,7 +451,7 @@ class MlflowMirror:
         return None if ":" in place or place.startswith("/") else self.root / place
 
     def _add_evaluation(self, place: _Place, run: Run) -> None:
-        folder = self.root / "evaluations" / run.experiment / run.method / run.row / f"{run.split}-s{run.seed}"
+        folder = self.root / "evaluations" / run.path
         found = read_metrics(folder)
         if found is None or (checksum := sha256_file(folder / METRICS)) == place.evaluation:
             return
