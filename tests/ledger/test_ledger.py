@@ -115,6 +115,27 @@ def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
     assert "** worse; seed 0 diverged in round 7" in files(workspace, PARAMS)[PAGE]
 
 
+def test_other_choices_stand_below_the_cell_that_they_are_compared_with(workspace):
+    place, choices = ("fedtgp-table-10", "fedtgp", "blocks"), "choices-fedtgp-table-10"
+    record(workspace, entry_of(*place))
+    assert line_of(workspace, *place).tried == ()
+    begun = write(workspace, entry_of(choices, "fedtgp-stale", "blocks-best"), rounds=17)
+    rewrite_run(workspace.runs / begun.path, {"status": "running"})
+    record_cells([begun], workspace, workspace)
+    [going] = line_of(workspace, *place).tried
+    assert (going.experiment, going.value, going.says) == (choices, None, "in progress, round 17")
+    record(workspace, entry_of(choices, "fedtgp-stale", "blocks-best"), rounds=61)
+    [stale] = line_of(workspace, *place).tried
+    assert (stale.title, stale.value) == ("FedTGP: prototypes from before training (code)", 72.5)
+    assert stale.says == "72.50 (-27.06)"  # printed 99.56
+    page, rows = files(workspace, PARAMS)[PAGE], files(workspace, PARAMS)[CSV]
+    where = f"[{choices}](tables/{choices}/{choices}.md)"
+    assert f"- Pathological, with one other choice ({where}): *{stale.title}*, 72.50 (-27.06).\n" in page
+    assert f"{stale.title}: 72.50 (-27.06)" in rows
+    # The other setting's cell is another one.
+    assert line_of(workspace, "fedtgp-table-10", "fedtgp", "practical").tried == ()
+
+
 def test_verdicts_use_the_noise_of_the_protocol(workspace):
     """With one seed: 2 * (0.375 + 0.01) points while nothing is known of the noise, 2 * (1.41 + 0.01) after."""
     table, row = "fedtgp-table-10", "fedproto"

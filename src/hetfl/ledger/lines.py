@@ -16,7 +16,7 @@ from typing import Any
 
 from hetfl.compact import Compact
 from hetfl.data.sets import CATALOGUE
-from hetfl.experiments.plan import Cell, Params, Workspace, weights_read
+from hetfl.experiments.plan import Cell, Params, Workspace, cells, weights_read
 from hetfl.files import read_json
 from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
 from hetfl.stages import table_names
@@ -37,6 +37,22 @@ project has been made with yet; otherwise only time."""
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What a cell gives with one other choice, from a row that is compared with this very cell.
+
+    Attributes:
+        experiment, title: of that row.
+        value: the mean over the seeds that are finished; None before.
+        says: the number and its difference to the printed one, or how far it is.
+    """
+
+    experiment: str
+    title: str
+    value: float | None
+    says: str
+
+
+@dataclass(frozen=True)
 class Line:
     """One printed number.
 
@@ -54,6 +70,7 @@ class Line:
         device, commit: of the finished runs; the commit is that of the newest one.
         diverged: of runs in which a loss or scores were not finite, the first such round: ``seed 0 diverged in round
             2``; empty where there is none.
+        tried: the same cell with other choices that the paper and its code leave.
         doubts: what is known against the printed number.
         method: that is trained for it; empty where it is counted.
     """
@@ -79,6 +96,7 @@ class Line:
     device: str = ""
     commit: str = ""
     diverged: str = ""
+    tried: tuple[Tried, ...] = ()
     doubts: tuple[str, ...] = ()
     method: str = ""
 
@@ -137,6 +155,8 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
     had = _had(workspace, compacts, entries.values())
     noise = _noise(entries.values(), params, compacts)
     lines = [_line(place, entry, params, compacts, noise, had, specs) for place, entry in entries.items()]
+    choices = _choices(params)
+    lines = [replace(line, tried=_tried(line, entries[line.place], choices, compacts)) for line in lines]
     titles: dict[str, dict[str, Any]] = {name: _titles(spec.model_dump()) for name, spec in specs.items()}
     for name in filter(ARITHMETIC_TABLES.__contains__, names):
         path = workspace.table(name) / f"{name}.json"
@@ -245,6 +265,42 @@ def _records(entry: Entry, compacts: Records) -> list[tuple[Record, Compact]]:
         if record is not None and kept is not None:
             found.append((record, kept))
     return found
+
+
+def _what(cell: Cell) -> str:
+    """All of a cell but its names."""
+    return cell.model_dump_json(exclude={"experiment", "row", "title", "paper", "features"})
+
+
+def _choices(params: Params) -> dict[str, list[Cell]]:
+    """The cells of rows that are compared with another one, by the content of that one's cell."""
+    found: dict[str, list[Cell]] = defaultdict(list)
+    for name, experiment in params.experiments.items():
+        if any(row.against for row in experiment.rows.values()):
+            own = {(cell.row, cell.split, cell.seed): cell for cell in cells(params, name)}
+            for (row, split, seed), cell in own.items():
+                if other := experiment.rows[row].against:
+                    found[_what(own[other, split, seed])].append(cell)
+    return found
+
+
+def _tried(line: Line, entry: Entry, choices: Mapping[str, list[Cell]], compacts: Records) -> tuple[Tried, ...]:
+    """What becomes of a cell with other choices, as far as any of these has begun."""
+    rows: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for seed in entry.seeds:
+        own = compacts.cell(entry.path(seed))
+        for cell in choices.get(_what(own), []) if own else []:
+            rows[cell.experiment, cell.title].append(cell)
+    found = []
+    for (experiment, title), some in rows.items():
+        begun = [kept for cell in some if not compacts.stale(cell.path) and (kept := compacts.compact(cell.path))]
+        values = [value_of(entry, record) for cell in some if (record := compacts.from_compact(cell.path))]
+        if values and line.number is not None:
+            says = f"{mean(values):.2f} ({mean(values) - line.number:+.2f})"
+            found.append(Tried(experiment, title, mean(values), says))
+        elif begun:
+            found.append(Tried(experiment, title, None, f"in progress, round {max(kept.played for kept in begun)}"))
+    return tuple(found)
 
 
 def _protocol(entry: Entry, params: Params) -> str:

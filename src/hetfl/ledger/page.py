@@ -46,7 +46,7 @@ COLUMNS = {
     "commit": "commit",
     "diverged": "diverged",
 }
-"""Columns of the CSV, by the fields of a line; ``doubts`` come last."""
+"""Columns of the CSV, by the fields of a line; ``tried`` and ``doubts`` come last."""
 
 HEAD = """\
 # Ledger
@@ -64,6 +64,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
 - **counted**: computed from models and messages; nothing is trained.
 - **not run**: *weights* or *data* if a cell needs pre-trained weights or a data set that no run of this project has
   used yet, *hours* if it only takes time.
+- Where a cell has also been run with another choice that the paper or its code leaves, a line below its table has the
+  number that gives, and its difference to the printed one.
 - Hours are of training on the named device, all seeds together. The commit is that of the newest run.
 - A number in brackets leads to a remark on a printed number that looks inherited, inconsistent or implausible.
 """
@@ -103,9 +105,10 @@ def table(lines: Iterable[Line]) -> str:
     """The lines as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*COLUMNS, "doubts"])
+    writer.writerow([*COLUMNS, "tried", "doubts"])
     for line in lines:
         told = [getattr(line, field) for field in COLUMNS.values()]
+        told += ["; ".join(f"{tried.title}: {tried.says}" for tried in line.tried)]
         writer.writerow(["" if value is None else value for value in told] + [" ".join(line.doubts)])
     return buffer.getvalue()
 
@@ -192,6 +195,13 @@ def _section(lines: Sequence[Line], titles: dict[str, Any]) -> str:
         )
     if run := [line for line in lines if line.rounds is not None]:
         parts += [_runs(run, titles), ""]
+    parts += [
+        f"- {_cell_text(titles['columns'][line.column])}, with one other choice "
+        f"([{tried.experiment}](tables/{tried.experiment}/{tried.experiment}.md)): "
+        f"*{_cell_text(tried.title)}*, {tried.says}."
+        for line in lines
+        for tried in line.tried
+    ]
     for (says, because), some in _grouped(line for line in lines if line.verdict == "not run").items():
         parts.append(f"- {some} {'cell' if some == 1 else 'cells'} {says}: {because}.")
     parts += [""] if parts[-1] else []
