@@ -298,14 +298,16 @@ def test_patience_counts_the_rounds_since_the_best_one():
 
 
 @pytest.mark.parametrize("kill_after", ["", "save:2", "append:3"])
-def test_a_run_with_patience_ends_when_no_client_has_finite_scores(toy_engine, tmp_path, monkeypatch, kill_after):
+def test_a_run_with_patience_ends_when_no_client_has_a_finite_loss(toy_engine, tmp_path, monkeypatch, kill_after):
     real = rounds.play_round
 
     def scripted(engine, server, draws, needed):
         server, line = real(engine, server, draws, needed)
-        # In round 2 one client is lost, from round 3 on all are.
-        lost = {2: [1], 3: [0, 1, 2]}.get(draws.round, [])
-        told = {"diverged": lost} | ({"accuracy": [0.0] * 3, "pooled": 0.0} if draws.round == 3 else {})
+        # In round 2 one client is lost, whose prototypes spoil all scores of round 3; in round 4 nothing is left.
+        lost = {2: [1], 3: [1], 4: [0, 1, 2]}.get(draws.round, [])
+        told = {"loss": [None if client in lost else 1.0 for client in range(3)], "diverged": lost}
+        if draws.round >= 3:
+            told |= {"accuracy": [0.0] * 3, "pooled": 0.0, "diverged": [0, 1, 2]}
         return server, line.model_copy(update=told)
 
     monkeypatch.setattr(rounds, "play_round", scripted)
@@ -314,7 +316,7 @@ def test_a_run_with_patience_ends_when_no_client_has_finite_scores(toy_engine, t
         with pytest.raises(KilledError):
             play(toy_engine("fedproto", **settings), tmp_path, killed(kill_after))
     play(toy_engine("fedproto", **settings), tmp_path)
-    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3]
+    assert [line["round"] for line in numbers(tmp_path)] == [0, 1, 2, 3, 4]
     run = json.loads((tmp_path / "run/run.json").read_text())
     assert (run["status"], run["diverged"]) == ("complete", 2)
 

@@ -50,7 +50,7 @@ class MethodSettings(Settings):
         default=None,
         ge=1,
         description="stop after this many rounds without a better accuracy over all test samples, "
-        "or once no client has finite scores",
+        "or once all clients took part and none had a finite loss",
     )
     evaluate_every: int = Field(
         default=1, ge=1, description="test after every this many rounds, and always after the last one"

@@ -135,12 +135,13 @@ def stalls(pooled: Mapping[int, float], patience: int | None, last: Round | None
     Args:
         pooled: accuracies over all test samples, by round.
         patience: rounds that the best of them may be old.
-        last: the newest round. One without a client whose scores are finite ends the run at once: no training makes
-            parameters finite again, so that the best round is known.
+        last: the newest round. One in which every client took part and none had a finite loss ends the run if no test
+            sample was right after it: no training makes parameters finite again, so that the best round is known.
+            Scores alone do not tell, since one client's prototypes can make those of all clients not finite.
     """
     if patience is None or not pooled:
         return False
-    lost = last is not None and last.pooled == 0 and len(last.diverged) == len(last.accuracy or ())
+    lost = last is not None and last.pooled == 0 and [*last.loss] == [None] * len(last.accuracy or ())
     return lost or max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
 
 
