@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from textwrap import fill
@@ -69,11 +69,7 @@ def footnotes(table: Table) -> list[str]:
     text = _template("footnotes.jinja").render(
         **table,
         whole=table,
-        diverged=[
-            f"{titles[cell['row']]}, {table['columns'][cell['column']]}: {shown}"
-            for cell in cells
-            if (shown := show_diverged(cell))
-        ],
+        diverged=[text for row, group in groups.items() for text in _diverged(titles[row], group, table["columns"])],
         rounds=_rounds(groups, titles),
         stopped=_stopped(cells),
         changing=[
@@ -84,6 +80,16 @@ def footnotes(table: Table) -> list[str]:
         registered=[f"{titles[row]} {show_span(some, show_bytes)} {way}" for row, way, some in sizes if any(some)],
     )
     return text.splitlines()
+
+
+def _diverged(title: str, group: Sequence[Cell], columns: Mapping[str, str]) -> Iterator[str]:
+    """When which runs of a row diverged; columns are named where others of the row had no such run."""
+    found: dict[str, list[str]] = {}
+    for cell in group:
+        found.setdefault(show_diverged(cell), []).append(columns[cell["column"]])
+    for shown, where in found.items():
+        if shown:
+            yield f"{title}: {shown}" if len(found) == 1 else f"{title}, {' and '.join(where)}: {shown}"
 
 
 def _first_last(group: Sequence[Cell], way: str) -> str:
