@@ -248,7 +248,8 @@ class _Site:
             "Digits and tiny models. They show that the pipeline works, and are never compared with printed numbers."
         )
         groups = [group("digits", "Embedded default", note, digits)]
-        groups += [group("own", "Experiments on real images", "Most of them with smaller settings than the papers’.", other)]
+        smaller = "Most of them with smaller settings than the papers’."
+        groups += [group("own", "Experiments on real images", smaller, other)]
         for paper in PAPERS:
             own = sorted((name for name in views if name.partition("-")[0] == paper), key=order)
             groups.append(group(paper, title_of(paper), "", own))
