@@ -141,9 +141,6 @@ def evaluate_trained(trained: Sequence[Cell], workspace: Workspace, compute: Com
     Returns:
         What went wrong in one line, by the folder of the cell's record.
     """
-    # Finished records that lie elsewhere, superseded or under another name, are brought.
-    if elsewhere := unfinished(trained, workspace, identities(trained, workspace)):
-        run_cells(elsewhere, workspace, compute)
     pending = [cell for cell in trained if not is_evaluated(cell, workspace, needed_run(workspace.runs / cell.path))]
     if not pending:
         return {}

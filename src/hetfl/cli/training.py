@@ -108,6 +108,7 @@ def evaluate(
     with doing("importing"):
         from hetfl.errors import FailedCellsError
         from hetfl.experiments.namesakes import finished
+        from hetfl.experiments.schedule import identities, run_cells, unfinished
         from hetfl.experiments.status import status
         from hetfl.targets import cells_of
         from hetfl.train import evaluate_trained
@@ -119,7 +120,11 @@ def evaluate(
     if again:
         for cell in trained:
             (workspace.evaluations / cell.path / "metrics.json").unlink(missing_ok=True)
-    failures = evaluate_trained(trained, workspace, params.compute)
+    # Finished records that lie elsewhere, superseded or under another name, are brought first.
+    elsewhere = unfinished(trained, workspace, identities(trained, workspace))
+    failures = run_cells(elsewhere, workspace, params.compute) if elsewhere else {}
+    there = [cell for cell in trained if workspace.runs / cell.path not in failures]
+    failures |= evaluate_trained(there, workspace, params.compute)
     left = f"; {len(chosen) - len(trained)} are not trained" if len(trained) < len(chosen) else ""
     print(f"{len(trained) - len(failures)} of {len(chosen)} cells are evaluated{left}")
     if failures:

@@ -42,13 +42,11 @@ class Tried:
 
     Attributes:
         experiment, title: of that row.
-        value: the mean over the seeds that are finished; None before.
-        says: the number and its difference to the printed one, or how far it is.
+        says: the mean over the seeds that are finished and its difference to the printed number, or how far they are.
     """
 
     experiment: str
     title: str
-    value: float | None
     says: str
 
 
@@ -279,8 +277,9 @@ def _choices(params: Params) -> dict[str, list[Cell]]:
         if any(row.against for row in experiment.rows.values()):
             own = {(cell.row, cell.split, cell.seed): cell for cell in cells(params, name)}
             for (row, split, seed), cell in own.items():
-                if other := experiment.rows[row].against:
-                    found[_what(own[other, split, seed])].append(cell)
+                other = own.get((experiment.rows[row].against or "", split, seed))
+                if other:  # which may have fewer splits or seeds
+                    found[_what(other)].append(cell)
     return found
 
 
@@ -297,9 +296,9 @@ def _tried(line: Line, entry: Entry, choices: Mapping[str, list[Cell]], compacts
         values = [value_of(entry, record) for cell in some if (record := compacts.from_compact(cell.path))]
         if values and line.number is not None:
             says = f"{mean(values):.2f} ({mean(values) - line.number:+.2f})"
-            found.append(Tried(experiment, title, mean(values), says))
+            found.append(Tried(experiment, title, says))
         elif begun:
-            found.append(Tried(experiment, title, None, f"in progress, round {max(kept.played for kept in begun)}"))
+            found.append(Tried(experiment, title, f"in progress, round {max(kept.played for kept in begun)}"))
     return tuple(found)
 
 
