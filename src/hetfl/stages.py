@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hetfl
 from hetfl.data.sets import CATALOGUE, MODULES
@@ -31,7 +31,7 @@ from hetfl.figures.base import Figure
 from hetfl.figures.catalogue import figures
 from hetfl.files import write_text
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
-from hetfl.tables.spec import Entry
+from hetfl.tables.spec import Count, Entry
 
 ROOT = "dvc.yaml"
 PAPERS = ("fedhpl", "fedtgp", "fgpt")
@@ -349,7 +349,9 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
     else:
         entries = table_entries(name, params)
         used = [params.experiments[one] for one in dict.fromkeys(entry.experiment for entry in entries)]
-        deps, title = _results(_folders(trained_for(entries, every), every)), table_spec(name, params).title
+        counted = any(entry.statistic in get_args(Count) for entry in entries)
+        deps = [*_results(_folders(trained_for(entries, every), every)), *(COUNTED_ON if counted else [])]
+        title = table_spec(name, params).title
     return {
         "desc": title,
         "cmd": f"python pipeline/table.py {name}",

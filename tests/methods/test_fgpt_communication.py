@@ -206,7 +206,7 @@ def test_engines_send_the_same(toy_engine, method):
         lines.append(line)
     clients = engine.federation.clients
     held = [of_all_classes(client.samples, engine.method.num_classes) for client in clients]
-    own = Exchange(engine.method, clients[0].model, held, stored=8)
+    own = Exchange(engine.method, [clients[0].model], held, stored=8)
     for measured, counted in (
         (registration.up, own.registered),
         (lines[0].down, own.first * 3),

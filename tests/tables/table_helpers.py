@@ -77,7 +77,7 @@ def write_run(
 
 def built(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """A table's cells by row and column; all its files can be written."""
-    table = build_table(table_spec(name, PARAMS), Records(Workspace(root)))
+    table = build_table(table_spec(name, PARAMS), Records(Workspace(root), PARAMS))
     for path in write_table(table, root / "tables"):
         assert path.stat().st_size
     assert (root / f"tables/{name}.tex").read_text().isascii()
@@ -87,7 +87,7 @@ def built(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def cells_of(name: str, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """A table's cells by row and column; nothing is written."""
-    return by_place(build_table(table_spec(name, PARAMS), Records(Workspace(root))))
+    return by_place(build_table(table_spec(name, PARAMS), Records(Workspace(root), PARAMS)))
 
 
 def by_place(table: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:

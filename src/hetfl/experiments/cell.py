@@ -29,7 +29,6 @@ from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import used
 from hetfl.methods import Method, create
-from hetfl.models import Model
 from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Round, Run
 from hetfl.training import rounds
 from hetfl.training.client_run import used_samples
@@ -349,7 +348,7 @@ def description(
 ) -> Run:
     """A run as its record describes it when it begins."""
     models = setup.federation.models
-    trained = {model: _trained(setup, model) for model in dict.fromkeys(models)}
+    trained = {model: setup.method.trained_elements(model) for model in dict.fromkeys(models)}
     run = Run(
         format=FORMAT,
         fingerprint=identity,
@@ -394,12 +393,6 @@ def _class_names(cell: Cell, workspace: Workspace) -> dict[str, list[str]]:
     """The classes of the data sets that are not in the catalogue."""
     used = {cell.dataset, *([cell.public.dataset] if cell.public else [])}
     return {name: [*read_card(workspace.dataset(name)).class_names] for name in sorted(used - CATALOGUE.keys())}
-
-
-def _trained(setup: Setup | Elsewhere, model: Model) -> int:
-    """Elements that a client's first round changes."""
-    wanted = {name for phase in setup.method.phases(1) for name in model.names(phase.trains)}
-    return sum(tensor.numel() for name, tensor in model.init(setup.draws, 0).items() if name in wanted)
 
 
 def _class_counts(setup: Setup) -> ClassCounts:

@@ -23,7 +23,7 @@ from hetfl.stages import table_names
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Record, Records
-from hetfl.tables.results import value_of
+from hetfl.tables.results import counted, value_of
 from hetfl.tables.spec import Entry, TableSpec, as_printed
 from hetfl.tables.verdict import pooled_noise, verdict
 
@@ -203,8 +203,18 @@ def _line(
         wanted=len(entry.seeds),
         method=entry.method,
     )
-    records = _records(entry, compacts)
-    if records:
+    if (value := counted(entry, compacts)) is not None:
+        agrees = verdict(value, None, entry.printed, entry.statistic) == "match"
+        return replace(
+            line,
+            value=round(value, 6),
+            ours=f"{value:.{digits}f}",
+            wanted=0,
+            verdict="counted",
+            because="agrees" if agrees else "differs",
+            method="",
+        )
+    if records := _records(entry, compacts):
         values = [value_of(entry, record) for record, _ in records]
         value, std = mean(values), stdev(values) if len(values) > 1 else None
         kept = [found for _, found in records]
@@ -218,8 +228,7 @@ def _line(
             std=None if std is None else round(std, 6),
             ours=f"{value:.{digits}f}" + ("" if std is None else f"±{std:.{digits}f}"),
             done=len(records),
-            verdict="counted" if judged == "arithmetic" else judged,
-            because="differs" if judged == "arithmetic" else "",
+            verdict=judged,
             commit=newest.run.commit,
             **_course(kept),
         )

@@ -306,6 +306,11 @@ class Method(ABC):
         """The phases of local training in a round; those of round 0 are every client's, before the first round."""
         return [self.phase()] if round else []
 
+    def trained_elements(self, model: Model) -> int:
+        """How many elements a client's first round changes: its trainable parameters, as the papers count them."""
+        groups = dict.fromkeys(group for phase in self.phases(1) for group in phase.trains)
+        return model.elements([*groups])
+
     def fine_tuning(self) -> Sequence[Phase]:
         """Local training after the last round; its result is tested and never sent."""
         return []

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from hetfl.compact import WAYS
 from hetfl.experiments.plan import Workspace, load_params
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
 from hetfl.files import clear_leftovers, write_text
@@ -55,9 +56,10 @@ def headline(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for row in table["rows"]:
         done = [cell for cell in table["cells"] if cell["row"] == row and cell.get("value") is not None]
-        traffic = [cell[way]["total"]["bytes"] for cell in done for way in ("up", "down") if way in cell]
+        run = [cell for cell in done if cell.get("up")]
+        traffic = [cell[way]["total"]["bytes"] for cell in run for way in WAYS]
         if done:
             found[row] = {cell["column"]: round(cell["value"], 2) for cell in done}
         if traffic:
-            found[row]["megabytes"] = round(sum(traffic) / len(done) / 1e6, 3)
+            found[row]["megabytes"] = round(sum(traffic) / len(run) / 1e6, 3)
     return found

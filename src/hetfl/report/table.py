@@ -33,12 +33,12 @@ def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
     rule where it is not the method's usual one. Variances, ours and the paper's ``printed_variance``, judge nothing.
     ``random`` says that a frozen backbone had random weights.
 
-    ``status`` is ``match``, ``better`` or ``worse`` against a printed value, ``other setting`` (without a
+    ``status`` is ``match``, ``better``, ``worse`` or ``differs`` against a printed value, ``other setting`` (and no
     difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
     finished, ``not evaluated`` where none has an evaluation, ``stale`` where there are only compact records of
     other settings or versions, ``broken`` where records are damaged and no other seed is there (in any case the
-    footnote says what is wrong with a seed); ``arithmetic`` is for numbers that are
-    computed and not learned. A cell ``against`` another row has the mean of the differences to it of the same seeds,
+    footnote says what is wrong with a seed). Numbers of parameters need no run: without one they have no ``seeds``. A
+    cell ``against`` another row has the mean of the differences to it of the same seeds,
     with their ``std`` and the ``interval`` of their mean (see :func:`~hetfl.tables.verdict.mean_interval`), and no
     other accuracies. A run that stopped early has the ``rounds`` that it played in its provenance, one that
     ``diverged`` the first round in which it did. ``seeds`` names the seeds a cell was built from, ``wanted`` those
@@ -128,6 +128,10 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     told: dict[str, Any] = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
     done = seeds.status == "done"
     told |= (_numbers(entry, seeds[done]) if done.any() else _nothing()) | optional
+    if not done.any() and (seeds.status == "counted").all():
+        value = float(seeds.value.iloc[0])
+        told["value"] = _tidy(value)
+        told["difference"], told["status"] = _beside(entry, value, None)
     if told["status"] == "not run":
         told["status"] = min(seeds.status, key=MISSING.index)
     lines = zip(seeds.seed, seeds.status, seeds.problem, strict=True)
@@ -157,7 +161,7 @@ def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
         return sizes | {"varies": bool(done[f"{way}_varies"].any())} | totals
 
     value, std = mean(done.value), stdev(done.value) if len(done) > 1 else None
-    printed = entry.printed if entry.comparable else None
+    difference, status = _beside(entry, value, std)
     per_client = [mean(counts) for counts in zip(*done.parameters, strict=True)]
     windowed = entry.statistic == "window_pooled"
     models = [model for record in done.record for model in record.run.models]
@@ -165,7 +169,7 @@ def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
         "value": _tidy(value),
         "std": None if std is None else _tidy(std),
         **({"interval": [*map(_tidy, mean_interval([*done.value]))]} if entry.against and std is not None else {}),
-        "difference": None if printed is None else _tidy(value - printed),
+        "difference": difference,
         "seeds": [*done.seed],
         "lowest": over_seeds("lowest"),
         "highest": over_seeds("highest"),
@@ -176,11 +180,17 @@ def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
         "parameters": {"per_client": [*map(_tidy, per_client)], "mean": _tidy(mean(per_client))},
         **{way: traffic(way) for way in WAYS},
         "random": any(model.endswith(".random") for model in models),
-        "status": verdict(value, std, printed, entry.statistic, entry.printed_std)
-        if entry.comparable
-        else "other setting",
+        "status": status,
         "provenance": [_run(record, value) for record, value in zip(done.record, done.value, strict=True)],
     }
+
+
+def _beside(entry: Entry, value: float, std: float | None) -> tuple[float | None, str]:
+    """What a number is more than the printed one, None where there is none of this setting, and the status."""
+    if not entry.comparable:
+        return None, "other setting"
+    status = verdict(value, std, entry.printed, entry.statistic, entry.printed_std)
+    return None if entry.printed is None else _tidy(value - entry.printed), status
 
 
 def _run(record: Record, value: float) -> dict[str, Any]:

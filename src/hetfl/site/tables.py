@@ -115,7 +115,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
         "made": "run" if accuracies or missing else "computed",
-        "verdicts": [(status, statuses[status]) for status in ("match", "better", "worse") if statuses[status]],
+        "verdicts": [(one, statuses[one]) for one in ("match", "better", "worse", "differs") if statuses[one]],
         "compares": compares(table),
         # Rows that differ in one choice are many, and their curves lie one over the other.
         "curves": [] if compares(table) else _curves(table, runs, rows),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import mean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from hetfl.compact import WAYS
+from hetfl.data.sets import CATALOGUE
 from hetfl.errors import HetflError
-from hetfl.schema import Round
+from hetfl.schema import Parameters, Round
 from hetfl.tables.records import Record, Records, validated
-from hetfl.tables.spec import Entry
+from hetfl.tables.spec import Count, Entry
 
 M = 1024**2
 CELL = ["experiment", "method", "row", "split", "statistic", "reading", "round", "server"]
@@ -33,11 +34,11 @@ def results(entries: Iterable[Entry], records: Records) -> pd.DataFrame:
 
     Returns:
         A line for each seed of each cell, in order. Columns :data:`CELL` and ``seed`` say whose it is (``round`` is 0
-        where the whole run is read), ``status`` is ``done``, ``not run``, ``not evaluated``, ``stale`` or
-        ``broken``, and ``problem`` says why or what to do. The others are empty unless it is done:
+        where the whole run is read), ``status`` is ``done``, ``counted`` (a number that needs no run), ``not run``,
+        ``not evaluated``, ``stale`` or ``broken``, and ``problem`` says why or what to do. ``value`` is the statistic
+        of what is done or counted, in percent, M elements, or without a unit. The others are empty unless it is done:
 
         - ``record``: the :class:`Record`; ``run``: its path.
-        - ``value``: the statistic, in percent, M elements, or without a unit.
         - ``lowest``, ``highest``: of an average, the lowest and the highest client, percent.
         - ``best``, ``last``: of an accuracy, the best and the last round, percent.
         - ``variance``, ``window``: of a pooled accuracy over the last rounds, the variance between them in squared
@@ -59,7 +60,9 @@ def results(entries: Iterable[Entry], records: Records) -> pd.DataFrame:
             line = dict(zip(CELL, cell, strict=True)) | {"seed": seed, "status": "done"}
             line |= {"problem": "", "record": None}
             try:
-                if (record := records.get(entry, seed)) is None:
+                if (record := records.get(entry, seed)) is None and (value := counted(entry, records)) is not None:
+                    line |= {"status": "counted", "value": value}
+                elif record is None:
                     line["status"], line["problem"] = records.missing(entry, seed)
             except HetflError as error:
                 # Tables are committed: no folder of this machine may enter.
@@ -76,7 +79,6 @@ def value_of(entry: Entry, record: Record) -> float:
     Raises:
         HetflError: the evaluation lacks the statistic.
     """
-    parameters = record.run.parameters
     match entry.statistic:
         case "last_pooled":
             return _percents(entry, record)[-1]
@@ -89,8 +91,7 @@ def value_of(entry: Entry, record: Record) -> float:
         case "up_last":
             return record.training[-1].up.elements / M
         case "parameters" | "parameters_total":
-            clients = parameters.trainable if entry.statistic == "parameters_total" else parameters.trainable[:1]
-            return (sum(clients) + (parameters.server if entry.server else 0)) / M
+            return _millions(entry, record.run.parameters)
         case "cosine_shared" | "cosine_group_global" | "cosine_group_local":
             last = record.training[-record.run.settings["window"] :]
             found = [line.diagnostics.get(entry.statistic) for line in last]
@@ -100,6 +101,21 @@ def value_of(entry: Entry, record: Record) -> float:
             return mean(known)
         case _:
             return 100 * record.measured(entry.statistic, entry.reading)
+
+
+def counted(entry: Entry, records: Records) -> float | None:
+    """What a cell shows that needs no run, in the entry's unit; None of others, or where there is no such cell."""
+    cell = records.cell(entry.path(entry.seeds[0])) if entry.statistic in get_args(Count) else None
+    if cell is None or not {cell.dataset, *([cell.public.dataset] if cell.public else [])} <= CATALOGUE.keys():
+        return None
+    from hetfl.tables.counted.parameters import parameters  # imports much, and few tables need it
+
+    return _millions(entry, parameters(cell))
+
+
+def _millions(entry: Entry, parameters: Parameters) -> float:
+    clients = parameters.trainable if entry.statistic == "parameters_total" else parameters.trainable[:1]
+    return (sum(clients) + (parameters.server if entry.server else 0)) / M
 
 
 def _measured(entry: Entry, record: Record) -> dict[str, Any]:

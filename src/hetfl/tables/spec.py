@@ -28,9 +28,10 @@ Accuracy = Literal[
 """Read in percent: over clients after the last round; of all clients' test samples together after the last round,
 each client's in the round that is best on the others', or in the round where it is best; that one or each round's
 lowest client, on average over the last rounds that a method reports."""
-Size = Literal["up_first", "up_last", "parameters", "parameters_total"]
-"""Elements in M = 1024^2: the uploads of all clients in the first or last round, or the trainable parameters of one
-client or of all."""
+Count = Literal["parameters", "parameters_total"]
+"""Trainable parameters of one client or of all, in M = 1024^2; what they are is known without a run."""
+Size = Literal["up_first", "up_last", Count]
+"""Elements in M: the uploads of all clients in the first or last round, or :data:`Count`."""
 Cosine = Literal["cosine_shared", "cosine_group_global", "cosine_group_local"]
 """Of prompts, as a record's diagnostics have them, on average over the last rounds that a method reports."""
 Statistic = Accuracy | Size | Cosine

@@ -23,7 +23,7 @@ from math import sqrt
 from statistics import mean, stdev, variance
 from typing import get_args
 
-from hetfl.tables.spec import Cosine, Statistic
+from hetfl.tables.spec import Cosine, Count, Statistic
 
 NOISE = 0.375
 """Standard deviation of an accuracy between runs in points, where nothing is known of it."""
@@ -40,9 +40,8 @@ def verdict(
     """How a value compares with the printed one of the same setting, both in the unit of the statistic.
 
     Accuracies as above. Uploads count correct predictions: within 1 % or the printed digit they match, more are
-    better. Counts of parameters match to the printed digit; otherwise, being neither better nor worse, they are
-    ``arithmetic``. Cosines are neither as well: within two standard deviations, or 0.005, they match; otherwise
-    ``differs``.
+    better. Numbers that are neither better nor worse match or ``differ``: counts of parameters match to the printed
+    digit, cosines within two standard deviations, or 0.005.
 
     Args:
         value: ours, a mean over seeds.
@@ -54,9 +53,9 @@ def verdict(
     """
     if printed is None:
         return "ours"
-    if statistic in ("parameters", "parameters_total"):
+    if statistic in get_args(Count):
         digits = len(str(printed).partition(".")[2])
-        return "match" if round(value, digits) == printed else "arithmetic"
+        return "match" if round(value, digits) == printed else "differs"
     cosine = statistic in get_args(Cosine)
     if cosine:
         allowed = max(2 * (std or 0.0), 0.005)

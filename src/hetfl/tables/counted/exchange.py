@@ -127,7 +127,7 @@ class Exchange:
 
     Args:
         method: that is run.
-        model: every client's architecture.
+        models: the clients' architectures, dealt to them in turn.
         held: classes of each client's training samples, int64 [n]; where the method shares a public set, the first
             client's are that set's, too.
         participants: the first so many clients take part in the round.
@@ -135,13 +135,13 @@ class Exchange:
     """
 
     def __init__(
-        self, method: Method, model: Model, held: Sequence[Tensor], participants: int = 1, stored: int = 32
+        self, method: Method, models: Sequence[Model], held: Sequence[Tensor], participants: int = 1, stored: int = 32
     ) -> None:
-        self.method, self.model = method, model
+        self.method, self.models = method, [models[k % len(models)] for k in range(len(held))]
         public = held[0] if method.public else None
         none = [torch.empty(0, dtype=torch.int64)] * len(held)
         holdings = Holdings(held, none, method.num_classes, stored, public, method.public_classes, public_side=stored)
-        federation = blank_federation(method, [model] * len(held), holdings)
+        federation = blank_federation(method, self.models, holdings)
         self._played = Played(LocalEngine(method, federation, Skipping(method)), range(participants))
         self._clients = range(len(held))
 
@@ -154,7 +154,7 @@ class Exchange:
     def server(self) -> ServerState:
         """The server's first state."""
         registered = dict(enumerate(self.registered))
-        return self.method.initial_server([self.model] * len(self._clients), registered, Draws(0))
+        return self.method.initial_server(self.models, registered, Draws(0))
 
     @cached_property
     def first(self) -> list[Message]:
@@ -195,14 +195,15 @@ class SampleCost:
     """Operations that one sample costs a client after the first round, by its method's own functions.
 
     Args:
-        sent: the first round.
+        sent: the first round; the cost is that of its first client's architecture.
     """
 
     SAMPLES = 2
     """Of the batch that is counted: FedGen's generator makes no less at once."""
 
     def __init__(self, sent: Exchange) -> None:
-        self.method, self.model, size = sent.method, sent.model, sent.model.spec.size
+        self.method, self.model = sent.method, sent.models[0]
+        size = self.model.spec.size
         if isinstance(self.model, Outline):
             self.model = fitted(self.method, self.model.name, size)
         device = self.model.tensors()[0].device

@@ -129,7 +129,7 @@ def _growth(method: Method, model: Model) -> tuple[int, int]:
     """Elements of a client's message: a constant, and what each further sample adds."""
     classes = method.num_classes
     few, many = (
-        sum(message.size.elements for message in Exchange(method, model, [of_all_classes(samples, classes)]).up)
+        sum(message.size.elements for message in Exchange(method, [model], [of_all_classes(samples, classes)]).up)
         for samples in (classes, 2 * classes)
     )
     each = (many - few) // classes
@@ -138,7 +138,7 @@ def _growth(method: Method, model: Model) -> tuple[int, int]:
 
 def _server(method: Method, model: Model) -> int:
     """Elements of the server's own model."""
-    return float_elements([Exchange(method, model, [torch.arange(method.num_classes)] * CLIENTS).server])
+    return float_elements([Exchange(method, [model], [torch.arange(method.num_classes)] * CLIENTS).server])
 
 
 def _same(counts: Iterable[int]) -> int:

@@ -177,7 +177,7 @@ def exchange(
     method, side = quick(of, row, **changes), pixels or of.cell.input.size
     held = gathered_labels(of, method)[:clients]
     model = shapes(method, name, side) if device == "meta" else fitted(method, name, side, device)
-    return Exchange(method, model, held, len(held))
+    return Exchange(method, [model], held, len(held))
 
 
 def step(of: Setting, row: str = "lg-fedavg", name: str = SMALLEST, pixels: int | None = None) -> StepFlops:

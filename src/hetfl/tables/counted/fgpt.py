@@ -83,7 +83,7 @@ class Family:
 def first_round(method: Method, name: str, sizes: Sequence[int] = (1,), **more: Any) -> Exchange:
     """The first round of a method on an architecture of which only the shapes are there."""
     held = [of_all_classes(samples, method.num_classes) for samples in sizes]
-    return Exchange(method, shapes(method, name), held, **more)
+    return Exchange(method, [shapes(method, name)], held, **more)
 
 
 def table_2(params: Params) -> Counts:
@@ -95,7 +95,7 @@ def table_2(params: Params) -> Counts:
     rounds = {row: first_round(average, MODELS[row]) for row in ("resnet18", "resnet50", "vit_b16")}
     for row, sent in {**rounds, "vit_b16-fgpt": family.exchange("fgpt")}.items():
         found[row, "params"] = float_elements(sent.up)
-        found[row, "trained"] = sent.model.elements(sent.method.trains())
+        found[row, "trained"] = sent.method.trained_elements(sent.models[0])
         found[row, "up"], found[row, "down"] = float_elements(sent.up), float_elements(sent.down)
         found[row, "bytes"] = float_bytes(sent.up)
         found[row, "run"] = run_bytes(sent, main)
@@ -222,5 +222,5 @@ def _once(family: Family) -> dict[str, tuple[int, int, int]]:
     bytes_of = {row: float_bytes([{row: keys}]) for row, keys in kept.items()}
     bytes_of["previous"] = float_bytes([moon.kept])
     bytes_of["network"] = float_bytes([hyper.method.server_parameters(hyper.server)])
-    bytes_of["query"] = float_bytes([{"query": torch.zeros(moon.model.width)}])
+    bytes_of["query"] = float_bytes([{"query": torch.zeros(moon.models[0].width)}])
     return found | {row: (0, 0, count) for row, count in bytes_of.items()}
