@@ -22,6 +22,7 @@ from hetfl.stages import printed_by, table_names
 
 WORDS: Mapping[State, str] = {
     "done": "done",
+    "in git": "in git, without models",
     "running": "running now",
     "interrupted": "in progress",
     "not run": "not begun",

@@ -38,7 +38,9 @@ def status(
 
 @app.command("tables", rich_help_panel=LOOK)
 def tables(as_json: AsJson = False) -> None:
-    """List the tables: how many cells their stages train, how many they print, and how many of these are done.
+    """List the tables: how many cells their stages train and how many they print, and how many of these are finished.
+
+    They are done here, or in git, from where tables take their numbers.
 
     Example: hetfl tables
     """
@@ -53,20 +55,21 @@ def tables(as_json: AsJson = False) -> None:
     every = {cell.path: cell for name in params.experiments for cell in cells(params, name)}
     # What the next training would train anew is not done, whatever its record says.
     known = finished(workspace)
-    done = cache(lambda path: status(every[path], workspace, known).state == "done")
+    state = cache(lambda path: status(every[path], workspace, known).state)
     rows: list[dict[str, Any]] = []
     with doing("reading all records"):
         trained = trained_by(params)
         for name in table_names(params):
-            printed = printed_by(name, params)
+            printed = [*map(state, printed_by(name, params))]
             rows.append(
-                {"table": name, "trains": len(trained[name]), "prints": len(printed), "done": sum(map(done, printed))}
+                {"table": name, "trains": len(trained[name]), "prints": len(printed)}
+                | {what: printed.count(what) for what in ("done", "in git")}
             )
     if as_json:
         print_json(rows)
         return
-    shown = [[*row.values()] if row["prints"] else [row["table"], "counted", "", ""] for row in rows]
-    print(tabulate(shown, headers=["table", "trains", "prints", "done"]))
+    shown = [[*row.values()] if row["prints"] else [row["table"], "counted"] for row in rows]
+    print(tabulate(shown, headers=["table", "trains", "prints", "done", "in git"]))
 
 
 @app.command("methods", rich_help_panel=LOOK)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
+from hetfl.compact import Compact, read_compact
 from hetfl.data.batches import NORMALISED_CACHE_BYTES
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition, read_partition
@@ -104,8 +105,10 @@ class Forecaster:
         self._rehearsals: dict[tuple[Any, ...], Rehearsal | None] = {}
         self._loads: dict[tuple[Any, ...], Load] = {}
         self._held: dict[tuple[Any, ...], Holdings | None] = {}
-        self._runs = [run for run in _runs(workspace) if self._alike(run, params.compute)]
-        self._finished = _finished(workspace)
+        runs, self._in_git = _runs(workspace), _in_git(workspace)
+        runs = sorted([*runs, *(kept.run for kept in self._in_git.values())], key=lambda run: run.started)
+        self._runs = [run for run in runs if self._alike(run, params.compute)]
+        self._finished = self._rounds_of_finished(runs)
         self._known = namesakes.finished(workspace)
         # A process that trains has loaded about what this one has.
         self._base = process_memory() if device.type == "cpu" else 0
@@ -239,6 +242,9 @@ class Forecaster:
 
     def _rounds_of(self, run: Run) -> _Measured | None:
         path = run.path
+        if path in self._in_git:
+            kept = self._in_git[path]
+            return _Measured(run, kept.seconds / kept.played, kept.played, kept.peak_memory or 0)
         if path not in self._measured:
             try:
                 lines = [line for line in read_rounds(self.workspace.runs / path) if _is_round(line)]
@@ -268,6 +274,24 @@ class Forecaster:
         rate = REACHED * matmul_rate(self.device)
         basis = f"operations at {rate / 1e9:.0f} G/s, {REACHED:.0%} of a matrix product here"
         return sum(load.operations.values()) / rate + server, "operations", basis
+
+    def _rounds_of_finished(self, runs: Iterable[Run]) -> Mapping[tuple[str, str], list[int]]:
+        """Those of runs that may stop early, by experiment and method, and by experiment and "".
+
+        A run that diverged says nothing of other methods.
+        """
+        found: dict[tuple[str, str], list[int]] = {}
+        for run in runs:
+            if not run.complete or run.settings.get("patience") is None:
+                continue
+            if run.path in self._in_git:
+                last = self._in_git[run.path].played
+            else:
+                lines = read_rounds(self.workspace.runs / run.path)
+                last = max((line.round for line in lines if _is_round(line)), default=0)
+            for method in (run.method, *([""] if run.diverged is None else [])):
+                found.setdefault((run.experiment, method), []).append(last)
+        return found
 
     def _share_of(self, cell: Cell, run: Run, rehearsal: Rehearsal | None) -> float:
         """Operations of a round of the cell by those of a record's round; 1 where they cannot be counted."""
@@ -301,7 +325,7 @@ def _is_round(line: Round) -> bool:
 
 
 def _runs(workspace: Workspace) -> list[Run]:
-    """All records that can be read, the oldest first."""
+    """All records that can be read."""
     found = []
     for path in workspace.runs.glob(f"[!.]*/*/*/*/{RUN}"):
         try:
@@ -310,17 +334,22 @@ def _runs(workspace: Workspace) -> list[Run]:
             continue  # the status of that cell says so
         if run is not None:
             found.append(run)
-    return sorted(found, key=lambda run: run.started)
+    return found
 
 
-def _finished(workspace: Workspace) -> Mapping[tuple[str, str], list[int]]:
-    """Numbers of rounds of finished runs that may stop early, by experiment and method, and by experiment and ""."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for run in _runs(workspace):
-        if run.complete and run.settings.get("patience") is not None:
-            last = max((line.round for line in read_rounds(workspace.runs / run.path) if _is_round(line)), default=0)
-            for method in (run.method, ""):
-                found.setdefault((run.experiment, method), []).append(last)
+def _in_git(workspace: Workspace) -> dict[Path, Compact]:
+    """The compact records of cells that have none here."""
+    found = {}
+    for file in workspace.results.glob("*/*/*/*.json"):
+        path = file.relative_to(workspace.results).with_suffix("")
+        if (workspace.runs / path / RUN).exists():
+            continue
+        try:
+            kept = read_compact(file)
+        except HetflError:
+            continue  # whoever makes tables or the ledger says what is wrong with it
+        if kept is not None and kept.played:
+            found[path] = kept
     return found
 
 

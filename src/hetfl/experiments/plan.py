@@ -193,6 +193,10 @@ class Workspace:
         """The path of a figure's files, without suffix."""
         return self.figures / name / name
 
+    def compact(self, path: Path) -> Path:
+        """The file of a cell's compact record."""
+        return self.results / f"{path.as_posix()}.json"
+
     def resume_points(self, cell: Cell) -> Path:
         """The folder of a cell's resume points, one folder per fingerprint."""
         return self.scratch / "resume" / ".".join(cell.path.parts)

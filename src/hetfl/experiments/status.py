@@ -9,6 +9,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
+from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments import namesakes
 from hetfl.experiments.identity import differences, fingerprint, inputs
@@ -18,10 +19,11 @@ from hetfl.experiments.superseded import Superseded
 from hetfl.schema import Inputs, Run
 from hetfl.training.state import newest_round
 
-State = Literal["done", "running", "interrupted", "stale", "broken", "not run"]
+State = Literal["done", "in git", "running", "interrupted", "stale", "broken", "not run"]
 """``done``: the next training keeps it. ``running``: a process that is alive trains it. ``interrupted``: the next
 training goes on from a round. ``stale``: its record is of other settings, data or versions, so it is trained anew.
-``broken``: its record cannot be read. ``not run``: there is no record."""
+``broken``: its record cannot be read. ``in git``: there is no record here, but the compact one of a finished run with
+the same settings, data and versions: tables show its number, and training begins anew. ``not run``: there is none."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def status(cell: Cell, workspace: Workspace, known: Mapping[str, Path] | None = 
         reads, lacks = inputs(cell, workspace), ""
     except HetflError as error:
         if run is None:
-            return Status("not run", 0, rounds, str(error))
+            return Status("in git" if _in_git(cell, workspace) else "not run", 0, rounds, str(error))
         # Without its inputs here, a record is judged by those that it names itself.
         reads, lacks = run.inputs, str(error)
     identity = fingerprint(cell, reads)
@@ -75,7 +77,8 @@ def status(cell: Cell, workspace: Workspace, known: Mapping[str, Path] | None = 
     if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
         return Status("done", rounds, rounds)
     if run is None:
-        return Status("running" if is_locked(cell, workspace) else "not run", 0, rounds, lacks)
+        begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
+        return Status("running" if is_locked(cell, workspace) else begun, 0, rounds, lacks)
     if run.fingerprint != identity:
         return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
     return _of_run(run, cell, reads, workspace, rounds, lacks)
@@ -89,6 +92,15 @@ def _of_run(run: Run, cell: Cell, reads: Inputs, workspace: Workspace, rounds: i
     if run.complete:
         lacks = lacks or "its finished record is damaged or lacks a file"
     return Status("interrupted" if at else "not run", at, rounds, lacks)
+
+
+def _in_git(cell: Cell, workspace: Workspace, reads: Inputs | None = None) -> bool:
+    """Whether the compact record of a cell is finished and, where data are here, of them."""
+    try:
+        found = read_compact(workspace.compact(cell.path))
+    except HetflError:
+        return False  # whoever makes tables or the ledger says what is wrong with it
+    return found is not None and found.finished and not differences(found.run, cell, reads or found.run.inputs)
 
 
 def is_locked(cell: Cell, workspace: Workspace) -> bool:

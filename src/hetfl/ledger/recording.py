@@ -70,7 +70,7 @@ def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace)
     Raises:
         HetflError: a record or an evaluation is damaged; what was written before is whole.
     """
-    found = [_record(cell, source, workspace.results / f"{cell.path.as_posix()}.json") for cell in cells]
+    found = [_record(cell, source, workspace.compact(cell.path)) for cell in cells]
     write_csv(workspace.results)
     return found
 

@@ -59,7 +59,7 @@ def plan_reproduction(cell: Cell, workspace: Workspace, params: Params) -> Plan:
         HetflError: it has no finished compact record of its settings.
     """
     records = Records(workspace, params)
-    record, file = records.compact(cell.path), records.compact_file(cell.path)
+    record, file = records.compact(cell.path), workspace.compact(cell.path)
     if record is None or not record.finished:
         lacks = "is not finished" if record else "does not exist"
         raise HetflError(f"{file}: {lacks}; train the cell with hetfl train {cell.experiment}")

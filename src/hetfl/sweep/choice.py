@@ -62,12 +62,14 @@ class Chosen:
         order: those with something left to do, the first one first.
         identities: the fingerprints that their records must have, by the folder of the record, if they can begin.
         done: number of cells that are trained and evaluated.
+        in_git: number of cells that are not here, and whose numbers tables take from git.
         elsewhere: number of cells that another process trains now.
     """
 
     order: list[Choice]
     identities: dict[Path, str]
     done: int
+    in_git: int
     elsewhere: int
 
 
@@ -88,12 +90,15 @@ def choose(cells: Sequence[Cell], params: Params, workspace: Workspace, device: 
     """Look at how far cells are, and order them by value per second on a device."""
     worth, order = values(params), []
     expected: dict[Path, str] = {}
-    done = elsewhere = 0
+    done = in_git = elsewhere = 0
     for forecast in forecasts(cells, params, workspace, device):
         cell, now, seconds = forecast.cell, forecast.status, forecast.seconds
         folder, lacks = workspace.runs / cell.path, ""
         if now.state == "running":
             elsewhere += 1
+            continue
+        if now.state == "in git":
+            in_git += 1
             continue
         try:
             identity = identities([cell], workspace)
@@ -109,7 +114,7 @@ def choose(cells: Sequence[Cell], params: Params, workspace: Workspace, device: 
         measured = seconds / forecast.rounds if seconds and known else 0.0
         value = worth.get(cell.path, 0.0)
         order.append(Choice(cell, now, value, seconds, measured, forecast.memory, lacks))
-    return Chosen(sorted(order, key=_rank), expected, done, elsewhere)
+    return Chosen(sorted(order, key=_rank), expected, done, in_git, elsewhere)
 
 
 def _rank(choice: Choice) -> tuple[bool, float, bool, int, Path]:

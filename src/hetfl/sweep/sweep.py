@@ -143,7 +143,9 @@ def _before(chosen: Chosen, unable: int, budget: float) -> list[str]:
     unknown = len(chosen.order) - len(known)
     parts = [f"{len(chosen.order)} cells to do"]
     parts += [f"{unable} of them cannot begin"] if unable else []
-    parts += [f"{chosen.done} done", *([f"{chosen.elsewhere} in training elsewhere"] if chosen.elsewhere else [])]
+    parts += [f"{chosen.done} done"]
+    parts += [f"{chosen.in_git} in git (hetfl train trains them here as well)"] if chosen.in_git else []
+    parts += [*([f"{chosen.elsewhere} in training elsewhere"] if chosen.elsewhere else [])]
     lines = [", ".join(parts)]
     if chosen.order:
         more = f" and {unknown} cells of unknown length" if unknown else ""

@@ -212,10 +212,6 @@ class Records:
                 found = _of_compact(path, kept)
         return found
 
-    def compact_file(self, path: Path) -> Path:
-        """The file of a cell's compact record."""
-        return self.workspace.results / f"{path.as_posix()}.json"
-
     def compact(self, path: Path) -> Compact | None:
         """A cell's compact record, of whatever settings; None if there is none.
 
@@ -223,7 +219,7 @@ class Records:
             HetflError: it is damaged; the error names the file.
         """
         if path not in self._compacts:
-            self._compacts[path] = read_compact(self.compact_file(path))
+            self._compacts[path] = read_compact(self.workspace.compact(path))
         return self._compacts[path]
 
     def cell(self, path: Path) -> Cell | None:
