@@ -1,4 +1,4 @@
-# make repro makes the embedded default's tables; make test runs the fast tests. Both create .venv first.
+# make repro makes the embedded default's tables; make test runs the fast tests. Both create .venv first, as make install does.
 #   PYTHON=python3.12   the interpreter for .venv
 #   KEEP_TORCH=1        use the torch that PYTHON already has, e.g. a GPU build, instead of the locked one
 
@@ -21,6 +21,8 @@ repro: $(VENV)/.ready
 	@hetfl show digits-homogeneous digits-heterogeneous digits-fedtgp digits-fgpt
 	@echo "tables:  tables/<name>/           figures: figures/<name>/"
 	@echo "report:  report/index.html             runs:    make ui"
+
+install: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	pytest -n 2 --dist worksteal
@@ -83,4 +85,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro test certificates docs slow test-distributed ui lint lock test-faults
+.PHONY: repro install test certificates docs slow test-distributed ui lint lock test-faults

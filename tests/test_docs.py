@@ -89,6 +89,11 @@ def test_a_command_is_one_that_exists(page: str, line: str, monkeypatch: pytest.
     elif program == "make":
         goals = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
         assert {word for word in words if "=" not in word} <= {*goals}
+    elif program == "pytest":
+        options = [word for word in words if word.startswith("--")]
+        assert all(f'"{option}"' in (ROOT / "tests/conftest.py").read_text() for option in options)
+        places = [word.partition("::")[0] for word in words if word.startswith("tests/")]
+        assert places and all((ROOT / place).is_file() for place in places)
     else:
         assert program in {"export", "cd", ".", "git", "pip", "bash"}, f"{page}: {line}"
 

@@ -56,9 +56,9 @@ Every number that the papers print in a table, with ours beside it. `hetfl ledge
 compact records in `results/`, the settings, the printed numbers and the computed tables.
 
 - **match**, **better**, **worse**: accuracies are compared by intervals of two standard deviations of a run around
-  both numbers. Ours is the deviation over seeds, the paper's the one that it prints. Where a side has none, the
-  deviation of repeated runs of the protocol stands for it: {noise}
-  [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or **differ**.
+  both numbers. Ours is the deviation over seeds, the paper's the one that it prints. Where a side has none, that of
+  repeated runs of the protocol stands for it: {noise} A match can be wider than the differences between methods: the
+  difference says more. [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or **differ**.
 - **in progress**: a run of the paper's setting has begun. Its accuracies stand nowhere before it is finished and
   evaluated. Runs of other settings, such as fewer rounds, are never shown here.
 - **counted**: computed from models and messages; nothing is trained.
@@ -127,9 +127,9 @@ def page(book: Ledger) -> str:
 
 def _noises(known: dict[str, float]) -> str:
     if not known:
-        return f"{NOISE} points, since no cell has several seeds yet."
+        return f"{NOISE} points are assumed, since no cell has several seeds yet."
     told = ", ".join(f"{noise:.3f} points for {protocol}" for protocol, noise in known.items())
-    return f"{told}; {NOISE} for others."
+    return f"{told}; for others {NOISE} points are assumed."
 
 
 def title_of(paper: str) -> str:
@@ -159,7 +159,7 @@ def _totals_of_papers(lines: Sequence[Line], page: str) -> str:
         of_paper = [line for line in lines if line.paper == paper]
         title = title_of(paper)
         rows.append([f"[{title}]({page}#{_anchor(title)})", str(len(of_paper)), *_counts(of_paper)])
-    rows.append(["SGPT (CVPR 2024): figures only", "", *_counts([])])
+    rows.append(["SGPT (CVPR 2024): only figures are targets", "", *_counts([])])
     rows.append(["**all**", str(len(lines)), *_counts(lines)])
     return _grid(["paper", "printed", *COUNTED, "remarks"], rows)
 
