@@ -115,6 +115,7 @@ VALUES = [
     (FEDAVG, {"lr": False}, "settings.lr: false should be a valid number"),
     (f"{HOMOGENEOUS}/rows/fedbabu/settings", {"held_out": 1}, "fedbabu has no model for clients that take no part"),
     (f"{HOMOGENEOUS}/rows/fedrep/settings", {"held_out": 1}, "fedrep has no model for clients that take no part"),
+    (f"{HOMOGENEOUS}/rows/fedavg/settings", {"held_out": 1}, "held_out: digits_resnet_base has running statistics"),
     (GROUPS, {"group_blocks": []}, "settings.group_blocks: \\[\\]"),
     (GROUPS, {"group_blocks": [0]}, "settings.group_blocks.0: 0 should be greater"),
     (GROUPS, {"group_blocks": [-1]}, "settings.group_blocks.0: -1 should be greater"),
@@ -163,7 +164,7 @@ def test_what_looks_alike_is_taken(tmp_path):
         refusal(tmp_path, edited(f"{FGPT}/pt-fedavg/settings", {"group_blocks": [], "shared_blocks": [2, 1]})) == ""
     )
     assert refusal(tmp_path, edited(f"{FGPT}/fgpt/settings", {"groups": 49, "keys": "random"})) == ""
-    assert refusal(tmp_path, edited(f"{HOMOGENEOUS}/rows/fedavg/settings", {"held_out": 1})) == ""
+    assert refusal(tmp_path, edited(f"{FGPT}/pt-fedavg/settings", {"held_out": 1})) == ""
 
 
 def _paths(raw: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

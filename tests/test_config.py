@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from settings_files import PAPER_PARAMS
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
 
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
@@ -223,3 +223,14 @@ def test_layered_heads_are_refused_where_linear_ones_are_shared():
     with pytest.raises(HetflError, match="lg-fedavg needs models with a linear head, resnet34-h512 has another"):
         check_fit(params, [wrong])
     check_fit(params, [base])
+
+
+@pytest.mark.parametrize("method", ["lg-fedavg", "fedgen", "fedproto", "fedtgp"])
+def test_features_of_different_sizes_are_refused_where_they_are_compared(method):
+    base = next(cell for cell in cells(EMBEDDED_PARAMS, "digits-fedtgp") if cell.method == method)
+    check_fit(EMBEDDED_PARAMS, [base])
+    models = {"models": ["digits_resnet_small", "digits_resnet_large"]}
+    wrong = base.model_copy(update={"settings": {**base.settings, "embedding": None}} | models)
+    with pytest.raises(HetflError, match=f"{method} needs features of one size, digits_resnet_small has 16 values"):
+        check_fit(EMBEDDED_PARAMS, [wrong])
+    check_fit(EMBEDDED_PARAMS, [wrong.model_copy(update={"models": ["digits_resnet_small"]})])

@@ -7,6 +7,7 @@ import torch
 from playing import downlinks, play_round, start, train
 
 from hetfl.data.batches import Batch
+from hetfl.data.inputs import InputSettings
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
@@ -14,6 +15,7 @@ from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.parts.logit_distillation import dimension_weights, distillation_loss, global_logits
 from hetfl.methods.parts.logit_uploads import class_logits
+from hetfl.models.outline import outline
 from hetfl.schema import Traffic
 from hetfl.training.engine import Task
 
@@ -316,3 +318,14 @@ def test_frozen_weights_stay_bit_identical_and_the_rest_moves(toy_engine):
         fresh = client.model.init(Draws(0), k)
         assert all(not torch.equal(fresh[name], state.clients[k].params[name]) for name in fresh)
         assert set(fresh) == {"prompts", "head.weight", "head.bias"}
+
+
+def test_heads_of_two_kinds_cannot_be_shared():
+    plain, layered = "digits_vit_base", "digits_vit_base-h16"
+    alone, shared = create("fedhpl", {}, 3), create("fedhpl", {"share": "head"}, 3)
+    models = [outline(name, 3, alone.model_options(), InputSettings()) for name in (plain, layered)]
+    message = {"width": torch.tensor([48]), "samples": torch.tensor([1])}
+    sent = {0: Message(message), 1: Message(message)}
+    assert alone.initial_server(models, sent, Draws(0))
+    with pytest.raises(HetflError, match=f"share: head of {plain} and {layered} have different shapes"):
+        shared.initial_server(models, sent, Draws(0))

@@ -320,7 +320,8 @@ def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
 
     Raises:
         HetflError: a model does not support the prompts, the stem or the image size, or has another head than the
-            linear one that its method needs.
+            linear one that its method needs; features differ in size where they must not; or clients that take no
+            part in training would be tested with running statistics that nobody has collected.
     """
     seen = set()
     for cell in chosen:
@@ -338,6 +339,27 @@ def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
                 check_options(name, options, at, cell.input)
                 _check_transformer(name, method, options, cell.input, at)
             seen.add(case)
+        _check_together(cell, method, options, f"{at}.settings")
+
+
+def _check_together(cell: Cell, method: Method, options: ModelOptions, at: str) -> None:
+    """Check what the networks of a cell's clients must have in common."""
+    names = [*dict.fromkeys(cell.models)]
+    if method.equal_features and cell.settings.get("embedding") is None and len(names) > 1:
+        sizes = {outline(name, 2, options, cell.input).width: name for name in names}
+        if len(sizes) > 1:
+            least, most = min(sizes), max(sizes)
+            raise HetflError(
+                f"{at}.embedding: {cell.method} needs features of one size, {sizes[least]} has {least} values and "
+                f"{sizes[most]} {most}; set a common size"
+            )
+    if cell.settings["held_out"]:
+        moving = [name for name in names if outline(name, 2, options, cell.input).names(["buffers"])]
+        if moving:
+            raise HetflError(
+                f"{at}.held_out: {moving[0]} has running statistics, which each client collects by itself, so "
+                "clients that take no part in training have none; set it to 0, or use models without"
+            )
 
 
 def _check_transformer(name: str, method: Method, options: ModelOptions, inputs: InputSettings, at: str) -> None:

@@ -259,7 +259,8 @@ class Method(ABC):
         compared: names of the tensors of uplinks that :meth:`compare` reads; without any it is not called.
         public: whether clients and server share a public data set.
         personal: whether the server sends clients different parameters.
-        linear_heads: whether all clients must have a linear head on features of one size.
+        linear_heads: whether all clients must have a linear head.
+        equal_features: whether the features of all clients must have one size.
         resets_momentum: whether a kept optimiser drops its state for a parameter that the server replaces; else it
             continues with it, as torch's optimisers do.
         vmappable: whether ``torch.vmap`` can map the objective over clients.
@@ -280,6 +281,7 @@ class Method(ABC):
     public: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     linear_heads: ClassVar[bool] = False
+    equal_features: ClassVar[bool] = False
     resets_momentum: ClassVar[bool] = False
     vmappable: ClassVar[bool] = True
     rows: ClassVar[tuple[str, ...]] = ()

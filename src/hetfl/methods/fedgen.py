@@ -38,7 +38,7 @@ class FedGen(Scratch):
     title = "FedGen"
     source = "Zhu et al., ICML 2021"
     travels = "heads and labels up, a head and a generator down"
-    linear_heads = True
+    linear_heads = equal_features = True
 
     class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2.

@@ -51,7 +51,7 @@ class FedGH(Scratch):
     title = "FedGH"
     source = "Yi et al., ACM MM 2023"
     travels = "class means up, a head down"
-    linear_heads = True
+    linear_heads = equal_features = True
 
     class Settings(ScratchSettings):
         """Defaults are those of FedHPL's Table 2 and the authors' code.

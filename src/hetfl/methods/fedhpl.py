@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
     Method,
@@ -83,8 +84,26 @@ class FedHPL(Method):
     def initial_server(
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
     ) -> ServerState:
+        """The clients' registrations, each as a row.
+
+        Raises:
+            HetflError: what clients of one width are to share has different shapes.
+        """
+        self._check_shared(models)
         messages = [registrations[client] for client in sorted(registrations)]
         return ServerState({name: torch.stack([message[name] for message in messages]) for name in messages[0]})
+
+    def _check_shared(self, models: Sequence[Model]) -> None:
+        share = self.settings.share
+        first: dict[int, Model] = {}
+        for model in models if share != "none" else ():
+            other = first.setdefault(model.width, model)
+            same = model.names([share]) == other.names([share])
+            if not same or model.elements([share]) != other.elements([share]):
+                raise HetflError(
+                    f"share: {share} of {other.name} and {model.name} have different shapes, and their features "
+                    f"one size, {model.width}; set it to none"
+                )
 
     def downlink(self, server: ServerState, client: int) -> Message:
         """``logits`` [C, C]: G_k, row c for class c; ``valid`` [C] bool; and the shared parameters. First nothing."""

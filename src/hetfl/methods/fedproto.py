@@ -47,6 +47,7 @@ class FedProto(Scratch):
     title = "FedProto"
     source = "Tan et al., AAAI 2022"
     travels = "class prototypes"
+    equal_features = True
     evaluates = "global"
 
     class Settings(ScratchSettings):

@@ -23,7 +23,7 @@ class LGFedAvg(Scratch, FedAvg):  # type: ignore[misc]  # the settings are those
     source = "Liang et al., NeurIPS workshop 2019"
     heterogeneous = True
     travels = "heads"
-    linear_heads = True
+    linear_heads = equal_features = True
 
     def keeps(self) -> tuple[str, ...]:
         return ("body", "projection")
