@@ -175,3 +175,17 @@ def test_a_method_that_sorts_no_samples_says_so():
     for asked in (lambda: method.choose({}, None, {}), lambda: method.points(None)):
         with pytest.raises(NotImplementedError, match="FedAvg sorts no samples into groups"):
             asked()
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
+def test_heads_are_tested_as_well_where_asked_for(toy_engine, method):
+    engine = toy_engine(method, embedding=4, test_head=True)
+    state, line = run(engine, 2)
+    plain, without = run(toy_engine(method, embedding=4), 2)
+    assert without.extra == {} and without.accuracy == line.accuracy and without.loss == line.loss
+    right = []
+    for client, data in zip(engine.federation.clients, engine.federation.data, strict=True):
+        batch = data.test_images.batch(data.test)
+        predicted = client.model(state.clients[client.index].params, batch.images).logits.argmax(dim=1)
+        right.append((predicted == batch.labels).float().mean().item())
+    assert line.extra["head"].accuracy == pytest.approx(right)

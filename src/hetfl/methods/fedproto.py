@@ -6,6 +6,7 @@ Clients pull their features towards the global prototypes, and predict the class
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import (
+    Method,
     Phase,
     Statistics,
     StatisticsSource,
@@ -63,6 +65,8 @@ class FedProto(Scratch):
                 code.
             average: whether each client counts the same in a prototype, or by its samples of the class, whose number
                 it then sends as well.
+            test_head: whether records also have the accuracies of the classes that the clients' heads predict, under
+                ``head``.
         """
 
         pull: float = Field(default=1.0, ge=0)
@@ -71,6 +75,7 @@ class FedProto(Scratch):
         flat: int | None = Field(default=2048, ge=1)
         collect: Literal["sweep", "training", "before"] = "sweep"
         average: Literal["plain", "weighted"] = "plain"
+        test_head: bool = False
 
     settings: Settings
 
@@ -120,3 +125,14 @@ class FedProto(Scratch):
             return features.new_full((len(features), self.num_classes), -torch.inf)
         score = -euclidean_distances(features, received["means"]).square()
         return score.masked_fill(~received["valid"], -torch.inf)
+
+    def extra_predictors(self, round: int) -> Mapping[str, Method]:
+        known = self.num_classes, self.public_classes, self.seed
+        return {"head": _ByHead(self.settings, *known)} if self.settings.test_head else {}
+
+
+class _ByHead(FedProto):
+    """The same networks, with the classes that their heads predict."""
+
+    def predict(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Tensor:
+        return model(params, batch.images).logits
