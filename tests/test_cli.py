@@ -166,6 +166,14 @@ def test_evaluate_tests_what_is_trained(trained: Path, tmp_path: Path, monkeypat
     assert "1 of 1 cells evaluated" in first and "2 of 2 cells are evaluated" in first
     again = CliRunner().invoke(app, ["evaluate", "small"]).stdout
     assert again == "2 of 2 cells are evaluated\n"
+    metrics = [*copy.glob("evaluations/small/*/*/*/metrics.json")]
+    before = [path.read_text() for path in metrics]
+    assert "2 of 2 cells evaluated" in CliRunner().invoke(app, ["evaluate", "small", "--again"]).stdout
+    # Without the data nothing is lost, and what is evaluated stays so.
+    shutil.rmtree(copy / "data")
+    assert CliRunner().invoke(app, ["evaluate", "small"]).stdout == again
+    assert CliRunner().invoke(app, ["evaluate", "small", "--again"]).exit_code != 0
+    assert [path.read_text() for path in metrics] == before and len(before) == 2
     shutil.rmtree(copy / "runs")
     with pytest.raises(HetflError, match="none of the 2 cells is trained; hetfl train does it"):
         CliRunner().invoke(app, ["evaluate", "small"], catch_exceptions=False)

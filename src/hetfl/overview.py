@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
-from hetfl.experiments.namesakes import finished
+from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, status
 from hetfl.planning import WORDS
@@ -109,7 +109,7 @@ def render(found: Overview) -> str:
     return "\n\n".join(parts) or "nothing has begun; name tables or experiments to see their cells"
 
 
-def _of_cell(cell: Cell, workspace: Workspace, known: Mapping[str, Path]) -> One:
+def _of_cell(cell: Cell, workspace: Workspace, known: Known) -> One:
     found = status(cell, workspace, known)
     accuracy = None if found.state in ("not run", "broken") else _accuracy(workspace.runs / cell.path)
     evaluated = (workspace.evaluations / cell.path / METRICS).is_file()

@@ -135,16 +135,25 @@ def _shown(seeds: Sequence[tuple[float, float | None]]) -> str:
     return ", ".join(parts) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
 
-def evaluate_trained(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
+def evaluate_trained(
+    trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings, again: bool = False
+) -> dict[Path, str]:
     """Evaluate those of some trained cells whose evaluation is missing or of another checkpoint, and tell MLflow.
+
+    Args:
+        trained: the cells.
+        workspace: the checkout.
+        compute: where and how.
+        again: evaluate all of them.
 
     Returns:
         What went wrong in one line, by the folder of the cell's record.
     """
-    pending = [cell for cell in trained if not is_evaluated(cell, workspace, needed_run(workspace.runs / cell.path))]
+    runs = {cell.path: needed_run(workspace.runs / cell.path) for cell in trained}
+    pending = [cell for cell in trained if again or not is_evaluated(cell, workspace, runs[cell.path])]
     if not pending:
         return {}
-    failures = evaluate_cells(pending, workspace, compute)
+    failures = evaluate_cells(pending, workspace, compute, again)
     folders = [workspace.runs / cell.path for cell in pending]
     try_sync([folder for folder in folders if folder not in failures], workspace.root)
     print(f"{len(pending) - len(failures)} of {len(pending)} cells evaluated", flush=True)

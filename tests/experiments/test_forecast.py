@@ -139,3 +139,10 @@ def test_a_calibration_measures_real_steps(workspace, params, table_10):
     case = cases(Forecaster(params, workspace, CPU).rehearsal(table_10[0]))[0]
     speeds = calibration.measure(case, CPU, params.compute)
     assert speeds["train"] > 1e6 and speeds["look"] > 1e6
+
+
+def test_a_damaged_record_stops_no_forecast(workspace, params, table_10):
+    record(workspace, table_10[0], seconds=2.0, rounds=10, state="complete")
+    (workspace.runs / table_10[0].path / "rounds.jsonl").write_text("{\n{")
+    damaged, other = forecasts(table_10[:2], params, workspace, CPU)
+    assert damaged.rounds == other.rounds == 1000 and other.at_most

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from record_factory import project, trained
 
 from hetfl.experiments import cell as module
+from hetfl.experiments import namesakes
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.plan import Cell, Workspace
@@ -101,3 +103,27 @@ def test_an_unfinished_run_makes_way_for_the_copy_and_another_finished_one_is_ke
     (target / "run.json").write_text(text.replace('"complete"', '"running"'))
     assert run_cell(other, workspace, CPU)
     assert needed_run(target).complete
+
+
+def test_one_damaged_record_hides_no_whole_one(finished, untrained):
+    workspace, cell = finished
+    first, leftover = (workspace.runs / cell.path.parent / name for name in ("a-copy", ".iid-s0.x1"))
+    for folder in (first, leftover):
+        shutil.copytree(workspace.runs / cell.path, folder)
+        (folder / "model.safetensors").unlink()
+    second = cell.model_copy(update={"row": "second"})
+    shutil.copytree(workspace.runs / cell.path, workspace.runs / second.path)
+    told = (workspace.runs / second.path / "run.json").read_text()
+    (workspace.runs / second.path / "run.json").write_text(told.replace('"format": ', '"format": 9'))
+    other = renamed(cell)
+    assert status(other, workspace).state == "done" and run_cell(other, workspace, CPU)
+    assert needed_run(workspace.runs / other.path).copy_of == cell.path.as_posix()
+
+
+def test_a_record_that_another_process_works_on_is_not_taken(finished, monkeypatch):
+    workspace, cell = finished
+    monkeypatch.setattr(namesakes, "PATIENCE", 0.1)
+    lock = workspace.lock(cell.path)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        assert not namesakes.take_over(renamed(cell), workspace, needed_run(workspace.runs / cell.path).fingerprint)

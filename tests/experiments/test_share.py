@@ -119,6 +119,22 @@ def test_a_finished_run_on_other_data_moves_ours_aside(every, here, there, tmp_p
     assert [run.fingerprint for _, run in Superseded(there.runs, cell.path).runs()] == [own]
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("running", "running"), ("running", "complete"), ("complete", "running")]
+)
+def test_nothing_is_lost_to_a_run_on_other_data(every, here, there, tmp_path, ours, theirs):
+    cell, path = every[0], tmp_path / "cells.tar"
+    own = write(there, cell, ours, rounds=1)
+    other = write(here, cell, theirs, rounds=5, reads=READS.model_copy(update={"dataset": "e"}))
+    export_cells([cell], here, path)
+    before = files(there.runs / cell.path) | files(there.resume_points(cell))
+    outcome = "kept as superseded" if theirs == "complete" else "refused"
+    assert outcomes(path, every, there) == {cell.path.as_posix(): outcome}
+    assert files(there.runs / cell.path) | files(there.resume_points(cell)) == before
+    kept = [run.fingerprint for _, run in Superseded(there.runs, cell.path).runs()]
+    assert Record(there.runs / cell.path).read().fingerprint == own and kept == [other] * (theirs == "complete")
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "no archive", "no manifest", "newer", "absent"])
 def test_a_damaged_archive_changes_nothing(every, here, there, tmp_path, damage):
     cell, path = every[0], tmp_path / "cells.tar"

@@ -15,6 +15,7 @@ from table_helpers import PARAMS as COMMITTED
 from typer.testing import CliRunner, Result
 
 from hetfl.cli import app
+from hetfl.experiments import cell
 from hetfl.experiments.plan import Workspace, cells, load_params
 from hetfl.experiments.schedule import evaluate_cells, run_cells
 from hetfl.ledger.reproduce import compare, plan_reproduction
@@ -85,8 +86,10 @@ def files(folder: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
-def test_a_cell_that_is_trained_again_is_identical(hetfl):
+def test_a_cell_that_is_trained_again_is_identical(hetfl, monkeypatch):
     before = files("results")
+    monkeypatch.setattr(cell, "run_rounds", lambda *given, play=cell.run_rounds: played.append(1) or play(*given))
+    played: list[int] = []
     dry = hetfl("reproduce", CELL, "--dry-run")
     assert dry.exit_code == 0 and not Path("runs").exists() and not Path(".hetfl/reproduced").exists()
     command = "hetfl train fedtgp-toy --row fedavg --split iid --seed 0 --engine sequential --precision float32"
@@ -95,6 +98,9 @@ def test_a_cell_that_is_trained_again_is_identical(hetfl):
         shown = hetfl("reproduce", CELL)
         assert shown.exit_code == 0, shown.output
         assert "identical: curves, message sizes and model" in shown.output
+        # As if another experiment had the same cell.
+        shutil.move(".hetfl/reproduced/runs/fedtgp-toy", ".hetfl/reproduced/runs/a-toy")
+    assert len(played) == 2
     assert files("results") == before and not Path("runs").exists()
 
 

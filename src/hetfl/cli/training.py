@@ -108,23 +108,21 @@ def evaluate(
     with doing("importing"):
         from hetfl.errors import FailedCellsError
         from hetfl.experiments.namesakes import finished
-        from hetfl.experiments.schedule import identities, run_cells, unfinished
+        from hetfl.experiments.schedule import run_cells
         from hetfl.experiments.status import status
         from hetfl.targets import cells_of
         from hetfl.train import evaluate_trained
 
     chosen, known = cells_of(targets, params), finished(workspace)
-    trained = [cell for cell in chosen if status(cell, workspace, known).state == "done"]
+    states = {cell.path: status(cell, workspace, known) for cell in chosen}
+    trained = [cell for cell in chosen if states[cell.path].state == "done"]
     if not trained:
         raise HetflError(f"{', '.join(targets)}: none of the {len(chosen)} cells is trained; hetfl train does it")
-    if again:
-        for cell in trained:
-            (workspace.evaluations / cell.path / "metrics.json").unlink(missing_ok=True)
-    # Finished records that lie elsewhere, superseded or under another name, are brought first.
-    elsewhere = unfinished(trained, workspace, identities(trained, workspace))
+    # Training brings finished records that lie elsewhere.
+    elsewhere = [cell for cell in trained if states[cell.path].elsewhere]
     failures = run_cells(elsewhere, workspace, params.compute) if elsewhere else {}
     there = [cell for cell in trained if workspace.runs / cell.path not in failures]
-    failures |= evaluate_trained(there, workspace, params.compute)
+    failures |= evaluate_trained(there, workspace, params.compute, again)
     left = f"; {len(chosen) - len(trained)} are not trained" if len(trained) < len(chosen) else ""
     print(f"{len(trained) - len(failures)} of {len(chosen)} cells are evaluated{left}")
     if failures:

@@ -52,6 +52,7 @@ def evaluate_cell(
     workspace: Workspace,
     device: torch.device,
     compute: ComputeSettings = ComputeSettings(),  # noqa: B008, it is frozen
+    again: bool = False,
 ) -> None:
     """Test a cell's checkpoint and write ``metrics.json`` and ``per_class.csv``, unless that is done already.
 
@@ -63,6 +64,7 @@ def evaluate_cell(
         workspace: the checkout.
         device: where to compute.
         compute: threads; the precision is that of the training.
+        again: do it even so.
 
     Raises:
         HetflError: the cell is not trained, its clients are on other machines, its checkpoint does not give the
@@ -73,7 +75,7 @@ def evaluate_cell(
     run = needed_run(folder)
     if not run.complete:
         raise HetflError(f"{folder}: training is not complete; run hetfl train {cell.experiment}")
-    if is_evaluated(cell, workspace, run):
+    if is_evaluated(cell, workspace, run) and not again:
         return
     if run.engine == FLOWER:
         raise HetflError(

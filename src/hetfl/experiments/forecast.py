@@ -287,7 +287,10 @@ class Forecaster:
             if run.path in self._in_git:
                 last = self._in_git[run.path].played
             else:
-                lines = read_rounds(self.workspace.runs / run.path)
+                try:
+                    lines = read_rounds(self.workspace.runs / run.path)
+                except HetflError:
+                    continue  # the status of that cell says so
                 last = max((line.round for line in lines if _is_round(line)), default=0)
             for method in (run.method, *([""] if run.diverged is None else [])):
                 found.setdefault((run.experiment, method), []).append(last)

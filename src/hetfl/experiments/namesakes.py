@@ -7,32 +7,50 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.files import atomic_folder, write_json
-from hetfl.schema import RUN
+from hetfl.schema import RUN, needed_run
+
+PATIENCE = 10.0
+"""Seconds to wait for a record that another process holds."""
 
 
-def finished(workspace: Workspace) -> dict[str, Path]:
-    """The folders of finished records by fingerprint, the first one by name of each. Damaged ones are left out."""
-    found: dict[str, Path] = {}
-    for path in sorted(workspace.runs.glob(f"[!.]*/*/*/*/{RUN}")):
+Known = Mapping[str, Sequence[Path]]
+"""The folders of finished records by fingerprint."""
+
+
+def finished(workspace: Workspace) -> Known:
+    """The finished records of a checkout, by name. Those whose description is damaged are left out."""
+    found: dict[str, list[Path]] = {}
+    # Names that begin with a dot are what killed copies have left.
+    for path in sorted(workspace.runs.glob(f"[!.]*/[!.]*/[!.]*/[!.]*/{RUN}")):
         try:
             run = json.loads(path.read_bytes())
             if run["status"] == "complete":
-                found.setdefault(run["fingerprint"], path.parent)
+                found.setdefault(run["fingerprint"], []).append(path.parent)
         except (OSError, ValueError, TypeError, KeyError):
             continue  # whatever is wrong with it, its own cell's status says so
     return found
 
 
-def holds(known: Mapping[str, Path], fingerprint: str) -> bool:
+def holds(known: Known, fingerprint: str) -> bool:
     """Whether one of the records found before is whole, and is still the finished run of this identity."""
-    return fingerprint in known and Record(known[fingerprint]).is_complete(fingerprint)
+    return any(_is_whole(folder, fingerprint) for folder in known.get(fingerprint, ()))
+
+
+def _is_whole(folder: Path, fingerprint: str) -> bool:
+    try:
+        return Record(folder).is_complete(fingerprint)
+    except HetflError:
+        return False  # as above
 
 
 def take_over(cell: Cell, workspace: Workspace, fingerprint: str) -> bool:
@@ -44,12 +62,21 @@ def take_over(cell: Cell, workspace: Workspace, fingerprint: str) -> bool:
     Returns:
         Whether there is such a record.
     """
-    known = finished(workspace)
-    if not holds(known, fingerprint):
-        return False
-    source, target = known[fingerprint], workspace.runs / cell.path
-    run = Record(source).read()
-    assert run is not None
+    for source in finished(workspace).get(fingerprint, ()):
+        lock = workspace.lock(source.relative_to(workspace.runs))
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(lock, timeout=PATIENCE):
+                if _is_whole(source, fingerprint):
+                    _copy(source, cell, workspace, fingerprint)
+                    return True
+        except Timeout:
+            continue  # somebody works on it
+    return False
+
+
+def _copy(source: Path, cell: Cell, workspace: Workspace, fingerprint: str) -> None:
+    target, run = workspace.runs / cell.path, needed_run(source)
     names = {
         "experiment": cell.experiment,
         "row": cell.row,
@@ -63,4 +90,3 @@ def take_over(cell: Cell, workspace: Workspace, fingerprint: str) -> bool:
     with atomic_folder(target) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         write_json(folder / RUN, run.model_copy(update=names).as_json())
-    return True

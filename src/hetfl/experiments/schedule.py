@@ -85,9 +85,11 @@ def run_cells(
     return _each(partial(run_cell, callback=callback, stop=orphaned), pending, workspace, compute)
 
 
-def evaluate_cells(trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
-    """Test the checkpoints of cells; all else as :func:`run_cells`."""
-    return _each(evaluate_cell, trained, workspace, compute)
+def evaluate_cells(
+    trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings, again: bool = False
+) -> dict[Path, str]:
+    """Test the checkpoints of cells, unless that is done and not wanted again; all else as :func:`run_cells`."""
+    return _each(partial(evaluate_cell, again=again), trained, workspace, compute)
 
 
 Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], object]

@@ -116,7 +116,7 @@ def import_cells(path: Path, every: Iterable[Cell], workspace: Workspace) -> lis
     A cell is taken over if its settings, and the data, partition and weights that its record names, are those of the
     cell of that path here. A finished run takes the place of one that is not, and of two that are not the one that is
     further stays. A finished record of other settings is kept among the superseded ones, where it is found when its
-    settings come back.
+    settings come back, and so is one that has read other data than an unfinished run here.
 
     Args:
         path: the archive.
@@ -196,13 +196,13 @@ def _take(
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
         record, earlier = Record(workspace.runs / cell.path), Superseded(workspace.runs, cell.path)
-        if fingerprint(cell, run.inputs) != run.fingerprint:
+        if why := _other(cell, run, record.read()):
             if not run.complete:
-                return Taken(name, "refused", "it has other settings or versions than here and is not finished")
+                return Taken(name, "refused", f"{why}, and it is not finished")
             if (earlier.folder / run.fingerprint).exists():
-                return Taken(name, "there already", "as superseded: its settings or versions are not those here")
+                return Taken(name, "there already", f"as superseded: {why}")
             _move(source / RUNS, earlier.folder / run.fingerprint)
-            return Taken(name, "kept as superseded", "its settings or versions are not those here")
+            return Taken(name, "kept as superseded", why)
         if record.is_complete(run.fingerprint):
             return Taken(name, "there already")
         points = workspace.resume_points(cell) / run.fingerprint
@@ -211,6 +211,16 @@ def _take(
             if theirs <= ours:
                 return Taken(name, "further here" if theirs < ours else "there already", f"round {ours}")
         return _place(cell, run, source, record, earlier, points, workspace)
+
+
+def _other(cell: Cell, run: Run, ours: Run | None) -> str:
+    """Why a run cannot take the cell's place, although it may be right some day; empty if it can."""
+    if fingerprint(cell, run.inputs) != run.fingerprint:
+        return "its settings or versions are not those here"
+    if ours is None or ours.fingerprint == run.fingerprint or fingerprint(cell, ours.inputs) != ours.fingerprint:
+        return ""
+    # What is finished here is kept when it moves aside, and what is not would be lost.
+    return "" if ours.complete and run.complete else "the run here has read other data"
 
 
 def _place(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock, Timeout
@@ -35,12 +33,14 @@ class Status:
         round: the last completed round of the run that would go on; 0 where none would.
         rounds: as many as there are at most.
         why: why it is stale or broken, or what its training lacks; empty otherwise.
+        elsewhere: whether it is done, and its record lies among the superseded ones or under another name.
     """
 
     state: State
     round: int
     rounds: int
     why: str = ""
+    elsewhere: bool = False
 
     @property
     def left(self) -> int:
@@ -51,7 +51,7 @@ class Status:
         return f"{self.state}, round {self.round} of {self.rounds}" if self.round and self.left else self.state
 
 
-def status(cell: Cell, workspace: Workspace, known: Mapping[str, Path] | None = None) -> Status:
+def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = None) -> Status:
     """How far a cell is, by its record, its resume points and the lock of whoever trains it.
 
     Args:
@@ -75,7 +75,7 @@ def status(cell: Cell, workspace: Workspace, known: Mapping[str, Path] | None = 
     own = Record(workspace.runs / cell.path).is_complete(identity)
     kept = own or Superseded(workspace.runs, cell.path).holds(identity)
     if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
-        return Status("done", rounds, rounds)
+        return Status("done", rounds, rounds, elsewhere=not own)
     if run is None:
         begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
         return Status("running" if is_locked(cell, workspace) else begun, 0, rounds, lacks)

@@ -13,6 +13,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.identity import differences, inputs
+from hetfl.experiments.namesakes import finished
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, weights_read
 from hetfl.experiments.schedule import pick_device
 from hetfl.ledger.recording import compact_of
@@ -119,9 +120,9 @@ def reproduce(plan: Plan, params: Params) -> Compact:
     reads = inputs(cell, workspace)
     if why := differences(plan.record.run, cell, reads):
         raise HetflError(f"{cell.path.as_posix()}: its record was made with other inputs ({'; '.join(why)})")
-    made = compact_of(cell, workspace)
-    if made is not None and made.run.complete:  # an earlier reproduction
-        shutil.rmtree(workspace.runs / cell.path)
+    # Earlier reproductions, also of the same cell under another name, whose copy would do for a training.
+    for folder in {folder for some in finished(workspace).values() for folder in some}:
+        shutil.rmtree(folder)
     device = pick_device(plan.compute.device)
     with following([Progress(1, plan.record.run.rounds)]) as callback:
         run_cell(cell, workspace, device, plan.compute, callback)
