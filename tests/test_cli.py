@@ -149,9 +149,13 @@ def test_a_single_run_is_on_the_data_set_and_split_of_the_experiment_that_it_is_
         ("diff small/fedavg/fedavg/iid-s0 small", "is a run, small is a folder of runs; name two of a kind"),
         ("data digit", "unknown data set 'digit'; did you mean 'digits'?"),
         ("doctor smal", "unknown table, experiment or cell 'smal'; did you mean 'small'?"),
+        ("sweep small --slurm partition=gpu", "--slurm: is for --on slurm, and this sweep is --on local"),
+        ("sweep small --address auto", "--address: is for --on ray, and this sweep is --on local"),
+        ("data digits --verify --seed 0", "--verify: checks files, and --check, --split and --seed draw splits"),
+        ("record small", "small: git keeps records of papers' tables and of rows with against only"),
     ],
 )
-def test_a_mistyped_name_is_answered_with_the_nearest(hetfl_: Run, line: str, message: str) -> None:
+def test_a_mistyped_name_or_option_is_one_line(hetfl_: Run, line: str, message: str) -> None:
     done = hetfl_(line, fails=True)
     assert isinstance(done.exception, HetflError) and message in str(done.exception)
     assert len(str(done.exception).splitlines()) == 1

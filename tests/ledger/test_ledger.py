@@ -20,9 +20,11 @@ from hetfl.ledger.doubts import found_doubts, known_doubts
 from hetfl.ledger.lines import Line, ledger
 from hetfl.ledger.page import CSV, PAGE, files
 from hetfl.ledger.recording import record_cells
+from hetfl.report.table import build_table
 from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
 from hetfl.tables.notation import PAPERS
+from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry
 
 PRINTED = {
@@ -113,6 +115,27 @@ def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
     record_cells([cell], workspace, workspace)
     assert line_of(workspace, *place).says == "worse; seed 0 diverged in round 7"
     assert "** worse; seed 0 diverged in round 7" in files(workspace, PARAMS)[PAGE]
+
+
+def test_runs_that_diverged_say_nothing_of_the_noise(workspace, fedproto):
+    record(workspace, fedproto, rounds=60)
+    record(workspace, fedproto, seed=1, rounds=90, diverged=3)
+    assert ledger(workspace, PARAMS).noise["fedtgp"] is None
+    record(workspace, fedproto, seed=2, rounds=62)
+    assert ledger(workspace, PARAMS).noise["fedtgp"] == pytest.approx(2**0.5)
+
+
+def test_a_run_that_has_no_number_breaks_neither_ledger_nor_table(workspace):
+    place = "fgpt-table-11", "fgpt", "shared"
+    cell = write(workspace, entry_of(*place))
+    lines = read_rounds(workspace.runs / cell.path)
+    rewrite_rounds(workspace.runs / cell.path, [line.model_copy(update={"diagnostics": {}}) for line in lines])
+    record_cells([cell], workspace, workspace)
+    line = line_of(workspace, *place)
+    assert line.verdict == "not run" and line.because.endswith("rounds; seed 0 is run and lacks this")
+    table = build_table(table_spec("fgpt-table-11", PARAMS), Records(workspace, PARAMS))
+    [found] = [found for found in table["cells"] if (found["row"], found["column"]) == place[1:]]
+    assert found["status"] == "broken" and "no cosine_shared in its last rounds" in found["footnote"]
 
 
 def test_other_choices_stand_below_the_cell_that_they_are_compared_with(workspace):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from record_factory import make_round, write_metrics, write_record
+from record_factory import make_round, rewrite_rounds, write_metrics, write_record
 from settings_files import ROOT
 
 from hetfl.errors import HetflError
@@ -15,6 +15,7 @@ from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.report.formats import filled, render_latex, render_markdown, render_text
 from hetfl.report.shown import best_cells, show
 from hetfl.report.table import build_table
+from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import CHOSEN, table_spec
 from hetfl.tables.records import Records, validated
 from hetfl.tables.results import results
@@ -133,6 +134,18 @@ def test_a_row_may_be_compared_with_one_that_is_compared_itself(spec: TableSpec,
     assert [run["value"] for run in runs] == [10.0, 7.5, 5.0]
 
 
+def test_a_difference_to_a_run_that_diverged_is_marked(spec: TableSpec, root: Path):
+    folder = root / "runs/e/fedproto/base-a/s-s1"
+    last = {3: {"diverged": [0]}}
+    rewrite_rounds(folder, [line.model_copy(update=last.get(line.round, {})) for line in read_rounds(folder)])
+    table = filled(build_table(spec, Records(Workspace(root))))
+    assert {show(table, cell, set()).marks for cell in table["cells"]} == {" §"}
+    [worth] = [cell for cell in table["cells"] if (cell["row"], cell["column"]) == ("choice-b", "last_pooled")]
+    assert [run.get("base_diverged") for run in worth["provenance"]] == [None, 3, None]
+    shown = " ".join(render_text(table).split())
+    assert "base-a: seed 1 in round 3. A difference to such a run has the mark as well." in shown
+
+
 def test_the_interval_of_equal_values_is_a_point():
     assert mean_interval([1.5, 1.5, 1.5]) == (1.5, 1.5)
 
@@ -149,6 +162,13 @@ def test_clients_that_share_their_test_samples_have_none_to_validate_with(tmp_pa
     spec = table_spec("mine", settings_with(rows, tmp_path))
     assert [*spec.columns.values()] == ["IID, last round", "IID, best round"]
     assert [cell.against for cell in spec.entries["fedhpl"].values()] == ["local", "local"]
+
+
+def test_a_split_that_the_other_row_lacks_shows_no_difference(tmp_path: Path):
+    rows = {"fedavg": {"splits": ["iid"]}, "fedprox": {"against": "fedavg", "splits": ["iid", "dir"]}}
+    spec = table_spec("mine", settings_with(rows, tmp_path))
+    assert [*spec.entries["fedprox"]] == ["iid-last", "iid-best"] and "dir-last" in spec.columns
+    assert build_table(spec, Records(Workspace(tmp_path)))["cells"]
 
 
 def test_another_test_of_the_same_runs_is_compared_with_the_usual_one(tmp_path: Path):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hetfl.cli.base import CHECKOUT, AsJson, Targets, app, doing, opened, print_json
+from hetfl.errors import HetflError
 
 
 @app.command("check", rich_help_panel=CHECKOUT)
@@ -91,6 +92,10 @@ def record(
     from hetfl.targets import cells_of
 
     wanted = kept_in_git(cells_of(targets, params), params)
+    if not wanted:
+        raise HetflError(f"{', '.join(targets)}: git keeps records of papers' tables and of rows with against only")
+    if source is not None and not (source / "runs").is_dir():
+        raise HetflError(f"--from {source}: has no folder runs; name the project's folder, such as ../other/papers")
     found = record_cells(wanted, Workspace(source.resolve()) if source else workspace, workspace)
     there = [(one.cell, one.outcome, one.why) for one in found if one.outcome != "not run"]
     print(tabulate(there, headers=["cell", "record", "because"]) if there else "no cell has a run")

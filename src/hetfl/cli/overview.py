@@ -11,6 +11,7 @@ import typer
 
 import hetfl.cli.names as names
 from hetfl.cli.base import LOOK, AsJson, Targets, app, doing, opened, print_json
+from hetfl.errors import HetflError
 
 
 @app.command("status", rich_help_panel=LOOK)
@@ -116,7 +117,9 @@ def data(
 
     Example: hetfl data digits --check --split noniid
     """
-    if check or split is not None:
+    if check or split is not None or seed is not None:
+        if verify:
+            raise HetflError("--verify: checks files, and --check, --split and --seed draw splits; do one at a time")
         _check_splits(sets or [], split, seed, as_json)
         return
     with doing("reading the catalogue"):
@@ -156,7 +159,6 @@ def data(
 
 def _check_splits(sets: list[str], split: str | None, seed: int | None, as_json: bool) -> None:
     workspace, params = opened()
-    from hetfl.errors import HetflError
     from hetfl.partition_doctor import check_splits, render
 
     found = []

@@ -16,6 +16,7 @@ from typing import Any
 
 from hetfl.compact import Compact
 from hetfl.data.sets import CATALOGUE
+from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, Workspace, cells, weights_read
 from hetfl.files import read_json
 from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
@@ -214,10 +215,9 @@ def _line(
             because="agrees" if agrees else "differs",
             method="",
         )
-    if records := _records(entry, compacts):
-        values = [value_of(entry, record) for record, _ in records]
+    if known := _values(entry, compacts):
+        values, kept = zip(*known, strict=True)
         value, std = mean(values), stdev(values) if len(values) > 1 else None
-        kept = [found for _, found in records]
         newest = max(kept, key=lambda found: found.run.finished or "")
         judged = verdict(
             value, std, entry.printed, entry.statistic, entry.printed_std, noise[_protocol(entry, params)]
@@ -227,31 +227,35 @@ def _line(
             value=round(value, 6),
             std=None if std is None else round(std, 6),
             ours=f"{value:.{digits}f}" + ("" if std is None else f"±{std:.{digits}f}"),
-            done=len(records),
+            done=len(known),
             verdict=judged,
             commit=newest.run.commit,
-            **_course(kept),
+            **_course(kept, entry.round),
         )
-    begun = [found for seed in entry.seeds if (found := _own(entry, seed, compacts)) is not None]
-    if begun:
+    own = {seed: found for seed in entry.seeds if (found := _own(entry, seed, compacts)) is not None}
+    if begun := [found for found in own.values() if not found.finished]:
         furthest = max(begun, key=lambda found: found.played)
         at = f"round {furthest.played}"
         return replace(line, verdict="in progress", because=at, **_course(begun))
     cell = compacts.cell(entry.path(entry.seeds[0]))
     reason, needs = _needs(cell, had) if cell else ("hours", "")
     stale = [why for seed in entry.seeds if (why := compacts.stale(entry.path(seed)))]
-    return replace(line, reason=reason, because="; ".join([needs, *(f"a record is stale: {why}" for why in stale)]))
+    lacking = [f"a record is stale: {why}" for why in stale] + [f"seed {seed} is run and lacks this" for seed in own]
+    ran = _course([*own.values()]) if own else {}
+    return replace(line, reason=reason, because="; ".join([needs, *lacking]), **ran)
 
 
-def _course(records: Sequence[Compact]) -> dict[str, Any]:
-    """What runs went through: fields of a line."""
+def _course(records: Sequence[Compact], last: int | None = None) -> dict[str, Any]:
+    """What runs went through: fields of a line. What happened after the round that is read last is not told."""
     runs = [found.run for found in records]
     return {
         "rounds": sum(found.played for found in records),
         "hours": round(sum(found.seconds for found in records) / 3600, 2),
         "device": ", ".join(dict.fromkeys(run.device for run in runs)),
         "diverged": ", ".join(
-            f"seed {run.seed} diverged in round {run.diverged}" for run in runs if run.diverged is not None
+            f"seed {run.seed} diverged in round {run.diverged}"
+            for run in runs
+            if run.diverged is not None and (last is None or run.diverged <= last)
         ),
     }
 
@@ -262,16 +266,24 @@ def _own(entry: Entry, seed: int, compacts: Records) -> Compact | None:
     return None if compacts.stale(path) else compacts.compact(path)
 
 
-def _records(entry: Entry, compacts: Records) -> list[tuple[Record, Compact]]:
-    """The finished runs of a cell's seeds."""
+def _values(entry: Entry, compacts: Records) -> list[tuple[float, Compact]]:
+    """The numbers of a cell's seeds, each with the finished run that has it."""
     found = []
     for seed in entry.seeds:
         record, kept = compacts.from_compact(entry.path(seed)), compacts.compact(entry.path(seed))
         if record is not None and entry.round is not None:
             record = record.until(entry.round)
-        if record is not None and kept is not None:
-            found.append((record, kept))
+        if record is not None and kept is not None and (value := _value(entry, record)) is not None:
+            found.append((value, kept))
     return found
+
+
+def _value(entry: Entry, record: Record) -> float | None:
+    """What a cell reads from a run; None if the run lacks it, as one that diverged lacks cosines."""
+    try:
+        return value_of(entry, record)
+    except HetflError:
+        return None
 
 
 def _what(cell: Cell) -> str:
@@ -302,7 +314,8 @@ def _tried(line: Line, entry: Entry, choices: Mapping[str, list[Cell]], compacts
     found = []
     for (experiment, title), some in rows.items():
         begun = [kept for cell in some if not compacts.stale(cell.path) and (kept := compacts.compact(cell.path))]
-        values = [value_of(entry, record) for cell in some if (record := compacts.from_compact(cell.path))]
+        records = [record for cell in some if (record := compacts.from_compact(cell.path))]
+        values = [value for record in records if (value := _value(entry, record)) is not None]
         if values and line.number is not None:
             says = f"{mean(values):.2f} ({mean(values) - line.number:+.2f})"
             found.append(Tried(experiment, title, says))
@@ -317,13 +330,13 @@ def _protocol(entry: Entry, params: Params) -> str:
 
 
 def _noise(entries: Iterable[Entry], params: Params, compacts: Records) -> dict[str, float | None]:
-    """The deviation between repeated runs, by protocol."""
+    """The deviation between repeated runs that did not diverge, by protocol."""
     repeated: dict[str, dict[tuple[Any, ...], list[float]]] = defaultdict(dict)
     for entry in entries:
         cells = repeated[_protocol(entry, params)]
         key = entry.path(0), entry.statistic, entry.reading, entry.round
         if entry.unit == "%" and key not in cells:
-            cells[key] = [value_of(entry, record) for record, _ in _records(entry, compacts)]
+            cells[key] = [value for value, kept in _values(entry, compacts) if kept.run.diverged is None]
     return {protocol: pooled_noise(cells.values()) for protocol, cells in repeated.items()}
 
 

@@ -22,6 +22,7 @@ from hetfl.report.shown import (
     best_cells,
     blocks,
     costs,
+    differs_from_diverged,
     filled,
     flat,
     has_cost,
@@ -70,6 +71,7 @@ def footnotes(table: Table) -> list[str]:
         **table,
         whole=table,
         diverged=[text for row, group in groups.items() for text in _diverged(titles[row], group, table["columns"])],
+        differing=any(map(differs_from_diverged, cells)),
         rounds=_rounds(groups, titles),
         stopped=_stopped(cells),
         changing=[

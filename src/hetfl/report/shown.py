@@ -134,7 +134,7 @@ def best_cells(table: Table) -> set[tuple[str, str]]:
 def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     """A cell as texts; ``best`` as :func:`best_cells` has it."""
     digits, decimals = show_digits(table, cell), table["decimals"]
-    marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) else "")
+    marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) or differs_from_diverged(cell) else "")
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
     missing = cell["status"] if cell["status"] in ("not evaluated", "broken") else "not run"
     form = f"+z.{digits}f" if cell["against"] else f".{digits}f"  # z: no minus before a rounded zero
@@ -172,6 +172,11 @@ def show_diverged(cell: Cell) -> str:
     """When which of a cell's runs diverged, ``seed 0 in round 3, seed 2 in round 1``; empty where none did."""
     runs = [run for run in cell["provenance"] if "diverged" in run]
     return ", ".join(f"seed {run['seed']} in round {run['diverged']}" for run in runs)
+
+
+def differs_from_diverged(cell: Cell) -> bool:
+    """Whether a run that a cell is compared with diverged."""
+    return any("base_diverged" in run for run in cell["provenance"])
 
 
 def numbered(table: Table) -> dict[str, int]:

@@ -41,8 +41,8 @@ def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
     cell ``against`` another row has the mean of the differences to it of the same seeds,
     with their ``std`` and the ``interval`` of their mean (see :func:`~hetfl.tables.verdict.mean_interval`), and no
     other accuracies. A run that stopped early has the ``rounds`` that it played in its provenance, one that
-    ``diverged`` the first round in which it did. ``seeds`` names the seeds a cell was built from, ``wanted`` those
-    it asks for.
+    ``diverged`` the first round in which it did, and one whose other run did that round as ``base_diverged``.
+    ``seeds`` names the seeds a cell was built from, ``wanted`` those it asks for.
 
     Args:
         spec: what to print.
@@ -117,7 +117,7 @@ def _paired(seeds: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     alone = (seeds.status == "done") & ~both
     found = seeds.assign(value=seeds.get("value") - other.get("value")) if both.any() else seeds
     nothing = dict.fromkeys(("lowest", "highest", "best", "last"))
-    return found.assign(**nothing).assign(status=seeds.status.mask(alone, "not run"))
+    return found.assign(**nothing, base=other.record).assign(status=seeds.status.mask(alone, "not run"))
 
 
 def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
         told["value"] = _tidy(value)
         told["difference"], told["status"] = _beside(entry, value, None)
     if told["status"] == "not run":
-        told["status"] = min(seeds.status, key=MISSING.index)
+        told["status"] = min(seeds.status[seeds.status != "counted"], key=MISSING.index)
     lines = zip(seeds.seed, seeds.status, seeds.problem, strict=True)
     problems = [f"Seed {seed} is {status}: {problem}." for seed, status, problem in lines if problem]
     return told | ({"footnote": " ".join([entry.footnote, *problems]).strip()} if problems else {})
@@ -181,7 +181,7 @@ def _numbers(entry: Entry, done: pd.DataFrame) -> dict[str, Any]:
         **{way: traffic(way) for way in WAYS},
         "random": any(model.endswith(".random") for model in models),
         "status": status,
-        "provenance": [_run(record, value) for record, value in zip(done.record, done.value, strict=True)],
+        "provenance": [*map(_run, done.record, done.value, done.get("base", [None] * len(done)))],
     }
 
 
@@ -193,8 +193,8 @@ def _beside(entry: Entry, value: float, std: float | None) -> tuple[float | None
     return None if entry.printed is None else _tidy(value - entry.printed), status
 
 
-def _run(record: Record, value: float) -> dict[str, Any]:
-    """One of the runs behind a cell."""
+def _run(record: Record, value: float, base: Record | None) -> dict[str, Any]:
+    """One of the runs behind a cell, and of the other one that it is compared with, when that diverged."""
     return {
         "run": record.path,
         "seed": record.run.seed,
@@ -202,6 +202,7 @@ def _run(record: Record, value: float) -> dict[str, Any]:
         "value": _tidy(value),
         **({"rounds": record.played} if record.played < record.run.rounds else {}),
         **({} if record.diverged is None else {"diverged": record.diverged}),
+        **({} if base is None or base.diverged is None else {"base_diverged": base.diverged}),
     }
 
 

@@ -94,8 +94,11 @@ def make_backend(
     """The backend of a name; imports what only it needs.
 
     Raises:
-        HetflError: there is none of that name, or it is not installed.
+        HetflError: there is none of that name, it is not installed, or an option is another backend's.
     """
+    for option, given, backend in (("--slurm", slurm, "slurm"), ("--address", address, "ray")):
+        if given and on != backend:
+            raise HetflError(f"{option}: is for --on {backend}, and this sweep is --on {on}")
     if on == "slurm":
         from hetfl.sweep.slurm import Slurm
 

@@ -124,7 +124,9 @@ def _with(spec: TableSpec, rows: Mapping[str, _Row], columns: Mapping[str, _Colu
         place: {
             column: spec.entries[row][split].model_copy(update={"statistic": statistic, **told})
             for column, (split, statistic, _) in columns.items()
-            if split in spec.entries[row] and not ("reading" in told and statistic in _OF_ALL_ROUNDS)
+            if split in spec.entries[row]
+            and split in spec.entries[told.get("against") or row]  # without the other row nothing is to be told
+            and not ("reading" in told and statistic in _OF_ALL_ROUNDS)
         }
         for place, (row, _, told) in rows.items()
     }

@@ -49,9 +49,6 @@ def results(entries: Iterable[Entry], records: Records) -> pd.DataFrame:
           ``up_last``: elements of it in the first and the last of these rounds; ``up_varies``: whether they differ;
           ``up_registration_elements``, ``up_total_elements`` and the same of bytes: of all clients in round 0, and in
           the whole run. The same with ``down``.
-
-    Raises:
-        HetflError: an evaluation lacks the statistic.
     """
     lines = []
     cells = {cell_of(entry): entry for entry in entries}
@@ -64,11 +61,11 @@ def results(entries: Iterable[Entry], records: Records) -> pd.DataFrame:
                     line |= {"status": "counted", "value": value}
                 elif record is None:
                     line["status"], line["problem"] = records.missing(entry, seed)
+                else:
+                    line |= {"record": record, **_measured(entry, record)}
             except HetflError as error:
                 # Tables are committed: no folder of this machine may enter.
                 line |= {"status": "broken", "problem": str(error).replace(f"{records.workspace.root}/", "")}
-            else:
-                line |= {} if record is None else {"record": record, **_measured(entry, record)}
             lines.append(line)
     return pd.DataFrame(lines)
 
@@ -96,8 +93,8 @@ def value_of(entry: Entry, record: Record) -> float:
             last = record.training[-record.run.settings["window"] :]
             found = [line.diagnostics.get(entry.statistic) for line in last]
             if not (known := [cosine for cosine in found if isinstance(cosine, int | float)]):
-                remedy = "train with more clients" if record.diverged is None else "it diverged; lower lr"
-                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; {remedy}")
+                why = "no round has two participants" if record.diverged is None else "it diverged"
+                raise HetflError(f"{record.path}: no {entry.statistic} in its last rounds; {why}")
             return mean(known)
         case _:
             return 100 * record.measured(entry.statistic, entry.reading)
