@@ -193,12 +193,12 @@ def test_clients_of_other_owners_fail_for_a_round(toy_engine):
 def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypatch):
     """Whatever went wrong in the client's own process: nothing of its message leaves it."""
     engine = toy_engine("fedavg")
-    declared, uplink = Here(engine, {"all": [0, 1, 2]}, trusted=False, checks=True), engine.method.uplink
+    declared, uplink = Here(engine, {"all": [0, 1, 2]}, trusted=False, trusts=False), engine.method.uplink
     assert_same(play(remote(engine, declared), 1), play(engine, 1))
     monkeypatch.setattr(
         engine.method, "uplink", lambda work: Message({**uplink(work), "samples": torch.ones(3, 8, 8)})
     )
-    ours = remote(engine, Here(engine, HOSTS, trusted=False, checks=True))
+    ours = remote(engine, Here(engine, HOSTS, trusted=False, trusts=False))
     server, _ = rounds.start(ours, Draws(0))
     sent: list[bytes] = []
     ours.transport.changes = lambda host, content: sent.append(content) or content
@@ -206,6 +206,22 @@ def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypa
     held_back = "cannot answer: a message of client 1 was held back: it sent samples, which its method does not send"
     assert {answer.client: answer.reason for answer in answers}[1] == held_back
     assert not any(Reply.from_bytes(content).updates for content in sent)
+
+
+def test_a_server_of_others_neither_gets_nor_sets_private_states(toy_engine):
+    engine = toy_engine("fedrep")
+    transport = Here(engine, {"node": [0, 1, 2]}, trusted=False, trusts=False)
+    play(remote(engine, transport), 1)
+    host = transport.hosts["node"]
+    before = host.engine.client_states()
+    for asked, said in (
+        (Request(Question(kind="introduce", round=0, states=True), [Task(0, None)]), "gives no private state"),
+        (Request(Question(kind="restore", round=0), states={0: ClientState()}), "takes no private state"),
+        (Request(Question(kind="restore", round=1), states={0: ClientState()}), "takes no private state"),
+    ):
+        reply = Reply.from_bytes(host.answer(asked.to_bytes()))
+        assert reply.error == f"this node {said}" and not reply.updates and not reply.states
+    assert before and host.engine.client_states() == before
 
 
 def test_an_owner_cannot_put_states_or_other_clients_work_into_the_server(toy_engine):

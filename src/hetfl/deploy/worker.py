@@ -88,7 +88,7 @@ class Worker:
         check_agreement(wanted, own, self.node.name)
         log.info("%s: takes part with clients %s", wanted.cell, ", ".join(map(str, self.node.clients)))
         engine, folder = self._engine(cell, wanted.clients), self.kept.begin(wanted.run, wanted.cell)
-        return Host(engine, Draws(cell.seed), wanted.run, folder, checks=True)
+        return Host(engine, Draws(cell.seed), wanted.run, folder, trusts=False)
 
     def _finish(self, run: str) -> None:
         """Forget what only a run that goes on needs."""

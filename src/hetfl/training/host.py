@@ -203,13 +203,14 @@ class Host:
         run: its fingerprint; requests of other runs are refused.
         folder: where the clients' states are kept from round to round, and the answers of the newest round; without
             one they are gone with the process, and a question that is asked twice is worked on twice.
-        checks: whether a message leaves only if it has the names, types and shapes that its method declares.
+        trusts: whether the server belongs to whoever has the clients. Elsewhere private states neither go to it nor
+            come from it, and a message leaves only if it has the names, types and shapes that its method declares.
     """
 
     def __init__(
-        self, engine: LocalEngine, draws: Draws, run: str = "", folder: Path | None = None, checks: bool = False
+        self, engine: LocalEngine, draws: Draws, run: str = "", folder: Path | None = None, trusts: bool = True
     ) -> None:
-        self.engine, self.draws, self.run, self.folder, self.checks = engine, draws, run, folder, checks
+        self.engine, self.draws, self.run, self.folder, self.trusts = engine, draws, run, folder, trusts
         self._points = None if folder is None else ResumePoints(folder / "states", keep=POINTS)
         # The rounds of the states from which clients begin, and of their latest ones; None before the first request.
         self._begun: tuple[int, int] | None = None
@@ -254,7 +255,11 @@ class Host:
     def _parts(self, request: Request) -> Iterator[Reply]:
         question, engine = request.question, self.engine
         draws = self.draws.at(question.round)
+        if question.states and not self.trusts:
+            raise HetflError("this node gives no private state")
         if question.kind == "restore":
+            if not self.trusts:
+                raise HetflError("this node takes no private state")
             if question.round:
                 engine.keep(question.round, request.states)
             else:
@@ -274,7 +279,7 @@ class Host:
             work = engine.train if question.kind == "train" else engine.fine_tune
             updates = work(request.tasks, draws)
         for update in updates:
-            if self.checks:
+            if not self.trusts:
                 self._check(question.kind, update)
             states = {update.client: engine.state(update.client)} if question.states else {}
             yield Reply(question, updates=[update], states=states)
