@@ -43,6 +43,12 @@ def test_order_is_kept(message: Message):
     assert list(message) == ["logits", "labels", "valid", "half"]
 
 
+def test_a_shape_that_no_tensor_can_have_is_refused():
+    header = b'{"x":{"dtype":"F32","shape":[0,4611686018427387904,16],"data_offsets":[0,0]}}'
+    with pytest.raises(ValueError, match="is no message"):
+        Message.from_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def test_empty_message_costs_nothing():
     assert Message().size == Size(0, 0)
 

@@ -137,7 +137,7 @@ class Message(Mapping[str, Tensor]):
             tensors = load(content)
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             return cls({name: tensors[name] for name in json.loads(header["__metadata__"]["order"])})
-        except (SafetensorError, LookupError, TypeError, RecursionError) as error:
+        except (SafetensorError, LookupError, TypeError, OverflowError, RuntimeError) as error:
             raise ValueError(f"is no message ({str(error)[:200]})") from error
 
     def __repr__(self) -> str:

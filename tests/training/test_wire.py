@@ -20,15 +20,15 @@ HOSTS = {"one": [0, 2], "other": [1]}
 
 
 class Wire(Here):
-    """Hosts that belong to others; what ``other`` answers while it trains is changed on the way."""
+    """Hosts that belong to others; what ``other`` answers to a kind of question is changed on the way."""
 
-    def __init__(self, engine, change) -> None:
+    def __init__(self, engine, change, kind: str = "train") -> None:
         super().__init__(engine, HOSTS)
-        self.trusted, self.change, self.earlier = False, change, b""
+        self.trusted, self.change, self.kind, self.earlier = False, change, kind, b""
 
     def receive(self, hosts, timeout):
         given = super().receive(hosts, timeout)
-        if given is None or given[0] != "other" or Reply.from_bytes(given[1]).question.kind != "train":
+        if given is None or given[0] != "other" or Reply.from_bytes(given[1]).question.kind != self.kind:
             return given
         sent, self.earlier = self.change(given[1], self.earlier), given[1]
         return "other", sent
@@ -55,12 +55,17 @@ def claim(head) -> None:
     head[name]["shape"], head[name]["data_offsets"] = [2_500_000_000], [0, 10_000_000_000]
 
 
+def impossible(head) -> None:
+    head["zz"] = {"dtype": "F32", "shape": [0, 2**62, 16], "data_offsets": [0, 0]}
+
+
 CASES = {
     "noise": (lambda content, _: b"\x80\x04garbage" * 9, "^sent what "),
     "nothing": (lambda content, _: b"", "^sent what "),
     "half of it": (lambda content, _: content[: len(content) // 2], "^sent what "),
     "a header of 10 GB": (lambda content, _: struct.pack("<Q", 10**10) + content[8:], "^sent what "),
     "a tensor of 10 GB": (lambda content, _: with_header(content, claim), "^sent what "),
+    "strides beyond 64 bits": (lambda content, _: with_header(content, impossible), "^sent what .*RuntimeError"),
     "the round before": (lambda content, earlier: earlier or content, "^did not answer within 0.01 s$"),
     "another's number": (lambda content, _: another(content, client=0), "^did not answer within 0.01 s$"),
     "not finite": (
@@ -68,6 +73,10 @@ CASES = {
         "^did not send ",
     ),
     "figures": (lambda content, _: another(content, observed={"x": "y"}), "^sent figures that are not numbers$"),
+    "a small loss": (
+        lambda content, _: another(content, loss=torch.ones(()).to(torch.float8_e4m3fn)),
+        "^sent a loss that is not a number$",
+    ),
     "seconds": (lambda content, _: another(content, seconds={"train": -5.0}), "^sent seconds that are not"),
 }
 
@@ -82,3 +91,12 @@ def test_what_nobody_should_send_is_refused(toy_engine, case):
         server, line = rounds.play_round(remote, server, Draws(0).at(round))
     assert line.participants == [0, 2] and [*line.failed] == ["1"]
     assert re.match(told, line.failed["1"]), line.failed
+
+
+def test_figures_of_the_fine_tuning_are_checked_like_those_of_rounds(toy_engine):
+    engine = toy_engine("fedbabu")
+    wire = Wire(engine, lambda content, _: another(content, loss=torch.zeros(2)), "fine_tune")
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, deadline=0.01)
+    server, _ = rounds.start(remote, Draws(0))
+    line = rounds.play_fine_tuning(remote, server, Draws(0).at(1))
+    assert line.participants == [0, 2] and line.failed == {"1": "sent a loss that is not a number"}

@@ -24,6 +24,8 @@ SHOWN = 3
 
 SECONDS = {"train", "statistics"}
 """What clients tell the seconds of."""
+LOSSES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""Types of a loss; torch computes nothing with smaller ones."""
 
 
 class Exchange:
@@ -161,8 +163,9 @@ class Exchange:
         """
         method, model = self.engine.method, self.engine.models[update.client]
         sizes = check_form(method, model, kind, update.uplink)
-        if kind != "nothing" and self.engine.remote:
-            contracts(method, model)[kind == "uplink"].check_values(update.uplink)
+        if self.engine.remote:
+            if kind != "nothing":
+                contracts(method, model)[kind == "uplink"].check_values(update.uplink)
             _check_figures(update)
         self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
 
@@ -194,7 +197,7 @@ def _check_figures(update: Update) -> None:
     Raises:
         HetflError: it has another form, in words that follow the client.
     """
-    if update.loss.dim() or not update.loss.is_floating_point():
+    if update.loss.dim() or update.loss.dtype not in LOSSES:
         raise HetflError("sent a loss that is not a number")
     if not update.seconds.keys() <= SECONDS or not all(0 <= taken < math.inf for taken in update.seconds.values()):
         raise HetflError("sent seconds that are not those of a clock")

@@ -436,7 +436,9 @@ def _refused() -> Iterator[None]:
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"is no message of hetfl: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except (SafetensorError, LookupError, TypeError, RecursionError, ValueError) as error:
+    except torch.OutOfMemoryError:
+        raise  # which is a RuntimeError, as what torch says of shapes that no tensor can have
+    except (SafetensorError, LookupError, TypeError, OverflowError, RuntimeError, ValueError) as error:
         raise ValueError(f"is no message of hetfl ({one_line(error)})") from error
 
 
