@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+
+from hetfl.errors import one_line
 
 TRAIN, QUERY = "train", "query"
 """Kinds of Flower's messages: a request to a client's host, and a node's question after its name."""
+
+Answer = tuple[dict[str, Any], bytes] | Error | ValueError
+"""A reply's header and body; what Flower or the node's app says instead; or why the reply cannot be read."""
 
 ENVELOPE = 4096
 """The most bytes that :func:`pack` adds to a header and a body, besides their own."""
@@ -32,6 +43,49 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], bytes]:
         body = content.array_records["body"]["bytes"].data
     except KeyError as error:
         raise ValueError(f"the message has no {error}") from error
+    except RecursionError as error:
+        raise ValueError("the message's header is too deep") from error
     if not isinstance(header, dict):
         raise ValueError("the message's header is no mapping")
     return header, body
+
+
+def pull(grid: Any, keys: Sequence[str]) -> Iterator[tuple[str, Answer]]:
+    """The replies that have come, each with the key of the message that it answers.
+
+    One that cannot be read is a node's own. The ``pull_messages`` of Flower's grid raises there whatever the node
+    chose, and all replies that came with it are lost.
+
+    Args:
+        grid: Flower's, over HTTP.
+        keys: of messages that were pushed.
+
+    Raises:
+        httpx.HTTPError: the SuperLink does not answer.
+    """
+    client, run = grid._runtime_client, grid.run.run_id
+    pull_one = make_pull_object_fn_protobuf(client.PullObject, grid.node, run)
+    taken = client.PullMessages(PullAppMessagesRequest(message_ids=keys))
+    for head, tree in zip(taken.messages_list, taken.message_object_trees, strict=True):
+        # What the SuperLink has checked; the reply itself may say anything.
+        key, number = head.metadata.reply_to_message_id, head.metadata.message_id
+        try:
+            parts = pull_objects([part.object_id for part in iterate_object_tree(tree)], pull_one)
+        except ObjectPullError as error:
+            yield key, Error(ErrorCode.MESSAGE_UNAVAILABLE, str(error))
+            continue
+        client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=grid.node, run_id=run, message_object_id=number)
+        )
+        yield key, _answer(number, parts)
+
+
+def _answer(number: str, parts: dict[str, bytes]) -> Answer:
+    """The content of a reply from the parts that Flower keeps it in."""
+    try:
+        message = inflate_object_from_contents(number, parts)
+        if not isinstance(message, Message):
+            raise ValueError("it is no message")
+        return message.error if message.has_error() else unpack(message.content)
+    except Exception as error:
+        return ValueError(one_line(error))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
 
 from hetfl.deploy.agreement import FINISHED
-from hetfl.deploy.messages import QUERY, TRAIN, pack, unpack
+from hetfl.deploy.messages import QUERY, TRAIN, pack, pull
 from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
@@ -146,9 +146,9 @@ class FlowerTransport:
         ends = time.monotonic() + seconds
         while self._told:
             with contextlib.suppress(httpx.HTTPError):
-                for reply in self._grid.pull_messages(list(self._told)):
-                    if not reply.has_error():
-                        self._told.pop(reply.metadata.reply_to_message_id, None)
+                for key, answer in pull(self._grid, list(self._told)):
+                    if not isinstance(answer, Error):
+                        self._told.pop(key, None)
             if self._told and time.monotonic() > ends:
                 names = ", ".join(sorted(set(self._told.values())))
                 self.tell(f"nodes {names} could not be told which runs are finished, and keep their state")
@@ -236,18 +236,17 @@ class FlowerTransport:
         """Take the replies that have arrived."""
         if not self._sent:
             return
-        for reply in self._grid.pull_messages(list(self._sent)):
-            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+        for key, answer in pull(self._grid, list(self._sent)):
+            sent = self._sent.pop(key, None)
             if sent is None:
                 continue
-            if reply.has_error():
-                self._failed(sent, reply.error)
+            if isinstance(answer, Error):
+                self._failed(sent, answer)
                 continue
-            try:
-                header, body = unpack(reply.content)
-            except ValueError as error:
-                self._lose(sent, f"sent what cannot be read: {error}")
+            if isinstance(answer, ValueError):
+                self._lose(sent, f"sent what cannot be read: {answer}")
                 continue
+            header, body = answer
             carried, worked = self._carried[sent.host], header.get("seconds")
             carried.up += len(body)
             carried.waited += time.monotonic() - sent.began
@@ -255,7 +254,7 @@ class FlowerTransport:
             if body:
                 self._ready.append((sent.host, bytes(body)))
 
-    def _failed(self, sent: Sent, error: Any) -> None:
+    def _failed(self, sent: Sent, error: Error) -> None:
         """What becomes of a request that Flower or the node's app could not answer."""
         if error.code not in AWAY:
             self._lose(sent, f"cannot answer: {error.reason}")
@@ -313,16 +312,16 @@ class FlowerTransport:
         if not strangers:
             return
         asked = [Message(pack({}, b""), dst_node_id=number, message_type=QUERY) for number in strangers]
-        left = set(self._grid.push_messages(asked))
+        left = {key: number for key, number in zip(self._grid.push_messages(asked), strangers, strict=True) if key}
         ends = time.monotonic() + 30
         while left and time.monotonic() < ends:
-            for reply in self._grid.pull_messages(list(left)):
-                left.discard(reply.metadata.reply_to_message_id)
-                name = None if reply.has_error() else unpack(reply.content)[0].get("node")
-                if name in self.clients:
+            for key, answer in pull(self._grid, list(left)):
+                number = left.pop(key, None)
+                name = answer[0].get("node") if isinstance(answer, tuple) else None
+                if number is not None and isinstance(name, str) and name in self.clients:
                     for before in [k for k, other in self._names.items() if other == name]:
                         del self._names[before]
-                    self._names[reply.metadata.src_node_id] = str(name)
+                    self._names[number] = name
             time.sleep(self.server.poll)
 
     def _live(self) -> None:

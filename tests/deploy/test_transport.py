@@ -1,0 +1,145 @@
+"""Replies of nodes as Flower's SuperLink gives them: what one node sends is lost alone."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from deployment_files import SERVER, write
+
+from hetfl.deploy.settings import read_server
+from hetfl.training.remote import Lost
+
+pytest.importorskip("flwr")
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, RecordDict  # noqa: E402
+from flwr.app.message.arraychunk import ArrayChunk  # noqa: E402
+from flwr.app.message.message import make_message  # noqa: E402
+from flwr.proto.message_pb2 import PullObjectResponse  # noqa: E402
+from flwr.proto.node_pb2 import Node, NodeInfo  # noqa: E402
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse  # noqa: E402
+from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
+    add_header_to_object_body,
+    get_all_nested_objects,
+    get_object_tree,
+)
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+from hetfl.deploy.messages import pack  # noqa: E402
+from hetfl.deploy.transport import FlowerTransport  # noqa: E402
+
+NODES = {"north": 1, "south": 2}
+
+
+class Grid:
+    """A grid to which nodes answer at once.
+
+    Attributes:
+        header: of the answers, besides the node's name.
+        changes: gives other objects for a node's reply, given the reply and its objects by Flower's number.
+    """
+
+    def __init__(self) -> None:
+        self.header, self.changes = {"seconds": 0.0}, {}
+        self.node, self.run, self._runtime_client = Node(), SimpleNamespace(run_id=1), self
+        self.objects: dict[str, bytes] = {}
+        self.replies: dict[str, Message] = {}
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=number, status="online") for number in NODES.values()]
+
+    def push_messages(self, messages):
+        return [self.answer(message.metadata.dst_node_id) for message in messages]
+
+    def answer(self, number: int) -> str:
+        key = f"message to {number}"
+        name = next(name for name in NODES if NODES[name] == number)
+        about = Metadata(1, "", number, 0, key, "", 0.0, 60.0, "train")
+        reply = make_message(about, pack({"node": name, **self.header}, b"answer"))
+        objects = {one: part.deflate() for one, part in get_all_nested_objects(reply).items()}
+        self.objects |= self.changes.get(name, lambda reply, objects: objects)(reply, objects)
+        self.replies[key] = reply
+        return key
+
+    def PullMessages(self, request):  # noqa: N802
+        found = PullAppMessagesResponse()
+        for key in {*request.message_ids} & self.replies.keys():
+            reply = self.replies.pop(key)
+            about = found.messages_list.add().metadata
+            about.message_id, about.reply_to_message_id = reply.object_id, key
+            found.message_object_trees.append(get_object_tree(reply))
+        return found
+
+    def PullObject(self, request):  # noqa: N802
+        content = self.objects[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):  # noqa: N802
+        pass
+
+
+class Transport(FlowerTransport):
+    """Over a grid of this process."""
+
+    def _connect(self) -> None:
+        self._grid, self._names, self._activated = Grid(), {NODES[name]: name for name in NODES}, {}
+
+    def _live(self) -> None:
+        pass
+
+
+@pytest.fixture
+def transport(folder, monkeypatch) -> Transport:
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    return Transport(read_server(write(folder, "server", SERVER)))
+
+
+def other(kind: type, content: bytes | None = None):
+    """Another object in place of the reply's one of a kind."""
+
+    def changed(reply, objects):
+        number, part = next(each for each in get_all_nested_objects(reply).items() if isinstance(each[1], kind))
+        return {**objects, number: add_header_to_object_body(b"\xff" * 9, part) if content is None else content}
+
+    return changed
+
+
+def header(text: str):
+    """A reply whose header is another text."""
+
+    def changed(reply, objects):
+        (number,) = (one for one, part in get_all_nested_objects(reply).items() if isinstance(part, ConfigRecord))
+        return {**objects, number: ConfigRecord({"json": text}).deflate()}
+
+    return changed
+
+
+CASES = {
+    "a message of noise": other(Message),
+    "a record of noise": other(ConfigRecord),
+    "an array in place of a message": other(Message, ArrayChunk(b"x").deflate()),
+    "arrays in place of records": other(RecordDict, ArrayRecord().deflate()),
+    "no object": other(Message, b""),
+    "a deep header": header("[" * 100_000),
+    "a header that is a list": header("[]"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_reply_that_cannot_be_read_is_lost_alone(transport, case):
+    transport._grid.changes["north"] = CASES[case]
+    for name in NODES:
+        transport.send(name, b"request")
+    found = dict(transport.receive([*NODES], 5) for _ in NODES)
+    assert found.pop("south") == b"answer"
+    assert isinstance(found["north"], Lost) and found["north"].reason.startswith("sent what cannot be read: ")
+    assert "\n" not in found["north"].reason
+
+
+def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):
+    transport.insecure, transport._names = True, {}
+    transport._grid.changes["north"] = header(json.dumps({"node": ["north"]}))
+    assert transport._online() == {"south"}
+    transport._grid.changes["north"] = CASES["a deep header"]
+    assert transport._online() == {"south"}
