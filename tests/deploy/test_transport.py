@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -143,3 +144,11 @@ def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):
     assert transport._online() == {"south"}
     transport._grid.changes["north"] = CASES["a deep header"]
     assert transport._online() == {"south"}
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300, "1", None])
+def test_seconds_that_a_node_cannot_have_worked_are_none(transport, seconds):
+    transport._grid.header["seconds"] = seconds
+    transport.send("north", b"request")
+    assert transport.receive(["north"], 5) == ("north", b"answer")
+    assert transport.take_carried()["north"].worked == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -210,6 +211,16 @@ def test_a_cut_model_or_line_leaves_no_complete_record(toy_engine, whole, tmp_pa
     continued(toy_engine, folder)
     assert numbers(folder) == numbers(whole("fedhpl"))
     assert Record(folder / "run").is_complete(fingerprint)
+
+
+def test_a_line_that_no_reader_takes_is_not_written(tmp_path):
+    record = Record(tmp_path)
+    record.begin(make_run(), 0)
+    record.append(make_round(0))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.append(make_round(1).model_copy(update={"nodes": {"north": {"worked": math.nan}}}))
+    record.append(make_round(1))
+    assert [line.round for line in record.lines()] == [0, 1]
 
 
 def test_files_of_others_in_the_folders_do_no_harm(toy_engine, stopped, whole):

@@ -247,10 +247,10 @@ class FlowerTransport:
                 self._lose(sent, f"sent what cannot be read: {answer}")
                 continue
             header, body = answer
-            carried, worked = self._carried[sent.host], header.get("seconds")
+            carried, worked, waited = self._carried[sent.host], header.get("seconds"), time.monotonic() - sent.began
             carried.up += len(body)
-            carried.waited += time.monotonic() - sent.began
-            carried.worked += worked if isinstance(worked, float) else 0.0
+            carried.waited += waited
+            carried.worked += worked if isinstance(worked, float) and 0 <= worked <= waited else 0.0
             if body:
                 self._ready.append((sent.host, bytes(body)))
 

@@ -140,7 +140,7 @@ class Record:
 
 
 def _line(line: Round) -> str:
-    return json.dumps(line.as_json()) + "\n"
+    return json.dumps(line.as_json(), allow_nan=False) + "\n"
 
 
 @cache
