@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from test_remote_engine import Here
 
 from hetfl.draws import Draws
 from hetfl.training import rounds
-from hetfl.training.engine import Update
+from hetfl.training.engine import Score, Update
 from hetfl.training.host import Reply
 from hetfl.training.remote import RemoteEngine
 
@@ -100,3 +101,30 @@ def test_figures_of_the_fine_tuning_are_checked_like_those_of_rounds(toy_engine)
     server, _ = rounds.start(remote, Draws(0))
     line = rounds.play_fine_tuning(remote, server, Draws(0).at(1))
     assert line.participants == [0, 2] and line.failed == {"1": "sent a loss that is not a number"}
+
+
+@pytest.mark.parametrize("samples", [0, 1, 10**9])
+def test_a_client_does_not_choose_on_how_many_samples_it_is_tested(toy_engine, caplog, samples):
+    engine = toy_engine("fedavg", train_accuracy=True)
+    data = engine.federation.data
+    sizes = {"train": [len(one.train) for one in data], "test": [len(one.test) for one in data]}
+
+    def scored(content: bytes, _: bytes) -> bytes:
+        reply = Reply.from_bytes(content)
+        return replace(reply, scores=[Score(1, torch.tensor([samples, 0]), samples)]).to_bytes()
+
+    wire = Wire(engine, scored, "test")
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, sizes=sizes)
+    server, _ = rounds.start(remote, Draws(0))
+    _, line = rounds.play_round(remote, server, Draws(0).at(1))
+    _, right = rounds.play_round(engine, rounds.start(engine, Draws(0))[0], Draws(0).at(1))
+    assert line.accuracy == [right.accuracy[0], None, right.accuracy[2]]
+    assert line.train_accuracy == [right.train_accuracy[0], None, right.train_accuracy[2]]
+    many = [sizes["test"][k] for k in (0, 2)]
+    assert line.pooled == pytest.approx(
+        (line.accuracy[0] * many[0] + line.accuracy[2] * many[1]) / sum(many), abs=1e-12
+    )
+    assert caplog.messages == [
+        f"client 1 was tested on {samples} samples, and has {sizes[part][1]} ({part}); its score is left out"
+        for part in ("test", "train")
+    ]

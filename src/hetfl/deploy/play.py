@@ -24,6 +24,7 @@ from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import Round
 from hetfl.targets import cells_of
+from hetfl.training.engine import Samples
 from hetfl.training.federation import Federation
 from hetfl.training.registry import FLOWER
 from hetfl.training.remote import RemoteEngine
@@ -111,7 +112,11 @@ def play(
         transport.header = agreed.model_dump()
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
-        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline)
+        sizes: dict[Samples, list[int]] = {
+            "train": [sum(row) for row in counts.train],
+            "test": [sum(row) for row in counts.test],
+        }
+        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, sizes)
         federation = Federation(clients, (), classes, device)
         return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 

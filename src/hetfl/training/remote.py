@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from hetfl.models.base import Model
 from hetfl.training.engine import Failure, Samples, Score, Task, Update
 from hetfl.training.host import Question, Reply, Request, place
 from hetfl.training.state import ClientState, ClientStates
+
+log = logging.getLogger(__name__)
 
 ROOM = 256 * 2**20
 """Bytes of downlinks that wait for answers, above which no further client is asked. One that several share counts
@@ -92,6 +95,8 @@ class RemoteEngine:
         run: the run's fingerprint, which hosts compare with theirs.
         deadline: seconds from the begin of a round's work or test after which clients that have not answered have
             failed; None: wait.
+        sizes: how many samples each client has, where the server knows it. A score over another number is none, since
+            a client would choose its share of the accuracy over all samples.
     """
 
     def __init__(
@@ -103,9 +108,10 @@ class RemoteEngine:
         transport: Transport,
         run: str = "",
         deadline: float | None = None,
+        sizes: Mapping[Samples, Sequence[int]] | None = None,
     ) -> None:
         self.name, self.method, self.models, self.device = name, method, models, device
-        self.transport, self.run, self.deadline = transport, run, deadline
+        self.transport, self.run, self.deadline, self.sizes = transport, run, deadline, sizes
         self._host_of = {client: host for host, clients in transport.clients.items() for client in clients}
         if sorted(self._host_of) != list(range(len(models))):
             raise ValueError("the hosts do not have each client once")
@@ -131,14 +137,15 @@ class RemoteEngine:
         yield from self._work("fine_tune", tasks, draws)
 
     def test(self, tasks: Iterable[Task], draws: Draws, rule: str = "", samples: Samples = "test") -> Iterator[Score]:
-        """See :meth:`Engine.test`. The score of a client that fails is one of no samples."""
+        """See :meth:`Engine.test`. The score of a client that fails, or is of other samples, is one of no samples."""
         tasks = list(tasks)
         question = Question(run=self.run, kind="test", round=draws.round, rule=rule, samples=samples)
         found = {answer.client: answer for answer in self._ask(question, tasks)}
         for task in tasks:
             score = found[task.client]
-            missing = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0)
-            yield score if isinstance(score, Score) else missing
+            if not isinstance(score, Score) or not self._is_whole(score, samples):
+                score = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0)
+            yield score
 
     def client_states(self) -> dict[int, ClientState]:
         """See :meth:`Engine.client_states`; none where hosts keep them."""
@@ -154,6 +161,14 @@ class RemoteEngine:
     def close(self) -> None:
         """See :meth:`Engine.close`."""
         self.transport.close()
+
+    def _is_whole(self, score: Score, samples: Samples) -> bool:
+        """Whether a score is over all samples that the server knows of; a line says so if it is not."""
+        size = score.samples if self.sizes is None else self.sizes[samples][score.client]
+        if score.samples != size:
+            told = "client %d was tested on %d samples, and has %d (%s); its score is left out"
+            log.warning(told, score.client, score.samples, size, samples)
+        return score.samples == size
 
     def _work(self, kind: Any, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
         question = Question(run=self.run, kind=kind, round=draws.round, states=self.transport.trusted)
