@@ -21,10 +21,12 @@ from typer.testing import CliRunner
 
 from hetfl.cli import app
 from hetfl.data.store import Dataset, Subset, write_dataset
+from hetfl.deploy.agreement import agreement
 from hetfl.deploy.cards import class_counts, client_card, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.settings import read_node, read_server
+from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Workspace, cells, load_params
@@ -211,8 +213,6 @@ def test_the_client_app_imports_no_torch():
 
 
 def test_clients_of_a_node_get_their_own_samples_back():
-    from hetfl.deploy.worker import joined
-
     def dataset(first: int, size: int) -> Dataset:
         images = np.arange(first, first + size, dtype=np.uint8).reshape(-1, 1, 1, 1)
         subset = Subset(images, np.zeros(size, dtype=np.int64))
@@ -222,6 +222,36 @@ def test_clients_of_a_node_get_their_own_samples_back():
     found = [whole.subset("train").images[places].ravel().tolist() for places in partition.train]
     assert found == [[], [10, 11, 12], [], [], [20, 21], []]
     assert partition.test is not None and len(partition.test[4]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clients": 3}, "^node-1: tiny/.* has 2 clients here and 3 at the server; use one params.yaml$"),
+        ({"clients": 10**12}, "has 2 clients here and 1000000000000 at the server"),
+        ({"clients": 0}, "^the server's request: clients: 0"),
+        ({"settings": "0" * 64}, "^node-1: tiny/.* has other settings here than at the server"),
+        ({"cell": "tiny/none"}, "has no cell 'tiny/none'"),
+    ],
+)
+def test_a_node_plays_only_the_cell_of_its_own_project(rehearsed, change, said):
+    worker = Worker(read_node(rehearsed / "node-1.yaml"))
+    (cell,) = cells(worker.params, "tiny")
+    agreed = agreement(cell, Workspace(rehearsed / "server"), cell.models, "0" * 64).model_dump()
+    with pytest.raises(ValueError, match="is no message"):
+        worker.answer(agreed, bytearray(b"x"))
+    with pytest.raises(HetflError, match=said) as error:
+        worker.answer(agreed | change, bytearray())
+    assert "\n" not in str(error.value)
+
+
+def test_a_node_has_only_clients_that_its_cell_has(rehearsed):
+    node = read_node(rehearsed / "node-1.yaml")
+    worker = Worker(node.model_copy(update={"clients": {1: node.clients[1], 2: node.clients[1]}}))
+    (cell,) = cells(worker.params, "tiny")
+    agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
+    with pytest.raises(HetflError, match="^node-1: node.clients: 2, tiny/.* has 2 clients, numbered from 0$"):
+        worker.answer(agreed, bytearray())
 
 
 def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):

@@ -39,18 +39,18 @@ class Agreement(Settings):
         cell: path of the cell below ``runs/``.
         settings: checksum of method, settings, models, input, seed and the versions that decide numbers.
         weights: checksums of the weights that models start from.
-        clients: number of clients in the federation.
+        clients: number of clients of the cell's partition.
         run: fingerprint of the run.
     """
 
     cell: str
     settings: str
     weights: dict[str, str]
-    clients: int
+    clients: int = Field(ge=1)
     run: Fingerprint
 
 
-def agreement(cell: Cell, workspace: Workspace, models: Collection[str], clients: int, run: str) -> Agreement:
+def agreement(cell: Cell, workspace: Workspace, models: Collection[str], run: str) -> Agreement:
     """What a side knows of a cell, with the weights that some of its models start from, and those of its encoder.
 
     Raises:
@@ -60,7 +60,11 @@ def agreement(cell: Cell, workspace: Workspace, models: Collection[str], clients
     names = [name for name in weights_read(cell) if name in models or name not in cell.models]
     weights = {name: weights_checksum(name, workspace.weights) for name in names}
     return Agreement(
-        cell=cell.path.as_posix(), settings=sha256_json(without), weights=weights, clients=clients, run=run
+        cell=cell.path.as_posix(),
+        settings=sha256_json(without),
+        weights=weights,
+        clients=cell.partition["clients"],
+        run=run,
     )
 
 
@@ -68,10 +72,13 @@ def check_agreement(server: Agreement, node: Agreement, name: str) -> None:
     """Check that a server means the same as a node.
 
     Raises:
-        HetflError: settings or weights differ.
+        HetflError: settings, the number of clients or weights differ.
     """
     if server.settings != node.settings:
         raise HetflError(f"{name}: {server.cell} has other settings here than at the server; use one params.yaml")
+    if server.clients != node.clients:
+        told = f"has {node.clients} clients here and {server.clients} at the server; use one params.yaml"
+        raise HetflError(f"{name}: {server.cell} {told}")
     for model, checksum in node.weights.items():
         if server.weights.get(model) != checksum:
             raise HetflError(f"{name}: the weights of {model} are not those of the server; copy its weights/")

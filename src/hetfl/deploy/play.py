@@ -108,7 +108,7 @@ def play(
         models = [built[cell.models[k % len(cell.models)]] for k in range(len(counts.train))]
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
-        agreed = agreement(cell, workspace, [*built], len(models), identity)
+        agreed = agreement(cell, workspace, [*built], identity)
         transport.header = agreed.model_dump()
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None

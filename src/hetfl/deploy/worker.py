@@ -84,10 +84,14 @@ class Worker:
         cell = found.get(wanted.cell)
         if cell is None:
             raise HetflError(f"{self.workspace.params}: has no cell {wanted.cell!r}, which the server wants to run")
-        own = agreement(cell, self.workspace, self._models(cell).values(), wanted.clients, wanted.run)
+        own = agreement(cell, self.workspace, self._models(cell).values(), wanted.run)
         check_agreement(wanted, own, self.node.name)
+        if (last := max(self.node.clients)) >= own.clients:
+            raise HetflError(
+                f"{self.node.name}: node.clients: {last}, {wanted.cell} has {own.clients} clients, numbered from 0"
+            )
         log.info("%s: takes part with clients %s", wanted.cell, ", ".join(map(str, self.node.clients)))
-        engine, folder = self._engine(cell, wanted.clients), self.kept.begin(wanted.run, wanted.cell)
+        engine, folder = self._engine(cell, own.clients), self.kept.begin(wanted.run, wanted.cell)
         return Host(engine, Draws(cell.seed), wanted.run, folder, trusts=False)
 
     def _finish(self, run: str) -> None:
