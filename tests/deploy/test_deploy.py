@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from hetfl.deploy.agreement import agreement
 from hetfl.deploy.cards import class_counts, client_card, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
+from hetfl.deploy.rehearse import write_deployment
 from hetfl.deploy.settings import read_node, read_server
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
@@ -82,36 +84,36 @@ def test_insecure_is_asked_for_twice(folder):
     assert read_node(write(folder, "node", without), insecure=True).key is None
 
 
-def test_certificates_are_checked_by_a_client_that_knows_the_authority(folder, tmp_path):
-    import ssl
+def shake_hands(certs: Path, authority: Path, name: str) -> None:
+    """A server with its certificate, and a client that knows an authority and calls it by a name."""
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    ours.load_cert_chain(certs / "server.crt", certs / "server.key")
+    theirs.load_verify_locations(authority)
+    a, b, c, d = ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.MemoryBIO()
+    server, client = ours.wrap_bio(a, b, server_side=True), theirs.wrap_bio(c, d, server_hostname=name)
+    done = set()
+    while len(done) < 2:
+        for side in (client, server):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                pass
+            a.write(d.read()) if side is client else c.write(b.read())
 
+
+def test_certificates_are_checked_by_a_client_that_knows_the_authority(folder, tmp_path):
     other = tmp_path / "other"
     make_certificates(other, ["localhost"], [])
     assert stat.S_IMODE((folder / "certs").stat().st_mode) == 0o700
     assert all(stat.S_IMODE(key.stat().st_mode) == 0o600 for key in (folder / "certs").glob("*.key"))
 
-    def shake_hands(authority: Path, name: str) -> None:
-        ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        ours.load_cert_chain(folder / "certs/server.crt", folder / "certs/server.key")
-        theirs.load_verify_locations(authority)
-        a, b, c, d = ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.MemoryBIO()
-        server, client = ours.wrap_bio(a, b, server_side=True), theirs.wrap_bio(c, d, server_hostname=name)
-        done = set()
-        while len(done) < 2:
-            for side in (client, server):
-                try:
-                    side.do_handshake()
-                    done.add(side)
-                except ssl.SSLWantReadError:
-                    pass
-                a.write(d.read()) if side is client else c.write(b.read())
-
     for name in ("localhost", "127.0.0.1"):
-        shake_hands(folder / "certs/authority.crt", name)
+        shake_hands(folder / "certs", folder / "certs/authority.crt", name)
     with pytest.raises(ssl.SSLCertVerificationError, match="self-signed|unable to get local issuer"):
-        shake_hands(other / "authority.crt", "localhost")
+        shake_hands(folder / "certs", other / "authority.crt", "localhost")
     with pytest.raises(ssl.SSLCertVerificationError, match="[Hh]ostname"):
-        shake_hands(folder / "certs/authority.crt", "fl.example.org")
+        shake_hands(folder / "certs", folder / "certs/authority.crt", "fl.example.org")
 
 
 def test_nodes_are_added_to_certificates_that_stay(folder):
@@ -121,6 +123,66 @@ def test_nodes_are_added_to_certificates_that_stay(folder):
         "west.pub",
     ]
     assert all((folder / "certs" / name).read_bytes() == content for name, content in before.items())
+
+
+@pytest.mark.parametrize("lost", ["authority.crt", "server.crt", "north.pub"])
+def test_what_belongs_to_a_key_is_made_again(tmp_path, lost):
+    """And what it was made for still goes together."""
+    make_certificates(tmp_path, ["localhost"], ["north"])
+    (tmp_path / lost).rename(tmp_path / "before")
+    assert make_certificates(tmp_path, ["localhost"], ["north"]) == [tmp_path / lost]
+    if lost.endswith(".pub"):
+        assert (tmp_path / lost).read_bytes() == (tmp_path / "before").read_bytes()
+    else:
+        shake_hands(tmp_path, tmp_path / "authority.crt", "localhost")
+
+
+@pytest.mark.parametrize("lost", ["server", "north"])
+def test_a_key_that_is_lost_is_not_made_again_beside_what_was_made_from_it(tmp_path, lost):
+    make_certificates(tmp_path, ["localhost"], ["north"])
+    (tmp_path / f"{lost}.key").unlink()
+    with pytest.raises(HetflError, match=rf"its key {lost}.key is missing; put it there, or remove {lost}\.\w+ to"):
+        make_certificates(tmp_path, ["localhost"], ["north", "west"])
+    assert not (tmp_path / "west.key").exists()
+
+
+def test_nodes_are_added_without_the_authoritys_key(tmp_path):
+    make_certificates(tmp_path, ["localhost"], [])
+    (tmp_path / "authority.key").unlink()
+    assert len(make_certificates(tmp_path, ["localhost"], ["north"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "node", "said"),
+    [
+        ("localhost", "../evil", "'../evil' is no name of a node"),
+        ("localhost", "server", "'server' is no name of a node"),
+        ("localhost", "authority", "but not 'authority' or 'server'"),
+        ("localhost", "north\n", "is no name of a node"),
+        ("", "north", "'' is no host; write its address, or its name in ASCII"),
+        ("münchen.example.org", "north", "is no host"),
+        ("fl.example.org:9092", "north", "is no host"),
+        (f"{'x' * 64}.example.org", "north", "is no host"),
+    ],
+)
+def test_names_that_cannot_be_are_refused_before_anything_is_written(tmp_path, host, node, said):
+    with pytest.raises(HetflError) as error:
+        make_certificates(tmp_path / "certs", [host], [node])
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "certs").exists()
+
+
+def test_a_rehearsal_has_an_address(tmp_path):
+    with pytest.raises(HetflError, match="^--address: '9092' is no address; write host:port"):
+        write_deployment([], [], Workspace(tmp_path), tmp_path / "deployment", None, "9092")
+
+
+@pytest.mark.parametrize(
+    ("host", "called"), [("[::1]", "::1"), ("::1", "::1"), (long := f"{'x' * 60}.{'y' * 60}.example.org", long)]
+)
+def test_a_server_can_have_an_address_of_version_6_or_a_long_name(tmp_path, host, called):
+    make_certificates(tmp_path, [host], [])
+    shake_hands(tmp_path, tmp_path / "authority.crt", called)
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetfl.deploy.settings import NODE_NAME
 from hetfl.errors import HetflError
 
 if TYPE_CHECKING:
@@ -17,12 +19,18 @@ if TYPE_CHECKING:
 
 DAYS = 365
 
+AUTHORITY, SERVER = "authority", "server"
+"""Names of the pairs of files that are no node's."""
+
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_*-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
+
 
 def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: int = DAYS) -> list[Path]:
     """Write what a deployment needs; what a folder has already stays, so that nodes can be added.
 
     ``authority.crt`` and ``authority.key``, ``server.crt`` and ``server.key`` for all ``hosts``, and ``<node>.key``
-    and ``<node>.pub`` for each node, as OpenSSH writes them.
+    and ``<node>.pub`` for each node, as OpenSSH writes them. Where only the key of a pair is there, the
+    other file is made from it.
 
     Args:
         folder: where to.
@@ -34,21 +42,41 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], 
         The files that were written.
 
     Raises:
-        HetflError: cryptography is not installed, or the authority's key is of another kind.
+        HetflError: a host or node cannot have such a name, a key is missing or of another kind, or cryptography is
+            not installed.
     """
+    for node in nodes:
+        if not re.fullmatch(NODE_NAME, node) or node in (AUTHORITY, SERVER):
+            raise HetflError(
+                f"{node[:80]!r} is no name of a node; use up to 40 small letters, digits and hyphens, but not "
+                f"{AUTHORITY!r} or {SERVER!r}"
+            )
     try:
         from cryptography import x509
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError as error:
         raise HetflError("hetfl certs needs cryptography; pip install 'hetfl[flower]'") from error
 
+    names = [*_names(hosts)]
+    there = {path.name for path in folder.glob("*")}
+    signing = not {f"{AUTHORITY}.crt", f"{SERVER}.crt", f"{SERVER}.key"} <= there
+    pairs = {SERVER: "crt", **dict.fromkeys(nodes, "pub"), **({AUTHORITY: "crt"} if signing else {})}
+    for name, kind in pairs.items():
+        if f"{name}.{kind}" in there and f"{name}.key" not in there:
+            raise HetflError(
+                f"{folder / name}.{kind}: its key {name}.key is missing; put it there, or remove {name}.{kind} "
+                "to make both anew"
+            )
+
     written: list[Path] = []
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    pem, openssh, plain = serialization.Encoding.PEM, serialization.Encoding.OpenSSH, serialization.NoEncryption()
+    pkcs8, ssh = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
 
     def write(name: str, content: bytes, mode: int) -> None:
         path = folder / name
@@ -56,12 +84,29 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], 
             file.write(content)
         written.append(path)
 
+    def key_of(name: str, form: serialization.PrivateFormat) -> EllipticCurvePrivateKey:
+        path = folder / f"{name}.key"
+        if path.name not in there:
+            made = ec.generate_private_key(ec.SECP384R1())
+            write(path.name, made.private_bytes(pem, form, plain), 0o600)
+            return made
+        load = serialization.load_ssh_private_key if form == ssh else serialization.load_pem_private_key
+        try:
+            found = load(path.read_bytes(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            found = None
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise HetflError(
+                f"{path}: is no key of an elliptic curve without a password; remove it, or use another folder"
+            )
+        return found
+
     def certificate(
         subject: str, key: EllipticCurvePrivateKey, issuer: x509.Name, signer: EllipticCurvePrivateKey
     ) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
-            .subject_name(name(subject))
+            .subject_name(named(subject))
             .issuer_name(issuer)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -71,50 +116,51 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], 
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         )
 
-    def name(common: str) -> x509.Name:
+    def named(common: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
     def usage(signs: bool) -> x509.KeyUsage:
         return x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
 
-    def private(key: EllipticCurvePrivateKey) -> bytes:
-        return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-
     from cryptography.hazmat.primitives.hashes import SHA384
 
-    if (folder / "authority.key").exists():
-        found = serialization.load_pem_private_key((folder / "authority.key").read_bytes(), None)
-        if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise HetflError(f"{folder / 'authority.key'}: is no key of an elliptic curve; use another folder")
-        authority, issuer = found, x509.load_pem_x509_certificate((folder / "authority.crt").read_bytes()).subject
-    else:
-        authority, issuer = ec.generate_private_key(ec.SECP384R1()), name("hetfl test authority")
-        root = certificate("hetfl test authority", authority, issuer, authority)
-        root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        signed = root.add_extension(usage(signs=True), critical=True).sign(authority, SHA384())
-        write("authority.key", private(authority), 0o600)
-        write("authority.crt", signed.public_bytes(pem), 0o644)
-    if not (folder / "server.key").exists():
-        key = ec.generate_private_key(ec.SECP384R1())
-        leaf = certificate(hosts[0], key, issuer, authority)
-        leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        leaf = leaf.add_extension(usage(signs=False), critical=True)
-        leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        names: list[x509.GeneralName] = []
-        for host in hosts:
-            try:
-                names.append(x509.IPAddress(ipaddress.ip_address(host)))
-            except ValueError:
-                names.append(x509.DNSName(host))
-        signed = leaf.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(authority, SHA384())
-        write("server.key", private(key), 0o600)
-        write("server.crt", signed.public_bytes(pem), 0o644)
-    ssh, openssh = serialization.PrivateFormat.OpenSSH, serialization.Encoding.OpenSSH
-    for node in nodes:
-        if (folder / f"{node}.key").exists():
-            continue
-        key = ec.generate_private_key(ec.SECP384R1())
-        write(f"{node}.key", key.private_bytes(pem, ssh, plain), 0o600)
-        public = key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH)
-        write(f"{node}.pub", public + b" " + node.encode() + b"\n", 0o644)
+    if signing:
+        authority, issuer = key_of(AUTHORITY, pkcs8), named("hetfl test authority")
+        if f"{AUTHORITY}.crt" in there:
+            issuer = x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes()).subject
+        else:
+            root = certificate("hetfl test authority", authority, issuer, authority)
+            root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            signed = root.add_extension(usage(signs=True), critical=True).sign(authority, SHA384())
+            write(f"{AUTHORITY}.crt", signed.public_bytes(pem), 0o644)
+        if f"{SERVER}.crt" not in there:
+            # Names of hosts can be longer than a common name, and nobody compares that.
+            leaf = certificate("hetfl server", key_of(SERVER, pkcs8), issuer, authority)
+            leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            leaf = leaf.add_extension(usage(signs=False), critical=True)
+            leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            leaf = leaf.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            write(f"{SERVER}.crt", leaf.sign(authority, SHA384()).public_bytes(pem), 0o644)
+    for node in dict.fromkeys(nodes):
+        if f"{node}.pub" not in there:
+            public = key_of(node, ssh).public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH)
+            write(f"{node}.pub", public + b" " + node.encode() + b"\n", 0o644)
     return written
+
+
+def _names(hosts: Sequence[str]) -> Iterator[x509.GeneralName]:
+    """Hosts as a certificate names them.
+
+    Raises:
+        HetflError: one is neither an address nor a name.
+    """
+    from cryptography import x509
+
+    for host in hosts:
+        try:
+            yield x509.IPAddress(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
+        except ValueError:
+            if not _HOST.fullmatch(host):
+                told = "write its address, or its name in ASCII letters, digits, dots and hyphens"
+                raise HetflError(f"{host[:80]!r} is no host; {told}") from None
+            yield x509.DNSName(host)

@@ -13,6 +13,7 @@ import yaml
 from hetfl.data.partitions import Partition, read_partition
 from hetfl.data.store import Dataset, Subset, read_card, read_dataset, write_dataset
 from hetfl.deploy.certs import make_certificates
+from hetfl.deploy.settings import host_of
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Cell, Workspace, parts_of, weights_read
@@ -40,10 +41,15 @@ def write_deployment(
         The names of the nodes.
 
     Raises:
-        HetflError: the cells are of several data sets, splits or seeds, an input is missing, or the folder exists.
+        HetflError: the cells are of several data sets, splits or seeds, an input is missing, the folder exists, or
+            the address is none.
     """
     if folder.exists():
         raise HetflError(f"{folder}: exists already; name another folder, or remove it")
+    try:
+        host = host_of(address)
+    except ValueError as error:
+        raise HetflError(f"--address: {address!r} {error}") from error
     if len({(cell.dataset, cell.split, cell.seed) for cell in cells}) != 1 or len(_publics(cells)) > 1:
         raise HetflError(f"{', '.join(run)}: is of several data sets, splits or seeds; name cells of one of each")
     for cell in cells:
@@ -56,7 +62,6 @@ def write_deployment(
         raise HetflError(f"--nodes: {count}, {first.split} of {first.dataset} has {partition.clients} clients")
     names = [f"node-{number}" for number in range(count)]
     homes = {name: [*range(number, partition.clients, count)] for number, name in enumerate(names)}
-    host = address.rpartition(":")[0]
     with atomic_folder(folder) as out:
         make_certificates(out / "certs", [*dict.fromkeys([host, "localhost", "127.0.0.1"])], names)
         _write_server(out / "server", cells, workspace, partition, card, dataset)

@@ -18,10 +18,20 @@ from hetfl.training.registry import choices
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 
 
-def _address(text: str) -> str:
-    found = _ADDRESS.fullmatch(text)
+def host_of(address: str) -> str:
+    """The host of ``host:port``.
+
+    Raises:
+        ValueError: it is no address, in words that follow it.
+    """
+    found = _ADDRESS.fullmatch(address)
     if not found or not 1 <= int(found[2]) <= 65535:
         raise ValueError("is no address; write host:port, e.g. fl.example.org:9092")
+    return found[1]
+
+
+def _address(text: str) -> str:
+    host_of(text)
     return text
 
 
@@ -35,7 +45,8 @@ Address = Annotated[str, AfterValidator(_address)]
 Place = Annotated[Path, AfterValidator(_below)]
 """A path; a relative one begins at the YAML file's folder."""
 
-NodeName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
+NODE_NAME = r"^[a-z0-9][a-z0-9-]{0,39}$"
+NodeName = Annotated[str, Field(pattern=NODE_NAME)]
 """Name of a node: small letters, digits and hyphens."""
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
