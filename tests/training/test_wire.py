@@ -68,6 +68,10 @@ CASES = {
     "a tensor of 10 GB": (lambda content, _: with_header(content, claim), "^sent what "),
     "strides beyond 64 bits": (lambda content, _: with_header(content, impossible), "^sent what .*RuntimeError"),
     "the round before": (lambda content, earlier: earlier or content, "^did not answer within 0.01 s$"),
+    "half of the round before": (
+        lambda content, earlier: earlier[:-8] or content,
+        "^did not answer within 0.01 s$",
+    ),
     "another's number": (lambda content, _: another(content, client=0), "^did not answer within 0.01 s$"),
     "not finite": (
         lambda content, _: another(content, uplink={"head.bias": torch.full((3,), torch.nan)}),

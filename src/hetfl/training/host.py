@@ -182,6 +182,15 @@ class Reply:
             states = {client: state.read(tensors, "cpu") for client, state in head.states.items()}
             return cls(head.question, updates, scores, states, head.error)
 
+    @staticmethod
+    def question_of(content: bytes, limit: int = LIMIT) -> Question:
+        """The question that a reply answers, without its tensors being read.
+
+        Raises:
+            ValueError: it is no reply, or larger than ``limit``.
+        """
+        return _read(content, _ReplyHead, limit)[0].question
+
     @classmethod
     def whole(cls, parts: Sequence[Reply]) -> Reply:
         """Several parts of an answer as one; there is at least one."""

@@ -203,12 +203,12 @@ class RemoteEngine:
                     yield from self._failed(host, waiting, content.reason)
                 continue
             try:
+                if Reply.question_of(content) != question:
+                    continue  # it answers an earlier question, too late
                 reply = Reply.from_bytes(content, self.device)
             except ValueError as error:
                 yield from self._failed(host, waiting, f"sent what {error}")
                 continue
-            if reply.question != question:
-                continue  # it answers an earlier question, too late
             answers: Sequence[Update | Score] = reply.scores if question.kind == "test" else reply.updates
             for answer in answers:
                 # Only for its own clients, each once.
