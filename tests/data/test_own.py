@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from PIL import Image
+from PIL import Image, ImageOps
 from pyarrow import ipc, parquet
 
 from hetfl.data.own import OwnSettings, layout_of, look, outline, prepare_own, statistics
@@ -107,6 +108,55 @@ def test_images_are_cut_or_stretched_and_kept_in_colour_or_grey(tmp_path: Path) 
         image.save(tmp_path / "images" / "train" / "bee" / f"other{number}.png")
     found = prepared(tmp_path, size=4).subset("train").images
     assert len(found) == 5 and (found[3] == 255).all()  # what is transparent is white
+
+
+def exif(orientation: int, *more: tuple[int, int, int, int]) -> bytes:
+    """EXIF with an orientation and more entries: tag, type, count, value."""
+    entries = [struct.pack(">HHII", *entry) for entry in ((0x0112, 3, 1, orientation << 16), *more)]
+    return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, len(entries)) + b"".join(entries) + bytes(4)
+
+
+def with_exif(kind: str, written: bytes) -> bytes:
+    """An encoded image whose pixels all differ, 7 x 5."""
+    content = io.BytesIO()
+    Image.fromarray(np.arange(105, dtype=np.uint8).reshape(5, 7, 3)).save(content, kind, exif=written)
+    return content.getvalue()
+
+
+def stored(tmp_path: Path, content: bytes) -> np.ndarray:
+    """What a data set holds of an encoded image, stretched to 6 x 6."""
+    path = write_images(tmp_path / "images", ("train", "test"), each=1) / "train" / "ant" / "0.png"
+    path.write_bytes(content)
+    return prepared(tmp_path, size=6, fit="stretch").subset("train").images[0]
+
+
+def stretched(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.resize((6, 6), Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 10))
+def test_images_are_turned_as_pillow_turns_them(tmp_path: Path, orientation: int, kind: str) -> None:
+    content = with_exif(kind, exif(orientation))
+    with Image.open(io.BytesIO(content)) as image:
+        turned = ImageOps.exif_transpose(image)
+    assert turned.size == ((5, 7) if 5 <= orientation <= 8 else (7, 5))
+    assert (stored(tmp_path, content) == stretched(turned)).all()
+
+
+@pytest.mark.parametrize(
+    ("written", "turned"),
+    [
+        (exif(3, (0x0128, 4, 1, 2**32 - 1)), True),  # values that Pillow reads and cannot write
+        (exif(3, (0x0110, 5, 1, 8)), True),
+        (b"Exif\0\0none", False),
+    ],
+)
+def test_odd_exif_is_no_obstacle(tmp_path: Path, written: bytes, turned: bool) -> None:
+    content = with_exif("jpeg", written)
+    with Image.open(io.BytesIO(content)) as image:
+        expected = image.transpose(Image.Transpose.ROTATE_180) if turned else image.copy()
+    assert (stored(tmp_path, content) == stretched(expected)).all()
 
 
 def test_what_a_look_says(tmp_path: Path) -> None:

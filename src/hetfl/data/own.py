@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from pydantic import Field
 
 from hetfl.config import Settings
@@ -32,6 +32,17 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 """Image files, as torchvision's ``ImageFolder`` knows them; other files are left out."""
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each orientation of EXIF; 1 is upright."""
 
 SUBSETS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -281,10 +292,22 @@ def _opened(content: bytes, name: str) -> Image.Image:
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             image.load()
-            return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            turn = _turn(image)
+            return image.copy() if turn is None else image.transpose(turn)
+    except Exception as error:  # Pillow lets those of its own conversions through
         reason = str(error).partition(" <")[0]
         raise HetflError(f"{name}: is not a readable image ({reason}); mend or remove it") from error
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How an image is to be turned by its EXIF; None: not at all, also if its EXIF cannot be read.
+
+    Pillow's ``exif_transpose`` turns images in the same way, but fails at EXIF that it cannot write again.
+    """
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # see _opened
+        return None
 
 
 def _fitted(image: Image.Image, settings: OwnSettings) -> Image.Image:
