@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from hetfl.files import atomic_path, clear_leftovers, write_bytes
+from hetfl.errors import HetflError, foreseen
+from hetfl.files import atomic_folder, atomic_path, clear_leftovers, write_bytes, writing
 
 
 @pytest.mark.parametrize("name", ["run.json", "kills-communication.svg", "a.b.safetensors"])
@@ -34,3 +37,44 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
 
 def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path: Path) -> None:
     clear_leftovers(tmp_path / "none")
+
+
+def test_a_folder_that_a_link_names_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "big").mkdir(parents=True)
+    (tmp_path / "disk" / "big" / "old").touch()
+    (tmp_path / "data").symlink_to("disk/big")
+    with atomic_folder(tmp_path / "data") as folder:
+        (folder / "new").touch()
+    assert (tmp_path / "data").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["big"]
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Path.touch, "is a file where a folder is needed"),
+        (lambda path: path.symlink_to("none"), "is a link to none, which does not exist"),
+        (lambda path: path.symlink_to("/proc"), "a disk is mounted there, which cannot be replaced"),
+    ],
+)
+def test_what_cannot_be_replaced_is_refused_before_any_work(tmp_path: Path, make, told: str) -> None:
+    make(tmp_path / "data")
+    with pytest.raises((HetflError, OSError)) as failed, atomic_folder(tmp_path / "data"):
+        pytest.fail("work has begun")
+    assert told in str(foreseen(failed.value)) and len([*tmp_path.iterdir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError("800 requested and 16 written"), errno.ENOSPC),
+        (shutil.Error([("a", "b", "[Errno 122] Disk quota exceeded: 'b'")]), errno.EDQUOT),
+        (shutil.Error([("a", "b", "[Errno 13] Permission denied: 'a'")]), errno.EACCES),
+        (OSError("Cannot call rmtree on a symbolic link"), None),
+    ],
+)
+def test_only_a_full_disk_is_called_full(tmp_path: Path, error: OSError, number: int | None) -> None:
+    with pytest.raises(OSError) as failed, writing(tmp_path / "a"):
+        raise error
+    assert failed.value.errno == number

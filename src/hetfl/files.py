@@ -38,9 +38,20 @@ def writing(path: Path) -> Iterator[None]:
         named = () if error.filename is None else Path(os.fsdecode(error.filename)).parts
         if named and not any(part.startswith(f".{path.name}.") for part in named):
             raise
-        # numpy sets no errno when it cannot write a whole array.
-        number = errno.ENOSPC if error.errno is None else error.errno
+        number = _number(error)
+        if number is None:
+            raise
         raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _number(error: OSError) -> int | None:
+    """The number of an error; from its text where it has none, as with ``shutil.copytree``. None: it says nothing."""
+    if error.errno is not None:
+        return error.errno
+    if told := re.search(r"\[Errno (\d+)\]", str(error)):
+        return int(told[1])
+    # numpy, when it cannot write a whole array.
+    return errno.ENOSPC if re.search(r"requested and \d+ written", str(error)) else None
 
 
 @contextmanager
@@ -70,16 +81,28 @@ def clear_leftovers(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside ``path`` that replaces it when the block ends without an error."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    """A temporary folder beside ``path`` that replaces it when the block ends without an error.
+
+    If ``path`` is a link to a folder, that one is replaced and the link stays.
+
+    Raises:
+        HetflError: a disk is mounted there, so that it cannot be replaced.
+        OSError: what is there is no folder, or it cannot be written.
+    """
+    if (path.exists() or path.is_symlink()) and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    target = path.resolve() if path.is_symlink() else path
+    if target.is_mount():
+        raise HetflError(f"{path}: a disk is mounted there, which cannot be replaced; link to a folder on the disk")
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         try:
             yield temporary
             temporary.chmod(0o755)
-            if path.exists():
-                shutil.rmtree(path)
-            temporary.replace(path)
+            if target.exists():
+                shutil.rmtree(target)
+            temporary.replace(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
