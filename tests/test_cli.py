@@ -236,6 +236,27 @@ def test_many_curves_are_drawn_as_means_of_their_rows(tmp_path: Path) -> None:
     assert max(map(len, draw(lines, "round", "lowest", 60).plain.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("http://me:secret@127.0.0.1:9", "http://127.0.0.1:9 cannot be reached"),
+        ("http://me:sec@ret@localhost:abc/x", "http://localhost:abc/x is not an address"),
+        ("http://localhost:99999", "http://localhost:99999 is not an address"),
+        ("http://[::1", "http://[::1 is not an address"),
+        ("http://.bad:80", "http://.bad:80 is not an address"),
+        ("postgresql://me:secret@host/runs", "postgresql://host/runs"),
+    ],
+)
+def test_doctor_shows_mlflows_address_without_a_password(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, address: str, told: str
+) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    (line,) = [line for line in json.loads(done.stdout)["findings"] if line["what"] == "MLflow"]
+    assert line["found"].startswith(told) and "me:" not in done.stdout
+
+
 def test_doctor_says_what_is_missing_and_how_to_get_it(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetfl.errors import HetflError, foreseen
-from hetfl.files import atomic_folder, atomic_path, clear_leftovers, write_bytes, writing
+from hetfl.files import atomic_folder, atomic_path, clear_leftovers, folder_bytes, write_bytes, writing
 
 
 @pytest.mark.parametrize("name", ["run.json", "kills-communication.svg", "a.b.safetensors"])
@@ -78,3 +78,20 @@ def test_only_a_full_disk_is_called_full(tmp_path: Path, error: OSError, number:
     with pytest.raises(OSError) as failed, writing(tmp_path / "a"):
         raise error
     assert failed.value.errno == number
+
+
+def test_what_vanishes_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folder_bytes(tmp_path / "none") == 0
+    for name in ("a", "b/c", "b/d"):
+        write_bytes(tmp_path / name, b"12345")
+    (tmp_path / "link").symlink_to("none")
+    assert folder_bytes(tmp_path) == 15
+    stat = Path.stat
+
+    def removed(path: Path, **given: bool) -> os.stat_result:
+        if path.name == "c":
+            path.unlink(missing_ok=True)
+        return stat(path, **given)
+
+    monkeypatch.setattr(Path, "stat", removed)
+    assert folder_bytes(tmp_path) == 10

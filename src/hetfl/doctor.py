@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 import torch
 
 import hetfl
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, without_password
 from hetfl.experiments.needs import BUNDLED, Need, needs
 from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
 from hetfl.experiments.record import commit, device_name
 from hetfl.experiments.schedule import at_once, pick_device
 from hetfl.experiments.versions import check_versions, declared
-from hetfl.files import decimal
+from hetfl.files import decimal, folder_bytes
 from hetfl.stages import check, printed_by, table_names
 from hetfl.targets import cells_of
 from hetfl.torch_private import multiplies_bfloat16
@@ -160,7 +160,7 @@ def _places(root: Path) -> Iterator[Finding]:
     there = [
         f"{name}/ {decimal(size)}"
         for name in ("data", "weights", "runs", ".dvc/cache")
-        if (size := _size(root / name))
+        if (size := folder_bytes(root / name))
     ]
     found = f"{decimal(usage.free)} free{', ' if there else ''}{', '.join(there)}"
     yield Finding("disk", "note" if low else "good", found, "free some; hetfl prune, dvc gc" if low else "")
@@ -213,19 +213,22 @@ def _mlflow(root: Path) -> Finding:
     if uri.startswith("http"):
         import socket
 
-        place = urlsplit(uri)
+        shown = without_password(uri)
         try:
-            socket.create_connection(
-                (place.hostname or "", place.port or (443 if place.scheme == "https" else 80)), 3
-            ).close()
+            place = urlsplit(uri)
+            port = place.port or (443 if place.scheme == "https" else 80)
+            socket.create_connection((place.hostname or "", port), 3).close()
+        except ValueError:
+            remedy = "set MLFLOW_TRACKING_URI to an address such as http://localhost:5000, or unset it"
+            return Finding("MLflow", "note", f"{shown} is not an address", remedy)
         except OSError as error:
             remedy = (
                 "start the server, or unset MLFLOW_TRACKING_URI; training goes on without it, hetfl sync follows up"
             )
-            return Finding("MLflow", "note", f"{uri} cannot be reached ({error.strerror or error})", remedy)
-        return Finding("MLflow", "good", f"{uri} answers")
+            return Finding("MLflow", "note", f"{shown} cannot be reached ({error.strerror or error})", remedy)
+        return Finding("MLflow", "good", f"{shown} answers")
     if uri and not uri.startswith("sqlite"):
-        return Finding("MLflow", "good", uri)
+        return Finding("MLflow", "good", without_password(uri))
     file = Path(uri.removeprefix("sqlite:///")) if uri else root / "mlruns" / "mlflow.db"
     recorded = sum(1 for _ in (root / "runs").glob("[!.]*/*/*/*/run.json"))
     if not file.exists():
@@ -274,7 +277,3 @@ def _lacks(
         for need, tables in missing.values()
     ]
     return sorted(found, key=lambda lack: -len(lack["tables"])), ready
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -49,10 +50,15 @@ def _name_cells(reason: str, names: list[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error; its type comes first unless :func:`foreseen` knows it."""
+    """The first line of an error, :func:`without_password`; its type comes first unless :func:`foreseen` knows it."""
     known = foreseen(error)
-    text = (str(known or error).splitlines() or [""])[0]
+    text = without_password((str(known or error).splitlines() or [""])[0])
     return text if known else f"{type(error).__name__}: {text[:200]}"
+
+
+def without_password(text: str) -> str:
+    """A text in which no address has a user and a password."""
+    return re.sub(r"://[^/\s]*@", "://", text)
 
 
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}

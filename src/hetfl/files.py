@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,16 @@ def read_json(path: Path) -> Any:
         raise HetflError(f"{path}: does not exist; run the stage that makes it with dvc repro") from error
     except ValueError as error:  # neither JSON nor text
         raise HetflError(f"{path}: is not JSON ({error}); delete it and run dvc repro again") from error
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of the files below a folder in bytes; what is not there, or is removed meanwhile, counts nothing."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += Path(place, name).stat().st_size
+    return size
 
 
 def decimal(size: float) -> str:

@@ -371,7 +371,7 @@ def test_cost_per_cell(root, client, request):
 
 
 def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setattr(follow, "QUIET", 60)
     folders = [write_cell(tmp_path, describe("away", seed=seed)) for seed in range(3)]
     begin = time.monotonic()
@@ -380,8 +380,19 @@ def test_unreachable_server_stops_only_the_mirror(tmp_path, monkeypatch, capsys)
     assert time.monotonic() - begin < 30
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hetfl:")]
     assert line.startswith("hetfl: MLflow stopped (MLflow could not be reached (") and "hetfl sync" in line
-    with pytest.raises(HetflError, match="MLflow could not be reached"):
+    assert "http://127.0.0.1:9/" in line and "secret" not in line
+    with pytest.raises(HetflError, match="MLflow could not be reached") as failed:
         sync(folders, tmp_path)
+    assert "secret" not in str(failed.value)
+
+
+def test_links_have_no_password(tmp_path, monkeypatch):
+    def ask(self, uri):
+        self._add_run(uri, "1", "2")
+
+    monkeypatch.setattr(Links, "_ask", ask)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address := "https://me:secret@host/mlflow/")
+    assert Links(tmp_path).runs[address].startswith("https://host/mlflow/#/experiments/1/runs/2?")
 
 
 def test_sync_mirrors_all_other_cells_where_some_cannot_be(root, client, request, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.errors import HetflError
-from hetfl.files import read_json, write_json
+from hetfl.files import folder_bytes, read_json, write_json
 
 ABOUT = "run.json"
 """The file beside a run's state that says which cell it is of, and when the server called it finished."""
@@ -35,7 +35,7 @@ class Kept:
     @property
     def bytes(self) -> int:
         """On disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return folder_bytes(self.folder)
 
 
 class KeptRuns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.sets.five import SETS
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, Workspace, weights_read
-from hetfl.files import decimal
+from hetfl.files import decimal, folder_bytes
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
 from hetfl.models.registry import missing_weights, origin_of, weights_file, weights_path
@@ -86,7 +85,7 @@ def _dataset(name: str, params: Params, workspace: Workspace) -> Need:
     folder = workspace.dataset(name)
     card = folder / "card.json"
     if card.exists():
-        return Need("data set", name, True, _size(folder), str(folder.relative_to(workspace.root)), "")
+        return Need("data set", name, True, folder_bytes(folder), str(folder.relative_to(workspace.root)), "")
     lack = f"{card}: the data set is missing; make it with dvc repro download-{name}"
     if name not in CATALOGUE:
         source = params.data.own[name].path
@@ -122,7 +121,7 @@ def _partition(dataset: str, split: str, seed: int, workspace: Workspace) -> Nee
     card, make = folder / "card.json", f"dvc repro partition@{dataset}"
     there = card.exists()
     lack = "" if there else f"{card}: the partition is missing; make it with {make}"
-    size = _size(folder) if there else None
+    size = folder_bytes(folder) if there else None
     return Need("partition", f"{dataset}/{split}-s{seed}", there, size, f"drawn by {make}", lack)
 
 
@@ -141,7 +140,3 @@ def _weights(name: str, params: Params, workspace: Workspace) -> Need:
         origin = origin_of(name)
     size = 4 * outline(name, 1, ModelOptions(weights="scratch"), InputSettings()).total_elements
     return Need("weights", name, False, size, origin, missing_weights(name, path))
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

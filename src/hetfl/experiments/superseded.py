@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from hetfl.experiments.plan import Workspace
 from hetfl.experiments.record import Record
+from hetfl.files import folder_bytes
 from hetfl.schema import RUN, Run
 
 FOLDER = ".superseded"
@@ -125,7 +126,7 @@ def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
 
 def size(record: Record) -> int:
     """Size of a record's files in bytes."""
-    return sum(path.stat().st_size for path in record.folder.rglob("*") if path.is_file())
+    return folder_bytes(record.folder)
 
 
 def listing(runs: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from hetfl.errors import without_password
 from hetfl.tracking.mlflow_database import set_environment, sqlite_file, sqlite_uri
 from hetfl.tracking.mlflow_metrics import AVERAGE, LAST, LOSS
 
@@ -96,7 +97,7 @@ class Links:
 
     def __init__(self, root: Path = Path()) -> None:
         uri = tracking_uri(root)
-        self._server = uri.rstrip("/") if uri.startswith("http") else SERVER
+        self._server = without_password(uri).rstrip("/") if uri.startswith("http") else SERVER
         self.runs: dict[str, str] = {}
         self.comparisons: dict[tuple[str, str], str] = {}
         database = sqlite_file(uri)
