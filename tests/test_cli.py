@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 
 import hetfl
 import hetfl.train
-from hetfl.adhoc import adhoc
+from hetfl.adhoc import adhoc, assignments
 from hetfl.cli import app, names
 from hetfl.data.catalogue import CATALOGUE, Sources, entry, prepare_dataset
 from hetfl.errors import HetflError
@@ -32,6 +32,7 @@ from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.report.terminal import MOST, curves, draw
 from hetfl.stages import write
+from hetfl.sweep.sweep import options
 
 Run = Callable[..., Result]
 
@@ -234,6 +235,25 @@ def test_many_curves_are_drawn_as_means_of_their_rows(tmp_path: Path) -> None:
     assert [line.label for line in lines] == ["e/a", "e/b"] and lines[0].note == f"mean of {MOST} runs"
     assert [y for _, y in lines[0].points] == pytest.approx([10, 20, 30])
     assert max(map(len, draw(lines, "round", "lowest", 60).plain.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("2024-13-01", "'2024-13-01' is not a value of the type timestamp"),
+        ("!!int x", "'x' is not a value of the type int"),
+        ("9" * 5000, "has more than 18 digits"),
+        ("[" * 5000, "is nested more than 50 levels deep"),
+        ("1:30", "'1:30' would be read as a number to the base 60"),
+        ("\udcff", "is not valid YAML"),
+    ],
+)
+def test_a_value_that_is_no_yaml_is_one_line(value: str, told: str) -> None:
+    for read, key in ((assignments, "--set: lr"), (options, "--slurm: lr")):
+        with pytest.raises(HetflError) as failed:
+            read([f"lr={value}"])
+        assert str(failed.value).startswith(f"{key}: ") and told in str(failed.value)
+        assert len(str(failed.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from hetfl.config import read_value
 from hetfl.data.inputs import InputSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, cells, normalised
@@ -21,17 +20,14 @@ def assignments(pairs: Sequence[str], rounds: int | None = None) -> dict[str, An
     """Settings from ``key=value``, each value read as YAML.
 
     Raises:
-        HetflError: one is not of this form.
+        HetflError: one is not of this form, or its value is not YAML.
     """
     found: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise HetflError(f"--set: {pair!r} is no setting; write e.g. lr=0.01")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise HetflError(f"--set: {pair!r}: {value!r} is not valid YAML") from error
+        found[key] = read_value(value, f"--set: {key}")
     return found
 
 

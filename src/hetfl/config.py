@@ -169,18 +169,39 @@ def read_yaml(path: Path) -> dict[str, Any]:
         HetflError: the file is missing or beyond the limits, is not YAML in UTF-8, gives a key twice, or is not a
             mapping.
     """
-    text = _text(path)
-    try:
-        _check_limits(text, path)
-        content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
-        raise HetflError(f"{path}: is not valid YAML{line}; {problem}") from error
+    content = _loaded(_text(path), str(path), lines=True)
     if not isinstance(content, dict):
         raise HetflError(f"{path}: holds {type(content).__name__}, a mapping of settings is needed")
     return content
+
+
+def read_value(text: str, where: str) -> Any:
+    """Read a value in YAML that stands by itself, such as that of ``--set lr=0.01``, as one in a file is read.
+
+    Args:
+        text: the value.
+        where: what to name in an error.
+
+    Raises:
+        HetflError: it is not YAML, or beyond the limits.
+    """
+    return _loaded(text, where, lines=False)
+
+
+def _loaded(text: str, where: str, lines: bool) -> Any:
+    """The content of YAML; ``lines``: errors name them."""
+
+    def line(mark: Any) -> str:
+        return f" (line {mark.line + 1})" if mark and lines else ""
+
+    try:
+        if found := _beyond_limits(text):
+            raise HetflError(f"{where}: {found[0]}{line(found[1])}")
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        mark = getattr(error, "problem_mark", None)
+        raise HetflError(f"{where}: is not valid YAML{line(mark)}; {problem}") from error
 
 
 def _text(path: Path) -> str:
@@ -199,8 +220,11 @@ def _text(path: Path) -> str:
         raise HetflError(f"{path}: is not text in UTF-8 (line {line}); save it as UTF-8") from error
 
 
-def _check_limits(text: str, path: Path) -> None:
-    """Check nesting and size before anything is built: PyYAML builds by recursion, and aliases without a limit."""
+def _beyond_limits(text: str) -> tuple[str, Any] | None:
+    """What exceeds the limits of nesting and size, and where; None: nothing.
+
+    It is asked before anything is built: PyYAML builds by recursion, and aliases without a limit.
+    """
     sizes: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     total = 0
@@ -224,8 +248,8 @@ def _check_limits(text: str, path: Path) -> None:
         elif total > MOST_VALUES:
             problem = f"stands for more than {MOST_VALUES} values, aliases included; use fewer"
         if problem:
-            mark: Any = event.start_mark
-            raise HetflError(f"{path}: {problem} (line {mark.line + 1})")
+            return problem, event.start_mark
+    return None
 
 
 def _short(value: Any) -> str:

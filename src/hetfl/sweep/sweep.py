@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from tabulate import tabulate
 
+from hetfl.config import read_value
 from hetfl.errors import FailedCellsError, HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.experiments.status import status
@@ -129,14 +129,14 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
     """Parameters from ``key=value``, each value read as YAML.
 
     Raises:
-        HetflError: one is not of this form.
+        HetflError: one is not of this form, or its value is not YAML.
     """
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise HetflError(f"--slurm: {pair!r} is no parameter; write e.g. partition=gpu")
-        found[key.replace("-", "_")] = yaml.safe_load(value)
+        found[key.replace("-", "_")] = read_value(value, f"--slurm: {key}")
     return found
 
 
