@@ -30,6 +30,7 @@ from hetfl.data.catalogue import CATALOGUE, Sources, entry, prepare_dataset
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
+from hetfl.experiments.plan import load_params
 from hetfl.report.terminal import MOST, curves, draw
 from hetfl.stages import write
 from hetfl.sweep.sweep import options
@@ -235,6 +236,15 @@ def test_many_curves_are_drawn_as_means_of_their_rows(tmp_path: Path) -> None:
     assert [line.label for line in lines] == ["e/a", "e/b"] and lines[0].note == f"mean of {MOST} runs"
     assert [y for _, y in lines[0].points] == pytest.approx([10, 20, 30])
     assert max(map(len, draw(lines, "round", "lowest", 60).plain.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("missing", ["partitions", "experiments"])
+def test_run_needs_partitions_and_an_experiment(trained: Path, missing: str) -> None:
+    params = load_params(trained / "params.yaml").model_copy(update={missing: {}})
+    with pytest.raises(HetflError, match=f"params.yaml: {missing}: is empty; add one"):
+        adhoc(params, "fedavg", models="small")
+    with pytest.raises(HetflError, match=f"params.yaml: {missing}: is empty; add one"):
+        adhoc(params, "fedavg", "digits", models="small")
 
 
 @pytest.mark.parametrize(

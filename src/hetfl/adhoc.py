@@ -63,6 +63,8 @@ def adhoc(
     if like is not None and like not in params.experiments:
         raise unknown("experiment", like, params.experiments, "--like")
     alike = None if like is None else params.experiments[like]
+    if not params.partitions:
+        raise HetflError("params.yaml: partitions: is empty; add one for a data set")
     if dataset is None:
         dataset = next(iter(params.partitions)) if alike is None else alike.dataset
     if dataset not in params.partitions:
@@ -124,6 +126,8 @@ def _template(params: Params, method: str, dataset: str, split: str, models: str
     if models is None:
         known = ", ".join(params.models)
         raise HetflError(f"--models: no experiment is on {dataset}, so name a group of models: {known}")
+    if not params.experiments:
+        raise HetflError("params.yaml: experiments: is empty; add one, e.g. with hetfl new experiment")
     own = params.data.own.get(dataset)
     first = next(iter(params.experiments.values()))
     plain: dict[str, Any] = {"protocol": None, "defaults": {}, "rows": {}, "public": None, "paper": ""}
