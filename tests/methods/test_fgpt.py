@@ -396,6 +396,11 @@ def test_pfedhn_learns_nothing_from_unchanged_prompts():
     assert closer.mean() > 0
 
 
+def test_pfedhn_keeps_no_momentum_where_it_is_0(toy_engine):
+    state, _ = run(toy_engine("pfedhn", **SMALL, server_momentum=0.0), 2)
+    assert state.server.group("net") and not state.server.group("momentum")
+
+
 def test_fedmix_is_mixups_loss_to_first_order(toy_engine):
     engine = toy_engine("fedmix", dtype=torch.float64, **SMALL)
     state, lines = run(engine, 1)

@@ -105,7 +105,8 @@ class PFedHN(PTFedAvg):
         for name, momentum in server.group("momentum").items():
             optimiser.state[net[name]]["momentum_buffer"] = momentum.clone()
         optimiser.step()
-        buffers = {name: optimiser.state[leaf]["momentum_buffer"] for name, leaf in net.items()}
+        kept = net.items() if s.server_momentum else ()
+        buffers = {name: optimiser.state[leaf]["momentum_buffer"] for name, leaf in kept}
         return after | {"net": detached(net), "momentum": buffers}
 
     def generate(self, net: Tensors, clients: Sequence[int]) -> dict[str, Tensor]:
