@@ -1,6 +1,7 @@
 """Figures of runs: all that there are, and the panels of FedHPL's."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,18 @@ def test_theorem_is_the_mean_of_the_clients_over_rounds(tmp_path: Path) -> None:
     assert list(risk.get_ydata()) == pytest.approx([np.mean(line.clients["err01"]) for line in record.rounds])
     assert list(loss.get_xdata()) == [1, 2, 3, 4]
     assert {*series(record.run, record.rounds)} & {*shown.terms} >= {*axes} - {""}
+
+
+def test_theorem_is_drawn_where_a_client_has_no_test_samples(tmp_path: Path) -> None:
+    entry = cell(split="iid")
+    write_cell(tmp_path, entry)
+    file = tmp_path / "runs" / entry.path(0) / "rounds.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["accuracy"][1] = None
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = draw(theorem({"homogeneous": {"IID": entry}}), tmp_path, tmp_path / "figure")
+    assert {"lambda0", "bound_proxy"} <= set(words)
 
 
 def test_bytes_of_both_formats_are_the_same_every_time(tmp_path: Path, both_formats: None) -> None:

@@ -101,6 +101,16 @@ def test_series_by_hand():
     assert seen["bound_proxy"][2] == [pytest.approx(0.25 + slack + 1.2 + 0.5 + 0.1 + distillation), None]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_client_without_test_samples_has_no_value_and_others_have_theirs():
+    first, second, third = lines()
+    played = [line.model_copy(update={"accuracy": [0.3, None]}) for line in (first, second, third)]
+    seen = series(run({**COUNTS, "test": [[10, 10, 20], [0, 0, 0]]}), played)
+    assert seen["lambda0"] == [pytest.approx(1.2), None]
+    assert seen["label_tv"] == [pytest.approx(0.5), None]
+    assert seen["bound_proxy"][2][0] is not None and seen["bound_proxy"][2][1] is None
+
+
 def test_epsilon_widens_the_slacks():
     loose, tight = (series(run(), lines(), epsilon)["slack_pb"][2][0] for epsilon in (0.01, 0.5))
     assert loose > tight

@@ -51,7 +51,7 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
         values["beta"] = beta(values.pop("width")[0])
     first = next((line for line in lines if line.round == 0), None)
     if first and "err01" in values:
-        values["lambda0"] = adaptation(values["err01"][0], np.array(first.accuracy))
+        values["lambda0"] = adaptation(values["err01"][0], np.array(first.accuracy, dtype=float))
     train, test = (np.array(counts, dtype=float) for counts in (run.class_counts.train, run.class_counts.test))
     samples = train.sum(axis=1)
     values["label_tv"] = label_distance(train, test)
@@ -96,9 +96,10 @@ def label_distance(train: np.ndarray, test: np.ndarray) -> np.ndarray:
         test: test samples per class [C], or [K, C] if clients have test sets of their own.
 
     Returns:
-        [K].
+        [K]; NaN for a client without samples.
     """
-    shares = [counts / counts.sum(axis=-1, keepdims=True) for counts in (train, test)]
+    with np.errstate(invalid="ignore"):
+        shares = [counts / counts.sum(axis=-1, keepdims=True) for counts in (train, test)]
     return 0.5 * np.abs(shares[0] - shares[1]).sum(axis=-1)
 
 
