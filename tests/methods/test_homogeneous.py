@@ -8,6 +8,7 @@ from playing import downlinks, play_fine_tuning, play_round, start, train
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState
 from hetfl.methods import create
 from hetfl.methods.base import Client, Statistics, Uplinks, Work
@@ -88,6 +89,12 @@ def test_scaffolds_controls_of_a_constant_gradient_are_that_gradient(momentum):
         work = Work(client, Draws(0, round=1), received, before, after, Statistics(), steps)
         for name, control in method.remember(work).items():
             assert torch.allclose(control, gradient[name.removeprefix("own/")], rtol=1e-12), steps
+
+
+def test_scaffold_keeps_no_momentum_between_rounds():
+    create("scaffold", {"keep_optimiser": True}, 2)
+    with pytest.raises(HetflError, match="scaffold: settings.keep_optimiser: True needs momentum 0"):
+        create("scaffold", {"keep_optimiser": True, "momentum": 0.9}, 2)
 
 
 def test_scaffolds_control_of_a_single_step_is_its_gradient_with_momentum_too(toy_engine):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from hetfl.data.batches import Batch
@@ -48,6 +48,13 @@ class Scaffold(FedAvg):
         server_lr: float = Field(default=1.0, gt=0)
 
         _mean_only = field_validator(*COMBINING)(mean_only)
+
+        @field_validator("keep_optimiser")
+        @classmethod
+        def _no_velocity_at_first(cls, value: bool, info: ValidationInfo) -> bool:
+            if value and info.data.get("momentum"):
+                raise ValueError("needs momentum 0: control variates are scaled for a velocity that starts at zero")
+            return value
 
     settings: Settings
 
