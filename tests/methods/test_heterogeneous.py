@@ -189,6 +189,13 @@ def test_fedtgps_margin_far_from_the_origin():
         assert margin_of(centres, margin, 100.0).item() == expected
 
 
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_fedkd_refuses_fmls_weights(name):
+    create("fedkd", {name: 0.5}, 3)
+    with pytest.raises(HetflError, match=f"^fedkd: settings.{name}: 0.4 is FML's, and FedKD's losses have no such"):
+        create("fedkd", {name: 0.4}, 3)
+
+
 def test_fedtgp_refuses_weights():
     """They would change the margin's centres and nothing that the server learns, and the paper does without them."""
     with pytest.raises(HetflError, match="^fedtgp: settings.average: 'weighted' should be 'plain'$"):

@@ -38,7 +38,7 @@ class FedKD(FML):
     travels = "the common network, truncated"
 
     class Settings(FML.Settings):
-        """Defaults are FedTGP's and its benchmark's.
+        """Defaults are FedTGP's and its benchmark's. FML's ``alpha`` and ``beta`` have no part in it.
 
         Attributes:
             energy_start, energy_end: share of the squared singular values that is sent, in the first round and in
@@ -47,6 +47,13 @@ class FedKD(FML):
 
         energy_start: float = Field(default=0.95, gt=0, le=1)
         energy_end: float = Field(default=0.95, gt=0, le=1, validate_default=True)
+
+        @field_validator("alpha", "beta")
+        @classmethod
+        def _no_weights(cls, value: float, info: ValidationInfo) -> float:
+            if value != cls.model_fields[str(info.field_name)].default:
+                raise ValueError("is FML's, and FedKD's losses have no such weight; remove it")
+            return value
 
         @field_validator("energy_end")
         @classmethod
