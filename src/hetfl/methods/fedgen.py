@@ -52,7 +52,8 @@ class FedGen(Scratch):
             server_decay: factor on that rate after every round.
             frozen: whether the generator is never trained, as in later code of the benchmark.
             labels: where the generator's labels are drawn from: a ``list`` of the participants' labels, in every
-                uplink; or the ``counts`` of all clients' classes, sent once.
+                uplink; or the ``counts`` of all clients' classes, which clients send once and the server in every
+                downlink from round 2.
             tests: the client's own head, or the server's newest.
         """
 

@@ -50,6 +50,7 @@ class FedHE(Scratch):
     class Settings(ScratchSettings):
         """Optimiser, ``alpha`` and ``collect`` are by default those of the authors' CIFAR10 script.
 
+        Adam's epsilon is torch's 1e-8, where the script has the 1e-7 of Keras.
         Batches and epochs are the other methods': the script's batch has 50 samples, and its epoch is a single batch.
 
         Attributes:

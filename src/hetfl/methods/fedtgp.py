@@ -39,7 +39,9 @@ class FedTGP(FedProto):
     source = "Zhang et al., AAAI 2024, Eq. 6-10"
 
     class Settings(FedProto.Settings):
-        """Defaults are the released scripts'.
+        """Defaults are the released scripts', but for ``collect``.
+
+        Its default ``sweep`` is the paper's Algorithm 1; the released code is ``before``.
 
         Attributes:
             margin_cap: tau, the largest margin.

@@ -101,11 +101,11 @@ class FGPT(GroupedPrompts):
         return after | {"model": {**after.group("model"), "group": torch.where((total > 0)[:, None], mean, old)}}
 
     def observe(self, work: Work) -> dict[str, Any]:
-        """``groups`` [G]: how many of a participant's samples each group has."""
+        """``groups`` [G]: a participant's ``counts``, see :meth:`statistics`."""
         return {"groups": work.statistics.sums["counts"].long().tolist()} if work.round else {}
 
     def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
-        """PT-FedAvg's, and ``group_entropy`` over the participants' samples: 1 where all groups have equally many.
+        """PT-FedAvg's, and ``group_entropy`` of the participants' ``counts``: 1 where all groups have equally many.
 
         ``cosine_group_local_used`` compares the prompts of a group only between clients that have samples of it; the
         others return them unchanged.

@@ -140,7 +140,11 @@ class SGPT(FGPT):
         return "training" if round else "none"
 
     def statistics(self, model: Model, params: Tensors, batch: Batch, received: Tensors) -> Statistics:
-        """``counts`` [G], the picks of each group."""
+        """``counts`` [G]: how often each group was picked in training.
+
+        These are :meth:`picks`, which balance the groups, over all epochs with group prompts. A record's ``groups``
+        and ``group_entropy`` are of them, and not of the groups that samples have as in FGPT.
+        """
         chosen = self.picks(params, batch, received)
         return Statistics(sums={"counts": class_counts(chosen, self.settings.groups, batch.weight)})
 
