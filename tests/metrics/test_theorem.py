@@ -57,6 +57,15 @@ def test_beta_is_equation_7():
     assert beta(np.array([384, 768, 1024])).tolist() == [[1, 0.5, 0.375], [0.5, 1, 0.75], [0.375, 0.75, 1]]
 
 
+def test_the_terms_are_those_of_the_loss_that_was_trained():
+    plain = series(run(), lines())
+    settings = {"gamma": 3.0, "temperature": 2.0, "squared_temperature": True, "aggregation": "average"}
+    seen = series(run().model_copy(update={"settings": settings}), lines())
+    assert seen["beta"] == [[1, 1], [1, 1]] and plain["beta"] != seen["beta"]
+    assert seen["slack_kd"][2][0] == pytest.approx(12 * plain["slack_kd"][2][0])
+    assert seen["kd_loss"] == plain["kd_loss"]
+
+
 def test_adaptation_of_a_random_head():
     assert adaptation(np.array([0.9]), np.array([0.1])) == pytest.approx([1.8])
 

@@ -13,7 +13,7 @@ them, so the sum is a proxy: it can be followed over rounds and compared between
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
         if any(made):
             values[name] = _by_client([shares or [None] * clients for shares in made])
     if "width" in values:
-        values["beta"] = beta(values.pop("width")[0])
+        widths = values.pop("width")[0]
+        values["beta"] = beta(np.ones_like(widths) if run.settings.get("aggregation") == "average" else widths)
     first = next((line for line in lines if line.round == 0), None)
     if first and "err01" in values:
         values["lambda0"] = adaptation(values["err01"][0], np.array(first.accuracy, dtype=float))
@@ -58,11 +59,18 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
     if "param_kl" in values:
         values["slack_pb"] = prompt_slack(values["param_kl"], samples, epsilon)
     if {"param_kl", "kd_max"} <= values.keys():
-        values["slack_kd"] = distillation_slack(values["kd_max"], values["param_kl"], samples, epsilon)
+        largest = _weight(run.settings) * values["kd_max"]
+        values["slack_kd"] = distillation_slack(largest, values["param_kl"], samples, epsilon)
     terms = ("err01", "slack_pb", "lambda0", "label_tv", "kd_loss", "slack_kd")
     if values.keys() >= set(terms):
         values["bound_proxy"] = sum((values[name] for name in terms), np.zeros(clients))
     return {"round": [line.round for line in lines]} | {name: _plain(value) for name, value in values.items()}
+
+
+def _weight(settings: Mapping[str, Any]) -> float:
+    """What the loss multiplies a sample's divergence with, and so C_k: gamma, and T squared where that is used."""
+    squared = settings.get("temperature", 1.0) ** 2 if settings.get("squared_temperature") else 1.0
+    return float(settings.get("gamma", 1.0) * squared)
 
 
 def beta(widths: np.ndarray) -> np.ndarray:
