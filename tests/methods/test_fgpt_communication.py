@@ -170,7 +170,7 @@ def test_what_else_stays_where_it_is():
     assert float_elements([own.method.server_parameters(own.server)]) == 795_908
     assert set(own.down[0]) == set(own.up[0]) == {"shared", "group", "head.weight", "head.bias"}
     assert float_elements([{name: own.up[0][name] for name in ("shared", "group")}]) == 4_608
-    assert 4 * own.model.width == 3_072
+    assert 4 * own.models[0].width == 3_072
 
 
 def test_split_is_the_sheets():
