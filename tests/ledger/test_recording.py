@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ledger_helpers import cell_of, checkout, entry_of, record, write
-from record_factory import rewrite_run
+from record_factory import rewrite_rounds, rewrite_run
 from settings_files import EMBEDDED_PARAMS, PAPERS
 from table_helpers import CELLS, PARAMS, entries
 from typer.testing import CliRunner
@@ -54,6 +54,10 @@ def test_a_record_only_ever_gets_further(workspace, fedproto, tmp_path):
     shutil.copytree(folder, begun.runs / cell.path)
     rewrite_run(begun.runs / cell.path, {"status": "running"})
     assert outcome(workspace, cell_of(fedproto, 1)).outcome == "not run"
+    empty = Workspace(tmp_path / "empty")
+    shutil.copytree(begun.runs, empty.runs)
+    rewrite_rounds(empty.runs / cell.path, [])
+    assert outcome(workspace, cell, empty).outcome == "not run"
     assert outcome(workspace, cell, begun) == Recorded(str(cell.path), "written", "in progress, round 3 of 3")
     shutil.move(workspace.evaluations, tmp_path / "evaluated")
     assert outcome(workspace, cell).why == "trained"

@@ -89,6 +89,8 @@ def compact_of(cell: Cell, workspace: Workspace) -> Compact | None:
     metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
     own = metrics is not None and metrics.fingerprint == run.fingerprint
     rounds = read_rounds(folder, finished=run.complete)
+    if not run.complete and not any(line.round for line in rounds):
+        return None  # nothing is trained
     return compact(run, rounds, metrics if own else None, files, get_args(Cosine))
 
 
