@@ -19,6 +19,7 @@ import torch
 import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
+from hetfl.experiments.plan import around, parts_of
 from hetfl.files import clear_leftovers, write_json, write_text, writing
 from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, divergence, last_round, read_run, sound_rounds
 from hetfl.tensors import read_metadata, write_tensors
@@ -159,20 +160,31 @@ def source_digest() -> str:
 def commit(root: Path) -> str:
     """The checkout's commit, marked ``+changes`` where code or settings differ from it; ``unknown`` outside git."""
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        watched = ["src", "pipeline", "params.yaml", "dvc.yaml"]
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", *watched],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        top, head = _git(root, "rev-parse", "--show-toplevel", "--short=12", "HEAD").splitlines()
+        changed = _git(root, "status", "--porcelain", "--", *_watched(root, Path(top)))
+    except (OSError, ValueError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+changes" if changed else "")
+
+
+def _watched(root: Path, top: Path) -> list[str]:
+    """The code and settings of a project within a repository, itself at ``top``, as git knows them.
+
+    A project in a folder of another one links to its code, and git does not follow links. It shares its settings.
+    """
+    files = ("params.yaml", "dvc.yaml")
+    outer = around(root)
+    paths = [
+        *(root / name for name in ("src", "pipeline", *files)),
+        *(part for name in files for part in parts_of(root, name)),
+        *([outer / "params.yaml"] if outer else []),
+    ]
+    real = dict.fromkeys(path.resolve() for path in paths)
+    return [str(path) for path in real if path.is_relative_to(top.resolve())]
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @cache

@@ -1,0 +1,52 @@
+"""What a record says of the code and settings that it comes from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hetfl.experiments.record import commit
+
+GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A project and another one in its folder ``papers``, which links to its code."""
+    (tmp_path / "papers" / ".dvc").mkdir(parents=True)
+    (tmp_path / "papers" / ".dvc" / "config").touch()
+    for name in ("src/a.py", "pipeline/a.py", "params.yaml", "dvc.yaml", "notes.md", "own/params.yaml"):
+        for project in (tmp_path, *([tmp_path / "papers"] if "params.yaml" in name else [])):
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / name).touch()
+    for name in ("src", "pipeline"):
+        (tmp_path / "papers" / name).symlink_to(f"../{name}")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
+        subprocess.run([*GIT, *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changed", "marked"),
+    [
+        ("notes.md", []),
+        ("src/a.py", [".", "papers"]),
+        ("pipeline/new.py", [".", "papers"]),
+        ("params.yaml", [".", "papers"]),
+        ("own/params.yaml", ["."]),
+        ("papers/params.yaml", ["papers"]),
+        ("papers/own/params.yaml", ["papers"]),
+    ],
+)
+def test_a_commit_is_marked_where_code_or_settings_differ_from_it(checkout: Path, changed: str, marked: list[str]):
+    commit.cache_clear()
+    (checkout / changed).write_text("# changed\n")
+    found = {project: commit(checkout / project) for project in (".", "papers")}
+    assert [project for project, told in found.items() if told.endswith("+changes")] == marked
+    assert len({told.removesuffix("+changes") for told in found.values()}) == 1
+
+
+def test_outside_git_the_commit_is_unknown(tmp_path: Path):
+    assert commit(tmp_path) == "unknown"
