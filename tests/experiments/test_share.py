@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from record_factory import make_round, write_metrics, write_record
 
 from hetfl.errors import HetflError
@@ -176,8 +177,24 @@ def test_nothing_leaves_the_folder(every, here, there, tmp_path):
         import_cells(path, every, Workspace(tmp_path / "elsewhere"))
 
 
+def test_a_cell_that_is_being_trained_is_left_out(every, here, there, tmp_path):
+    """Its files change while they are copied, and one that differs from its checksum spoils the archive."""
+    done, running = every[:2]
+    path = tmp_path / "cells.tar"
+    write(here, done)
+    write(here, running, "running")
+    lock = here.lock(running.path)
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
+        assert export_cells([done, running], here, path) == [done.path.as_posix()]
+        with pytest.raises(HetflError, match="none of the 1 cells is finished or interrupted"):
+            export_cells([running], here, path)
+    assert outcomes(path, every, there) == {done.path.as_posix(): "taken over"}
+    assert export_cells([done, running], here, path) == [done.path.as_posix(), running.path.as_posix()]
+
+
 def test_nothing_to_export_is_said(every, here, tmp_path):
-    with pytest.raises(HetflError, match="none of the 2 cells has a record"):
+    with pytest.raises(HetflError, match="none of the 2 cells is finished or interrupted"):
         export_cells(every[:2], here, tmp_path / "cells.tar")
     assert not (tmp_path / "cells.tar").exists()
 

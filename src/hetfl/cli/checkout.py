@@ -176,11 +176,14 @@ def export(
     from rich.filesize import decimal
 
     from hetfl.experiments.share import export_cells
+    from hetfl.experiments.status import is_locked
     from hetfl.targets import cells_of
 
     wanted = cells_of(targets, params)
     written = export_cells(wanted, workspace, out)
-    print(f"{out}: {len(written)} of {len(wanted)} cells, {decimal(out.stat().st_size)}")
+    running = sum(is_locked(cell, workspace) for cell in wanted if cell.path.as_posix() not in written)
+    left = f"; {running} that are being trained are left out" if running else ""
+    print(f"{out}: {len(written)} of {len(wanted)} cells, {decimal(out.stat().st_size)}{left}")
 
 
 @app.command("import", rich_help_panel=CHECKOUT)

@@ -12,11 +12,12 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetfl.data.archive import Member
@@ -66,34 +67,52 @@ class Taken:
 
 
 def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> list[str]:
-    """Write the records of some cells into an archive, finished or not; cells without a record are left out.
+    """Write the records of some cells into an archive, finished or not.
+
+    Cells without a record are left out, and so are those that a process trains now, whose files change.
 
     Returns:
         The cells in the archive, as paths below ``runs/``.
 
     Raises:
-        HetflError: no cell has a record, or a record is damaged; nothing was written.
+        HetflError: none of the cells is finished or interrupted, or a record is damaged; nothing was written.
     """
     fingerprints: dict[str, str] = {}
     files: dict[str, Path] = {}
-    for cell in cells:
-        name, folder = cell.path.as_posix(), workspace.runs / cell.path
-        run = read_run(folder)
-        if run is None:
-            continue
-        found = {f"{RUNS}/{file}": folder / file for file in (RUN, ROUNDS, MODEL)}
-        metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
-        if metrics is not None and metrics.fingerprint == run.fingerprint:
-            evaluation = workspace.evaluations / cell.path
-            found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
-        points = point_files(workspace.resume_points(cell) / run.fingerprint)
-        if not run.complete and not points:
-            continue  # there is nothing to go on from
-        found |= {f"{RESUME}/{file.name}": file for file in ([] if run.complete else points[-1:])}
-        fingerprints[name] = run.fingerprint
-        files |= {f"{name}/{inner}": file for inner, file in found.items() if file.exists()}
-    if not fingerprints:
-        raise HetflError(f"{workspace.runs}: none of the {len(cells)} cells has a record; train one first")
+    with ExitStack() as held:
+        for cell in cells:
+            name, folder = cell.path.as_posix(), workspace.runs / cell.path
+            run = read_run(folder)
+            if run is not None and not run.complete:
+                lock = workspace.lock(cell.path)
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    held.enter_context(FileLock(lock, timeout=0))
+                except Timeout:
+                    continue
+                run = read_run(folder)
+            if run is None:
+                continue
+            found = {f"{RUNS}/{file}": folder / file for file in (RUN, ROUNDS, MODEL)}
+            metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
+            if metrics is not None and metrics.fingerprint == run.fingerprint:
+                evaluation = workspace.evaluations / cell.path
+                found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
+            points = point_files(workspace.resume_points(cell) / run.fingerprint)
+            if not run.complete and not points:
+                continue  # there is nothing to go on from
+            found |= {f"{RESUME}/{file.name}": file for file in ([] if run.complete else points[-1:])}
+            fingerprints[name] = run.fingerprint
+            files |= {f"{name}/{inner}": file for inner, file in found.items() if file.exists()}
+        if not fingerprints:
+            none = f"none of the {len(cells)} cells is finished or interrupted"
+            raise HetflError(f"{workspace.runs}: {none}; train one first")
+        _pack(path, fingerprints, files)
+    return [*fingerprints]
+
+
+def _pack(path: Path, fingerprints: dict[str, str], files: Mapping[str, Path]) -> None:
+    """Write an archive of these files, by their names in it."""
     manifest = Manifest(
         format=FORMAT, fingerprints=fingerprints, files={name: sha256_file(file) for name, file in files.items()}
     )
@@ -107,7 +126,6 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
             with file.open("rb") as source:
                 entry.size = file.stat().st_size
                 archive.addfile(entry, source)
-    return [*fingerprints]
 
 
 def import_cells(path: Path, every: Iterable[Cell], workspace: Workspace) -> list[Taken]:
