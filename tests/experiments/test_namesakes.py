@@ -68,6 +68,16 @@ def test_a_copy_names_the_run_that_was_trained(finished, untrained):
     assert run_cell(cell, workspace, CPU)  # back under the first name
 
 
+def test_a_damaged_record_is_not_waited_for(finished, monkeypatch):
+    """Its own lock is held by whoever trains the cell again."""
+    workspace, cell = finished
+    (workspace.runs / cell.path / "model.safetensors").unlink()
+    waits = []
+    monkeypatch.setattr(namesakes, "FileLock", lambda path, timeout: waits.append(path) or FileLock(path))
+    assert not namesakes.take_over(cell, workspace, needed_run(workspace.runs / cell.path).fingerprint)
+    assert not waits
+
+
 @pytest.mark.parametrize("damage", ["setting", "cut", "unreadable", "running"])
 def test_only_a_whole_record_of_the_same_numbers_is_taken(finished, monkeypatch, damage):
     workspace, cell = finished

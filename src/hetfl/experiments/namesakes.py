@@ -63,6 +63,8 @@ def take_over(cell: Cell, workspace: Workspace, fingerprint: str) -> bool:
         Whether there is such a record.
     """
     for source in finished(workspace).get(fingerprint, ()):
+        if source == workspace.runs / cell.path:
+            continue  # it is damaged, and its lock is held
         lock = workspace.lock(source.relative_to(workspace.runs))
         lock.parent.mkdir(parents=True, exist_ok=True)
         try:
