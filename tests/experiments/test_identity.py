@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from pydantic import Field
-from record_factory import make_round, make_run, write_record
+from record_factory import make_round, make_run, project, write_record
 
 from hetfl.data.inputs import Augmentation, InputSettings
 from hetfl.data.partitions import Iid, make_partition, write_partition
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
+from hetfl.experiments import cell as cell_module
 from hetfl.experiments import versions as module
+from hetfl.experiments.cell import set_up
 from hetfl.experiments.identity import differences, fingerprint, identity, inputs
-from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.plan import Cell, ComputeSettings, Workspace, cells, load_params
 from hetfl.experiments.record import Record
 from hetfl.experiments.versions import check_versions, keys, used, version, versions, write_versions
 from hetfl.files import read_json, write_json
@@ -41,6 +44,21 @@ def stale(every: list[Cell], before: list[str]) -> set[str]:
     """The methods of the cells whose fingerprint is another."""
     pairs = zip(every, before, strict=True)
     return {cell.method for cell, was in pairs if fingerprint(cell, READS) != was}
+
+
+@pytest.mark.parametrize(("cls", "follow"), [(FedAvg, False), (PromptedViT, True), (None, True)])
+def test_kept_features_are_those_of_the_versions_that_compute_them(monkeypatch, cls: type | None, follow: bool):
+    workspace, cell = project()
+    folders: list[Path] = []
+    monkeypatch.setattr(cell_module, "build_federation", lambda *_, features, **more: folders.append(features))
+    set_up(cell, workspace, torch.device("cpu"), ComputeSettings())
+    if cls is None:
+        monkeypatch.setattr(module, "ENGINE", module.ENGINE + 1)
+    else:
+        monkeypatch.setattr(cls, "numerics", vars(cls)["numerics"] + 1)
+    set_up(cell, workspace, torch.device("cpu"), ComputeSettings())
+    assert (folders[0] != folders[1]) == follow
+    assert {folder.parent for folder in folders} == {workspace.scratch / "features"}
 
 
 def children(cls: type) -> set[str]:

@@ -28,6 +28,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
 from hetfl.experiments.schedule import pick_device
+from hetfl.experiments.versions import kept_features
 from hetfl.methods import create
 from hetfl.training.engines import make_engine
 from hetfl.training.federation import build_federation
@@ -128,7 +129,7 @@ class Worker:
             self.device,
             inputs=cell.input,
             public=shared.subset(cell.public.subset) if shared and cell.public else None,
-            features=node.folder / "features",
+            features=kept_features(node.folder),
             precision=node.precision,
         )
         return make_engine(method, federation, node.engine)

@@ -27,7 +27,7 @@ from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record, commit, device_name, now, source_digest, versions
 from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
-from hetfl.experiments.versions import used
+from hetfl.experiments.versions import kept_features, used
 from hetfl.methods import Method, create
 from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Round, Run
 from hetfl.training import rounds
@@ -100,7 +100,7 @@ def set_up(cell: Cell, workspace: Workspace, device: torch.device, compute: Comp
         device,
         inputs=cell.input,
         public=public,
-        features=workspace.scratch / "features",
+        features=kept_features(workspace.scratch),
         precision=compute.precision,
     )
     return Setup(method, federation, Draws(cell.seed), dataset)

@@ -24,7 +24,7 @@ from hetfl.config import read_yaml
 from hetfl.data.inputs import Augmentation
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell
-from hetfl.files import write_text
+from hetfl.files import sha256_json, write_text
 from hetfl.methods import METHODS, Method, create
 from hetfl.models.pixels import PIXEL_PROMPTS
 from hetfl.models.registry import FAMILIES, family_of
@@ -99,6 +99,12 @@ def used(cell: Cell) -> dict[str, int | str]:
         f"methods.{cell.method}": every["methods"][cell.method],
         **{f"models.{name}": every["models"][name] for name in models},
     }
+
+
+def kept_features(folder: Path) -> Path:
+    """The folder below another one for features of frozen backbones, as the present versions compute them."""
+    every = versions()
+    return folder / "features" / sha256_json([every["engine"], every["models"]])[:16]
 
 
 def keys(cells: Iterable[Cell]) -> list[str]:
