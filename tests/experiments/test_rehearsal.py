@@ -16,7 +16,7 @@ from hetfl.experiments.rehearsal import Rehearsal, own_cost
 from hetfl.methods import METHODS
 from hetfl.metrics.flops import step_flops
 from hetfl.models import build
-from hetfl.models.base import ModelOptions
+from hetfl.models.base import Model, ModelOptions
 from hetfl.models.outline import outline
 from hetfl.training.blank import Holdings
 
@@ -67,6 +67,23 @@ def test_images_are_those_that_clients_train_on_and_are_tested_on(held):
     assert rarely.seen == 2 * 3 * 30  # after round 2 and after the last one
     few = rehearse(held, "lg-fedavg", "resnets", drop_last=True).rounds(1, 1, seed=0)
     assert few.trained == 8 + 16 + 24
+
+
+@pytest.mark.parametrize("method", ["fedhpl", "fedtgp", "fedgh", "fedmd", "fedhe", "fgpt"])
+def test_images_that_are_only_looked_at_are_those_of_a_real_round(method, held, toy_engine, monkeypatch):
+    """Those of tests and of statistics, of every client."""
+    engine = toy_engine(method, most_varied(method))
+    state, _ = start(engine, Draws(0))
+    state, _ = play_round(engine, state, Draws(0).at(1))
+    seen, run = [], Model.__call__
+
+    def counted(model: Model, params, images: torch.Tensor, *more):
+        seen.append(0 if torch.is_grad_enabled() else len(images))
+        return run(model, params, images, *more)
+
+    monkeypatch.setattr(Model, "__call__", counted)
+    play_round(engine, state, Draws(0).at(2))
+    assert rehearse(held, method, most_varied(method)).rounds(2, 2, seed=0).seen == sum(seen)
 
 
 def test_rounds_add_up_whoever_takes_part(held):

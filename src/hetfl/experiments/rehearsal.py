@@ -93,11 +93,13 @@ class Skipping:
             model: Any = run.client.model
             trained = [self._look(run, model, phase, number, draws) for number, phase in enumerate(phases)]
             gathering = [used for used, phase in zip(trained, phases, strict=True) if phase.gathers]
-            before = _seen(model)
             images = self._gather(run, model, gathering, draws)
-            yield run
-            # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
-            self.statistics[run.client.index] = images or _seen(model) - before
+            before = _seen(model)
+            try:
+                yield run
+            finally:  # after the last client nobody asks for another one
+                # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
+                self.statistics[run.client.index] = images or _seen(model) - before
 
     def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> Tensor:
         """Count a phase's steps, and once for each architecture the passes of an image through the networks.
