@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -90,24 +91,18 @@ def test_those_that_nothing_took_the_place_of_need_all(tmp_path):
 STEPS = {
     "make way": lambda earlier: earlier.make_way("c"),
     "come back": lambda earlier: earlier.restore("a"),
-    "trim": lambda earlier: earlier.trim(keep=1),
 }
 
 
-@pytest.mark.parametrize("killed_at", range(1, 6))
-@pytest.mark.parametrize("step", STEPS)
-def test_a_kill_between_any_two_steps_loses_nothing_finished(tmp_path, monkeypatch, step, killed_at):
-    """Renames are atomic; removing a folder is not, so there a kill leaves the half of it."""
-    earlier = Superseded(tmp_path, PATH)
-    write(tmp_path / PATH, "a")
-    earlier.make_way("b")
-    write(tmp_path / PATH, "b", finished="2026-01-02")
+@contextmanager
+def killed(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
+    """Stops at a step: before or after a rename, or before a file of a folder that goes is removed, or after all."""
     count = 0
 
     def stop() -> None:
         nonlocal count
         count += 1
-        if count == killed_at:
+        if count == at:
             raise KilledError
 
     rename, rmtree = Path.rename, shutil.rmtree
@@ -118,19 +113,50 @@ def test_a_kill_between_any_two_steps_loses_nothing_finished(tmp_path, monkeypat
         stop()
         return done
 
-    def removed(path):
+    def removed(path, ignore_errors=False):
         for file in sorted(Path(path).iterdir()):
             stop()
             file.unlink()
         rmtree(path)
         stop()
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, suppress(KilledError):
         patch.setattr(Path, "rename", renamed)
         patch.setattr(shutil, "rmtree", removed)
-        with suppress(KilledError):
-            STEPS[step](earlier)
+        yield
+
+
+@pytest.mark.parametrize("killed_at", range(1, 6))
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_between_any_two_steps_loses_nothing_finished(tmp_path, monkeypatch, step, killed_at):
+    """Renames are atomic; removing a folder is not, so there a kill leaves the half of it."""
+    earlier = Superseded(tmp_path, PATH)
+    write(tmp_path / PATH, "a")
+    earlier.make_way("b")
+    write(tmp_path / PATH, "b", finished="2026-01-02")
+    with killed(monkeypatch, killed_at):
+        STEPS[step](earlier)
     assert finished(tmp_path) == {"a", "b"}
     STEPS[step](earlier)
     assert finished(tmp_path) == {"a", "b"}
     assert Record(tmp_path / PATH).is_complete("a") == (step == "come back")
+
+
+@pytest.mark.parametrize("killed_at", range(1, 8))
+def test_what_a_killed_process_has_begun_to_remove_goes_later(tmp_path, monkeypatch, killed_at):
+    earlier = Superseded(tmp_path, PATH)
+
+    def replace_all() -> None:
+        for number, name in enumerate("abcd"):
+            write(tmp_path / PATH, name, finished=f"2026-01-0{number + 1}")
+            earlier.make_way("next")
+        write(tmp_path / PATH, "e")
+
+    replace_all()
+    with killed(monkeypatch, killed_at):
+        earlier.trim()
+    assert finished(tmp_path) >= set("cde")
+    replace_all()  # the same records come back and go again
+    earlier.trim()
+    assert finished(tmp_path) == set("cde")
+    assert {path.name for path in earlier.folder.iterdir()} == {"c", "d"}

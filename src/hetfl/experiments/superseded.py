@@ -76,22 +76,27 @@ class Superseded:
         source.rename(self.cell)
         return True
 
-    def trim(self, keep: int = KEEP) -> None:
-        """Remove all but the newest ``keep`` records, if the cell's own record is finished."""
+    def trim(self) -> None:
+        """Remove all but the newest :data:`KEEP` records, if the cell's own record is finished."""
         if Record(self.cell).finished:
             records = self.records()
-            for record in records[: len(records) - keep]:
+            for record in records[: len(records) - KEEP]:
                 self.remove(record)
 
     def remove(self, record: Record) -> None:
         """Remove one record, and folders that become empty."""
+        self._clear()
         record.folder.rename(self.folder / f".{record.folder.name}")
-        for going in self.folder.glob(".*"):  # including what a killed process has not removed
-            shutil.rmtree(going, ignore_errors=True)
+        self._clear()
         folder = self.folder
         while folder.name != FOLDER and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
+
+    def _clear(self) -> None:
+        """Remove what is no record any more, such as what a killed process has begun to remove."""
+        for going in self.folder.glob(".*"):
+            shutil.rmtree(going, ignore_errors=True)
 
 
 def superseded(runs: Path) -> Iterator[Superseded]:
