@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from record_factory import make_metrics, make_round, make_run, trained
 
-from hetfl.compact import Compact, compact, read_compact, render, write_compact
+from hetfl.compact import Compact, compact, read_compact, render
 from hetfl.errors import HetflError
 from hetfl.schema import Round, Run
 
@@ -22,7 +22,7 @@ def kept(lines: list[Round]) -> list[dict]:
 
 
 def through_a_file(record: Compact, path: Path) -> Compact:
-    write_compact(path, record)
+    path.write_text(render(record))
     found = read_compact(path)
     assert found is not None
     return found

@@ -18,7 +18,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from hetfl.errors import HetflError
-from hetfl.files import write_text
 from hetfl.schema import Accuracies, Metrics, Part, Round, Run, Share, Traffic, content_of, divergence, parse
 
 FORMAT = 1
@@ -208,13 +207,8 @@ def read_compact(path: Path) -> Compact | None:
     return parse(Compact, content, f"{path}:", "restore it with git checkout")
 
 
-def write_compact(path: Path, record: Compact) -> None:
-    """Write a compact record atomically, a line for each column."""
-    write_text(path, render(record))
-
-
 def render(record: Compact) -> str:
-    """The content of a compact record's file."""
+    """The content of a compact record's file, a line for each column."""
     told = record.as_json()
     told["run"] = _with_counts(told["run"], _packed)
     return "\n".join(_lines(told, 0)) + "\n"

@@ -260,7 +260,7 @@ class Forecaster:
     ) -> tuple[float | None, Source, str]:
         measured, words, scaled = self._records(cell)
         if measured:
-            taken = [each.seconds * (self._share_of(cell, each.run, rehearsal) if scaled else 1) for each in measured]
+            taken = [each.seconds * (self._share_of(each.run, rehearsal) if scaled else 1) for each in measured]
             rounds = sum(each.rounds for each in measured)
             at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
             return left * mean(taken), "records", at
@@ -296,7 +296,7 @@ class Forecaster:
                 found.setdefault((run.experiment, method), []).append(last)
         return found
 
-    def _share_of(self, cell: Cell, run: Run, rehearsal: Rehearsal | None) -> float:
+    def _share_of(self, run: Run, rehearsal: Rehearsal | None) -> float:
         """Operations of a round of the cell by those of a record's round; 1 where they cannot be counted."""
         if rehearsal is None or run.experiment not in self.params.experiments:
             return 1.0

@@ -305,14 +305,14 @@ def _check_protocol(protocol: ProtocolSettings, where: str) -> None:
         validate(cls.Settings, known | settings, f"{where}.methods.{name}")
 
 
-def check_models(params: Params, group: str, where: str = "params.yaml") -> None:
+def check_models(params: Params, group: str) -> None:
     """Check that the models of a group exist; not part of :func:`load_params`, since importing timm takes seconds.
 
     Raises:
         HetflError: a name is unknown.
     """
     for name in params.models[group]:
-        check_name(name, f"{where}: models.{group}")
+        check_name(name, f"params.yaml: models.{group}")
 
 
 def check_fit(params: Params, chosen: Sequence[Cell]) -> None:

@@ -91,7 +91,7 @@ class Skipping:
         """See :meth:`hetfl.training.client_run.Trainer.train`."""
         for run in runs:
             model: Any = run.client.model
-            trained = [self._look(run, model, phase, number, draws) for number, phase in enumerate(phases)]
+            trained = [self._look(run, model, phase, draws) for phase in phases]
             gathering = [used for used, phase in zip(trained, phases, strict=True) if phase.gathers]
             images = self._gather(run, model, gathering, draws)
             before = _seen(model)
@@ -101,7 +101,7 @@ class Skipping:
                 # Of what was gathered, the images of the whole pass; else those that the engine has looked at.
                 self.statistics[run.client.index] = images or _seen(model) - before
 
-    def _look(self, run: ClientRun, model: Outline, phase: Phase, number: int, draws: Draws) -> Tensor:
+    def _look(self, run: ClientRun, model: Outline, phase: Phase, draws: Draws) -> Tensor:
         """Count a phase's steps, and once for each architecture the passes of an image through the networks.
 
         Returns:

@@ -97,19 +97,13 @@ Work = Callable[[Cell, Workspace, torch.device, ComputeSettings], object]
 
 def _each(work: Work, chosen: Sequence[Cell], workspace: Workspace, compute: ComputeSettings) -> dict[Path, str]:
     device = pick_device(compute.device)
-    do = partial(_attempt_on, work, workspace, device, compute)
+    do = partial(attempt, work, workspace=workspace, device=device, compute=compute)
     jobs = at_once(device, compute, len(chosen))
     if jobs == 1:
         reasons = {cell.path: do(cell) for cell in chosen}
     else:
         reasons = _side_by_side(do, chosen, jobs, compute.threads)
     return {workspace.runs / cell.path: reason for cell in chosen if (reason := reasons[cell.path])}
-
-
-def _attempt_on(
-    work: Work, workspace: Workspace, device: torch.device, compute: ComputeSettings, cell: Cell
-) -> str | None:
-    return attempt(work, cell, workspace, device, compute)
 
 
 def _side_by_side(

@@ -152,8 +152,7 @@ def import_cells(path: Path, every: Iterable[Cell], workspace: Workspace) -> lis
     with tempfile.TemporaryDirectory(dir=workspace.scratch, prefix="import-") as folder:
         manifest = _unpack(path, Path(folder))
         return [
-            _take(name, expected, Path(folder), manifest.files, known, workspace)
-            for name, expected in manifest.fingerprints.items()
+            _take(name, expected, Path(folder), known, workspace) for name, expected in manifest.fingerprints.items()
         ]
 
 
@@ -197,9 +196,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
         shutil.copyfileobj(content, file)
 
 
-def _take(
-    name: str, expected: str, folder: Path, files: Mapping[str, str], known: Mapping[str, Cell], workspace: Workspace
-) -> Taken:
+def _take(name: str, expected: str, folder: Path, known: Mapping[str, Cell], workspace: Workspace) -> Taken:
     """Take one cell over from the folder that its files were unpacked into."""
     if name not in known:
         return Taken(name, "refused", "there is no such cell here")

@@ -81,10 +81,10 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         return Status("running" if is_locked(cell, workspace) else begun, 0, rounds, lacks)
     if run.fingerprint != identity:
         return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
-    return _of_run(run, cell, reads, workspace, rounds, lacks)
+    return _of_run(run, cell, workspace, rounds, lacks)
 
 
-def _of_run(run: Run, cell: Cell, reads: Inputs, workspace: Workspace, rounds: int, lacks: str) -> Status:
+def _of_run(run: Run, cell: Cell, workspace: Workspace, rounds: int, lacks: str) -> Status:
     """The status of a cell whose record is of its own identity and not complete."""
     at = newest_round(workspace.resume_points(cell) / run.fingerprint) or 0
     if is_locked(cell, workspace):
