@@ -26,6 +26,7 @@ from hetfl.experiments.record import commit, device_name
 from hetfl.experiments.schedule import at_once, pick_device
 from hetfl.experiments.versions import check_versions, declared
 from hetfl.files import decimal, folder_bytes
+from hetfl.schema import record_folders
 from hetfl.stages import check, printed_by, table_names
 from hetfl.targets import cells_of
 from hetfl.torch_private import multiplies_bfloat16
@@ -230,7 +231,7 @@ def _mlflow(root: Path) -> Finding:
     if uri and not uri.startswith("sqlite"):
         return Finding("MLflow", "good", without_password(uri))
     file = Path(uri.removeprefix("sqlite:///")) if uri else root / "mlruns" / "mlflow.db"
-    recorded = sum(1 for _ in (root / "runs").glob("[!.]*/*/*/*/run.json"))
+    recorded = len(record_folders(root / "runs"))
     if not file.exists():
         return Finding("MLflow", "good", f"{file.name} is made by the first run", "hetfl sync" if recorded else "")
     try:

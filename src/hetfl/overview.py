@@ -13,7 +13,7 @@ from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, status
 from hetfl.planning import WORDS
-from hetfl.schema import METRICS, RUN, Round, Run, read_rounds, read_run
+from hetfl.schema import METRICS, Round, Run, read_rounds, read_run, record_folders
 from hetfl.targets import cells_of
 
 NAMED = 8
@@ -119,18 +119,18 @@ def _of_cell(cell: Cell, workspace: Workspace, known: Known) -> One:
 def _adhoc(params: Params, workspace: Workspace) -> list[One]:
     """Runs of experiments that the settings do not have."""
     found = []
-    for file in sorted(workspace.runs.glob(f"[!.]*/*/*/*/{RUN}")):
-        path = file.parent.relative_to(workspace.runs)
+    for folder in record_folders(workspace.runs):
+        path = folder.relative_to(workspace.runs)
         if path.parts[0] in params.experiments:
             continue
         try:
-            run = read_run(file.parent)
+            run = read_run(folder)
         except HetflError as error:
             found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), None, False))
             continue
         if run is not None:
             evaluated = (workspace.evaluations / path / METRICS).is_file()
-            found.append(One(path.as_posix(), _status(run, file.parent), _accuracy(file.parent), evaluated))
+            found.append(One(path.as_posix(), _status(run, folder), _accuracy(folder), evaluated))
     return found
 
 

@@ -38,6 +38,11 @@ def cell_path(experiment: str, method: str, row: str, split: str, seed: int) -> 
     return Path(experiment, method, row, f"{split}-s{seed}")
 
 
+def record_folders(runs: Path) -> list[Path]:
+    """The folders of all cells' records below ``runs``, without hidden ones: superseded, or left by a killed copy."""
+    return sorted(path.parent for path in runs.glob(f"{'[!.]*/' * 4}{RUN}"))
+
+
 class Part(BaseModel):
     """Base class of the record's types. Unknown fields and wrong types are errors, and instances are immutable."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetfl.experiments.record import commit
+from hetfl.schema import record_folders
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 
@@ -50,3 +51,11 @@ def test_a_commit_is_marked_where_code_or_settings_differ_from_it(checkout: Path
 
 def test_outside_git_the_commit_is_unknown(tmp_path: Path):
     assert commit(tmp_path) == "unknown"
+
+
+def test_superseded_records_and_what_killed_copies_have_left_are_no_cells(tmp_path: Path):
+    cell = Path("x/fedavg/fedavg/iid-s0")
+    for folder in (cell, cell.with_name(".iid-s0.x1y2"), Path(".superseded") / cell / "abc"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run.json").touch()
+    assert record_folders(tmp_path) == [tmp_path / cell]

@@ -66,10 +66,10 @@ def sync() -> None:
     Example: hetfl sync
     """
     with doing("looking for run records", work=True):
-        from hetfl.tracking.mlflow_mirror import records
+        from hetfl.schema import record_folders
         from hetfl.tracking.mlflow_mirror import sync as mirror
 
-    print(f"{mirror(records(Path.cwd()), Path.cwd())} run records mirrored")
+    print(f"{mirror(record_folders(Path.cwd() / 'runs'), Path.cwd())} run records mirrored")
 
 
 @app.command("record", rich_help_panel=CHECKOUT)

@@ -26,7 +26,7 @@ from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cel
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Load, Rehearsal
 from hetfl.experiments.status import Status, status
-from hetfl.schema import RUN, Round, Run, read_rounds, read_run
+from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders
 from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
 from hetfl.training.registry import ENGINES, resolve
@@ -330,9 +330,9 @@ def _is_round(line: Round) -> bool:
 def _runs(workspace: Workspace) -> list[Run]:
     """All records that can be read."""
     found = []
-    for path in workspace.runs.glob(f"[!.]*/*/*/*/{RUN}"):
+    for folder in record_folders(workspace.runs):
         try:
-            run = read_run(path.parent)
+            run = read_run(folder)
         except HetflError:
             continue  # the status of that cell says so
         if run is not None:

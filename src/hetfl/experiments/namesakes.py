@@ -17,7 +17,7 @@ from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.files import atomic_folder, write_json
-from hetfl.schema import RUN, needed_run
+from hetfl.schema import RUN, needed_run, record_folders
 
 PATIENCE = 10.0
 """Seconds to wait for a record that another process holds."""
@@ -30,12 +30,11 @@ Known = Mapping[str, Sequence[Path]]
 def finished(workspace: Workspace) -> Known:
     """The finished records of a checkout, by name. Those whose description is damaged are left out."""
     found: dict[str, list[Path]] = {}
-    # Names that begin with a dot are what killed copies have left.
-    for path in sorted(workspace.runs.glob(f"[!.]*/[!.]*/[!.]*/[!.]*/{RUN}")):
+    for folder in record_folders(workspace.runs):
         try:
-            run = json.loads(path.read_bytes())
+            run = json.loads((folder / RUN).read_bytes())
             if run["status"] == "complete":
-                found.setdefault(run["fingerprint"], []).append(path.parent)
+                found.setdefault(run["fingerprint"], []).append(folder)
         except (OSError, ValueError, TypeError, KeyError):
             continue  # whatever is wrong with it, its own cell's status says so
     return found

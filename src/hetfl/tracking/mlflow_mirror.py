@@ -18,7 +18,7 @@ from filelock import FileLock
 from hetfl.errors import FailedCellsError, HetflError, foreseen, one_line
 from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
-from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run
+from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run, record_folders
 from hetfl.tracking.follow import following
 from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
 from hetfl.tracking.mlflow_database import (
@@ -67,11 +67,6 @@ TITLE, REMEDY = "MLflow", "`hetfl sync` copies them to MLflow"
 
 REMOTE = ("http", "databricks")
 """How the addresses of servers begin, which keep files themselves."""
-
-
-def records(root: Path) -> list[Path]:
-    """The folders of all run records below the repository's root, but for superseded ones."""
-    return sorted(path.parent for path in (root / "runs").glob(f"[!.]*/**/{RUN}"))
 
 
 def sync(folders: Iterable[Path], root: Path = Path()) -> int:
@@ -317,7 +312,7 @@ class MlflowMirror:
             "records go into a new one (`hetfl sync` continues that where it is interrupted)",
             file=sys.stderr,
         )
-        for folder in records(self.root):
+        for folder in record_folders(self.root / "runs"):
             with suppress(Exception):  # a damaged record is told of by whoever is asked for it
                 self.mirror(folder)
         with suppress(Exception):
