@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from playing import params_for_test, play_round, start
 from record_factory import make_round, make_run, rewrite_rounds
 
@@ -142,6 +144,23 @@ def test_an_evaluation_writes_prototypes_where_features_are_wanted(finished) -> 
     assert len(read_tensors(folder / "prototypes.safetensors")[0]["features"]) == 7
     assert json.loads((folder / "metrics.json").read_text())["fingerprint"] == "f"
     evaluate_cell(cell.model_copy(update={"features": 0}), workspace, torch.device("cpu"))
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "per_class.csv"]
+
+
+def test_two_processes_do_not_write_one_evaluation_at_once(finished) -> None:
+    """Each removes what killed writes have left, which may be what the other one is writing."""
+    cell, workspace = finished("fedproto", features=0)
+    folder, lock = workspace.evaluations / cell.path, workspace.lock(cell.path)
+    lock.parent.mkdir(parents=True)
+    beside = folder / ".metrics.json.x1y2z3.json"
+    with FileLock(lock):
+        folder.mkdir(parents=True)
+        beside.touch()
+        other = Thread(target=evaluate_cell, args=(cell, workspace, torch.device("cpu")))
+        other.start()
+        other.join(1.0)
+        assert [*folder.iterdir()] == [beside]
+    other.join()
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.json", "per_class.csv"]
 
 

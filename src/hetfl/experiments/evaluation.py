@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from hetfl.data.batches import DeviceImages, class_counts, class_sums
@@ -112,17 +113,10 @@ def evaluate_cell(
     for k, recalls in enumerate(per_class(matrices)):
         for c, recall in enumerate(recalls):
             writer.writerow([k, names[c], "" if np.isnan(recall) else f"{recall:.6f}", int(matrices[k, c].sum())])
-    out = workspace.evaluations / cell.path
-    clear_leftovers(out)
     stored = {
         "prototypes": representations(engine, state, setup.draws, cell.features) if cell.features else {},
         "groups": groups(engine, state, setup.draws),
     }
-    for name, tensors in stored.items():
-        if tensors:
-            write_tensors(out / f"{name}.safetensors", tensors)
-        else:
-            (out / f"{name}.safetensors").unlink(missing_ok=True)
     metrics = Metrics(
         fingerprint=run.fingerprint,
         basis=_basis(cell, workspace),
@@ -131,9 +125,18 @@ def evaluate_cell(
         **of_window(lines, cell.settings),
         **of_groups(stored["groups"], cell.settings),
     )
-    # The metrics come last: whoever finds them finds the other files too.
-    write_text(out / PER_CLASS, table.getvalue())
-    write_json(out / METRICS, metrics.as_json())
+    out, lock = workspace.evaluations / cell.path, workspace.lock(cell.path)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):  # another process may evaluate the cell, too
+        clear_leftovers(out)
+        for name, tensors in stored.items():
+            if tensors:
+                write_tensors(out / f"{name}.safetensors", tensors)
+            else:
+                (out / f"{name}.safetensors").unlink(missing_ok=True)
+        # The metrics come last: whoever finds them finds the other files too.
+        write_text(out / PER_CLASS, table.getvalue())
+        write_json(out / METRICS, metrics.as_json())
 
 
 def _check_pooled(lines: Sequence[Round], run: Run, pooled: float, folder: Path, tolerance: float) -> None:
