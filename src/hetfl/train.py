@@ -18,7 +18,6 @@ from hetfl.experiments.plan import (
     Workspace,
     cells,
     check_fit,
-    check_models,
     load_params,
     pick,
 )
@@ -166,8 +165,5 @@ def check_cells(chosen: Sequence[Cell], params: Params, root: Path) -> None:
     Raises:
         HetflError: a model is unknown or does not support its method, or versions.yaml is out of date.
     """
-    experiments = [(params.experiments[cell.experiment], cell.row) for cell in chosen]
-    for group in dict.fromkeys(settings.rows[row].models or settings.models for settings, row in experiments):
-        check_models(params, group)
     check_fit(params, chosen)
     check_versions(root, keys(chosen))

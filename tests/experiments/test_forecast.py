@@ -69,6 +69,31 @@ def test_seconds_are_those_of_the_cells_own_rounds(workspace, params, table_10):
     assert (third.rounds, third.seconds) == (1000, 1000 * 26.0) and "other seeds" in third.basis
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"models": "wrong"}, "params.yaml: models.wrong: unknown model 'htcnn9'"),
+        ({"method": "fedhpl", "settings": {"prompts": "frame"}}, "htcnn1 takes no frame"),
+    ],
+)
+def test_a_cell_that_cannot_be_trained_does_not_stop_the_plan_of_others(workspace, params, table_10, changes, why):
+    """A training also plans the other cells of its tables, which somebody may just be writing."""
+    name = table_10[0].experiment
+    experiment = params.experiments[name]
+    row = experiment.rows["fedproto"]
+    rows = {"fedproto": row, "wrong": row.model_copy(update={"written": "wrong", **changes})}
+    broken = params.model_copy(
+        update={
+            "models": {**params.models, "wrong": ["htcnn9"]},
+            "experiments": {name: experiment.model_copy(update={"rows": rows})},
+        }
+    )
+    good, *_, wrong = forecasts(cells(broken, name), broken, workspace, CPU)
+    assert good.seconds and good.load
+    assert (wrong.cell.row, wrong.seconds, wrong.load) == ("wrong", None, None)
+    assert wrong.basis.startswith("that cannot be trained: ") and why in wrong.basis
+
+
 def test_records_of_other_machines_are_left_out(workspace, params, table_10):
     record(workspace, table_10[0], seconds=2.0, rounds=3, device="cuda: another")
     record(workspace, table_10[1], seconds=2.0, rounds=3, threads=64)

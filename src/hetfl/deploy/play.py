@@ -17,7 +17,7 @@ from hetfl.errors import FailedCellsError, HetflError
 from hetfl.experiments.cell import Elsewhere, run_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
-from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, check_models, load_params
+from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, load_params
 from hetfl.experiments.stop import terminable
 from hetfl.methods import create
 from hetfl.methods.base import Client
@@ -77,8 +77,6 @@ def check(chosen: Sequence[Cell], params: Params, workspace: Workspace, server: 
     check_fit(params, chosen)
     clients = sum(len(member.clients) for member in server.nodes.values())
     for cell in chosen:
-        settings = params.experiments[cell.experiment]
-        check_models(params, settings.rows[cell.row].models or settings.models)
         wanted = cell.partition["clients"]
         if wanted != clients:
             raise HetflError(f"server.nodes: have {clients} clients, {cell.path} has {wanted}")

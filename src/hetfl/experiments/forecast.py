@@ -22,7 +22,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments import namesakes
 from hetfl.experiments.calibration import matmul_rate, rates
-from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells
+from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells, check_fit
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Load, Rehearsal
 from hetfl.experiments.status import Status, status
@@ -50,7 +50,8 @@ class Forecast:
         rounds: left to train: as many as there are at most, or for a run that may stop early as many as finished runs
             of its experiment suggest.
         at_most: whether the run may stop earlier, and no finished run says when.
-        load: what these rounds compute and send; None if the data set is missing and its sizes are not published.
+        load: what these rounds compute and send; None if the cell cannot be trained, or the data set is missing and
+            its sizes are not published.
         seconds: left to train, on the device; None if unknown.
         source: of the seconds.
         basis: the source in words.
@@ -102,7 +103,8 @@ class Forecaster:
     def __init__(self, params: Params, workspace: Workspace, device: torch.device, exact: bool = True) -> None:
         self.exact = exact
         self.params, self.workspace, self.device = params, workspace, device
-        self._rehearsals: dict[tuple[Any, ...], Rehearsal | None] = {}
+        self._rehearsals: dict[tuple[Any, ...], Rehearsal | HetflError] = {}
+        self._wrong: dict[Path, str] = {}
         self._loads: dict[tuple[Any, ...], Load] = {}
         self._held: dict[tuple[Any, ...], Holdings | None] = {}
         runs, self._in_git = _runs(workspace), _in_git(workspace)
@@ -159,14 +161,25 @@ class Forecaster:
         return self._loads[key]
 
     def rehearsal(self, cell: Cell) -> Rehearsal | None:
-        """The cell's rehearsal; cells that differ in nothing that matters to it share one."""
+        """The cell's rehearsal; cells that differ in nothing that matters to it share one.
+
+        None where labels are not known, or the cell cannot be trained: plans of some cells are made of others, too.
+        """
         held = self.holdings(cell)
         if held is None:
             return None
         key = cell.method, repr(cell.settings), tuple(cell.models), cell.input.model_dump_json(), id(held)
         if key not in self._rehearsals:
-            self._rehearsals[key] = Rehearsal(cell.method, cell.settings, cell.models, cell.input, held)
-        return self._rehearsals[key]
+            try:
+                check_fit(self.params, [cell])
+                self._rehearsals[key] = Rehearsal(cell.method, cell.settings, cell.models, cell.input, held)
+            except HetflError as error:
+                self._rehearsals[key] = error
+        found = self._rehearsals[key]
+        if isinstance(found, Rehearsal):
+            return found
+        self._wrong[cell.path] = str(found)
+        return None
 
     def holdings(self, cell: Cell) -> Holdings | None:
         """The labels that a cell's clients hold; without the prepared data, as if classes were equally large."""
@@ -265,6 +278,8 @@ class Forecaster:
             at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
             return left * mean(taken), "records", at
         if load is None or rehearsal is None:
+            if wrong := self._wrong.get(cell.path):
+                return None, "operations", f"that cannot be trained: {wrong}"
             return None, "operations", "of unknown length until the data set is prepared"
         server = load.server if self.device.type == "cpu" else 0.0
         found = self._rates.of(rehearsal) if self._rates.known else None

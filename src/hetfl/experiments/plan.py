@@ -316,13 +316,16 @@ def check_models(params: Params, group: str) -> None:
 
 
 def check_fit(params: Params, chosen: Sequence[Cell]) -> None:
-    """Check that every cell's models support its method's options; imports timm, like :func:`check_models`.
+    """Check that every cell's models exist and support its method's options; imports timm, like :func:`check_models`.
 
     Raises:
-        HetflError: a model does not support the prompts, the stem or the image size, or has another head than the
-            linear one that its method needs; features differ in size where they must not; or clients that take no
-            part in training would be tested with running statistics that nobody has collected.
+        HetflError: a model is unknown, does not support the prompts, the stem or the image size, or has another head
+            than the linear one that its method needs; features differ in size where they must not; or clients that
+            take no part in training would be tested with running statistics that nobody has collected.
     """
+    rows = [(params.experiments[cell.experiment], cell.row) for cell in chosen]
+    for group in dict.fromkeys(experiment.rows[row].models or experiment.models for experiment, row in rows):
+        check_models(params, group)
     seen = set()
     for cell in chosen:
         experiment = params.experiments[cell.experiment]
