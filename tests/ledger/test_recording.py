@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ledger_helpers import cell_of, checkout, entry_of, record, write
 from record_factory import rewrite_rounds, rewrite_run
-from settings_files import EMBEDDED_PARAMS, PAPERS
+from settings_files import EMBEDDED_PARAMS, PAPERS, ROOT
 from table_helpers import CELLS, PARAMS, entries
 from typer.testing import CliRunner
 
@@ -193,6 +193,19 @@ def test_the_command_says_what_it_did(workspace, fedproto, monkeypatch):
     assert "fedtgp-htcnn8-fashion-mnist/fedproto/fedproto/blocks-s0  written   finished" in shown.output
     assert "41 of 42 cells have no run" in shown.output
     assert (workspace.root / "ledger.md").exists()
+
+
+def test_an_experiment_of_ones_own_is_recorded_without_a_ledger(tmp_path, monkeypatch):
+    """The project of the digits prints no paper's table."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    params = (tmp_path / "params.yaml").read_text()
+    compared = "      ours: {method: fedavg, against: fedavg, models: digits-resnet}\n      fedprox:\n"
+    (tmp_path / "params.yaml").write_text(params.replace("      fedprox:\n", compared, 1))
+    shown = CliRunner().invoke(app, ["record", "digits-homogeneous"])
+    assert shown.exit_code == 0, shown.exception
+    assert "no cell has a run" in shown.output and not (tmp_path / "ledger.md").exists()
+    assert "has no table of a paper" in str(CliRunner().invoke(app, ["ledger"]).exception)
 
 
 def test_a_damaged_run_is_named(workspace, fedproto):

@@ -79,7 +79,7 @@ def record(
         Path | None, typer.Option("--from", help="Another checkout, which has the runs and evaluations.")
     ] = None,
 ) -> None:
-    """Write compact records of trained cells into results/, which git keeps, and update the ledger.
+    """Write compact records of trained cells into results/, which git keeps, and update the papers' ledger.
 
     Example: hetfl --cd papers record fedtgp-table-10
     """
@@ -87,6 +87,7 @@ def record(
     from tabulate import tabulate
 
     from hetfl.experiments.plan import Workspace
+    from hetfl.ledger.lines import printed_tables
     from hetfl.ledger.page import write_ledger
     from hetfl.ledger.recording import kept_in_git, record_cells
     from hetfl.targets import cells_of
@@ -100,18 +101,22 @@ def record(
     there = [(one.cell, one.outcome, one.why) for one in found if one.outcome != "not run"]
     print(tabulate(there, headers=["cell", "record", "because"]) if there else "no cell has a run")
     print(f"{len(found) - len(there)} of {len(found)} cells have no run")
-    write_ledger(workspace, params)
+    if printed_tables(params):
+        write_ledger(workspace, params)
 
 
 @app.command("ledger", rich_help_panel=CHECKOUT)
 def ledger() -> None:
     """Write ledger.md, results/ledger.csv and the totals in the README: all printed numbers, with ours.
 
-    Example: hetfl ledger
+    Example: hetfl --cd papers ledger
     """
     workspace, params = opened("collecting all printed numbers", work=True)
+    from hetfl.ledger.lines import printed_tables
     from hetfl.ledger.page import write_ledger
 
+    if not printed_tables(params):
+        raise HetflError("params.yaml: has no table of a paper to make a ledger of; try hetfl --cd papers ledger")
     for path in write_ledger(workspace, params):
         print(f"{path}: written")
 

@@ -142,7 +142,7 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
             no printed number.
     """
     compacts = Records(workspace, params)
-    names = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
+    names = printed_tables(params)
     specs = {name: PAPER_TABLES[name](params) for name in names if name in PAPER_TABLES}
     entries: dict[Place, Entry] = {
         (name, row, column): entry
@@ -169,6 +169,11 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
         for line in lines
     ]
     return Ledger(sorted(lines, key=lambda line: (PAPERS.index(line.paper), order(line.table))), titles, noise)
+
+
+def printed_tables(params: Params) -> list[str]:
+    """The tables of papers that have a stage; a project of experiments of one's own has none, and so no ledger."""
+    return [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
 
 
 def order(table: str) -> tuple[int, str]:
