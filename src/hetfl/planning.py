@@ -231,12 +231,12 @@ def _needs(plan: Plan) -> str:
         if need.there:
             lines.append(f"{need.kind} {need.name}: here, {', '.join([*size, need.origin])}")
         else:
-            lines.append(f"{need.kind} {need.name}: MISSING, {', '.join([*size, need.origin])}")
+            lines.append(f"{need.kind} {need.name}: not here yet, {', '.join([*size, need.origin])}")
             lines.append(f"      {need.lack.partition('; ')[2]}")
     parts = [need for need in plan.needs if need.kind == "partition"]
     if parts:
         there = sum(need.there for need in parts)
-        more = "" if there == len(parts) else "; dvc repro draws the others"
+        more = "" if there == len(parts) else f"; dvc repro draws {'the others' if there else 'them'}"
         lines.append(f"partitions: {there} of {len(parts)} here{more}")
     return "\n".join(lines)
 

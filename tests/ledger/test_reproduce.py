@@ -93,6 +93,7 @@ def test_a_cell_that_is_trained_again_is_identical(hetfl, monkeypatch):
     dry = hetfl("reproduce", CELL, "--dry-run")
     assert dry.exit_code == 0 and not Path("runs").exists() and not Path(".hetfl/reproduced").exists()
     command = "hetfl train fedtgp-toy --row fedavg --split iid --seed 0 --engine sequential --precision float32"
+    assert " hours" not in dry.output and " s, cpu" in dry.output  # of a cell of seconds
     assert command in dry.output and "rounds     2 of at most 2, 3 clients" in dry.output
     for _ in range(2):  # a second time it is trained again
         shown = hetfl("reproduce", CELL)
@@ -130,12 +131,14 @@ def test_what_cannot_be_reproduced_is_one_line(hetfl):
     shutil.rmtree("partitions")
     lacking = str(hetfl("reproduce", CELL).exception)
     assert "the partition is missing; make it with dvc repro partition@digits" in lacking
+    shutil.rmtree("data")
+    assert "make it with dvc repro download-digits partition@digits" in str(hetfl("reproduce", CELL).exception)
     assert hetfl("reproduce", CELL, "--dry-run").exit_code == 0
     change('"rounds": 2', '"rounds": 3')
     change('"fingerprint": "', '"fingerprint": "0')
     assert "is stale (rounds 3, now 2); check out commit" in str(hetfl("reproduce", CELL).exception)
     Path("results", f"{CELL}.json").unlink()
-    assert "does not exist; train the cell with hetfl train fedtgp-toy" in str(hetfl("reproduce", CELL).exception)
+    assert "hetfl train fedtgp-toy, then hetfl record fedtgp-toy" in str(hetfl("reproduce", CELL).exception)
 
 
 def test_a_table_from_git_alone_is_the_table_from_the_runs(both_formats: None, hetfl):

@@ -19,7 +19,7 @@ from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
 from hetfl.models.registry import missing_weights, origin_of, weights_file, weights_path
 
-BUNDLED = "installed with a library"
+BUNDLED = "part of scikit-learn"
 """The origin of a data set that needs no download."""
 
 
@@ -67,13 +67,20 @@ def check_needs(cells: Sequence[Cell], params: Params, workspace: Workspace) -> 
     """Check that everything that cells read is here.
 
     Raises:
-        HetflError: something is missing; one line for each thing. A partition of a missing data set is not named.
+        HetflError: something is missing; one line for each thing, which for a data set stands for its partitions too.
     """
     missing = [need for need in needs(cells, params, workspace) if not need.there]
     gone = {need.name for need in missing if need.kind == "data set"}
-    drawn = [need for need in missing if need.kind != "partition" or need.name.partition("/")[0] not in gone]
-    if drawn:
-        raise HetflError("\n".join(f"{need.lack} ({need.source})" for need in drawn))
+    partitions = {need.name.partition("/")[0] for need in missing if need.kind == "partition"}
+    lines = []
+    for need in missing:
+        if need.kind == "partition" and need.name.partition("/")[0] in gone:
+            continue
+        make = f"dvc repro download-{need.name}"
+        both = f"{make} partition@{need.name}" if need.name in partitions else make
+        lines.append(f"{need.lack.replace(make, both)} ({need.source})")
+    if lines:
+        raise HetflError("\n".join(lines))
 
 
 def _different(cells: Iterable[Cell]) -> list[Cell]:
@@ -91,7 +98,7 @@ def _dataset(name: str, params: Params, workspace: Workspace) -> Need:
         source = params.data.own[name].path
         if not (workspace.root / source).is_dir():
             lack = f"params.yaml: data.{name}.path: {source!r} is not a folder; name the one of the images"
-        return Need("data set", name, False, None, source, lack)
+        return Need("data set", name, False, None, f"read from {source}", lack)
     entry = CATALOGUE[name]
     sources = Sources(params.data.folder(), workspace.scratch / "downloads")
     parts = {name: entry.files} if entry.files else {part.name: part.files for part in _parts(name)}
@@ -130,10 +137,10 @@ def _weights(name: str, params: Params, workspace: Workspace) -> Need:
     if path.exists():
         size = path.stat().st_size
         return Need("weights", name, True, size, str(path.relative_to(workspace.root)), "")
-    stage = next((key for key, settings in params.pretrain.items() if name in settings.models), None)
+    stage = any(name in settings.models for settings in params.pretrain.values())
     mirror = params.data.folder()
-    if stage is not None:
-        origin = f"trained here by dvc repro pretrain-{stage}"
+    if stage:
+        origin = "trained here"
     elif mirror is not None and weights_path(name, mirror / "weights").is_file():
         origin = "the mirror"
     else:

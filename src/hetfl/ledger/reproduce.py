@@ -14,9 +14,11 @@ from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.identity import differences, inputs
 from hetfl.experiments.namesakes import finished
+from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, weights_read
 from hetfl.experiments.schedule import pick_device
 from hetfl.ledger.recording import compact_of
+from hetfl.planning import clock
 from hetfl.report.comparison import compare_tables
 from hetfl.report.table import build_table
 from hetfl.schema import MODEL
@@ -63,7 +65,8 @@ def plan_reproduction(cell: Cell, workspace: Workspace, params: Params) -> Plan:
     record, file = records.compact(cell.path), workspace.compact(cell.path)
     if record is None or not record.finished:
         lacks = "is not finished" if record else "does not exist"
-        raise HetflError(f"{file}: {lacks}; train the cell with hetfl train {cell.experiment}")
+        make = f"hetfl train {cell.experiment}, then hetfl record {cell.experiment}"
+        raise HetflError(f"{file}: {lacks}; make it with {make}")
     if why := records.stale(cell.path):
         raise HetflError(f"{file}: is stale ({why}); check out commit {record.run.commit}")
     run = record.run
@@ -97,7 +100,7 @@ def describe(plan: Plan) -> str:
         f"data       {cell.dataset}, partition {cell.split}, seed {cell.seed}",
         f"weights    {weights}",
         f"rounds     {plan.record.played} of at most {run.rounds}, {run.clients} clients",
-        f"recorded   {run.started[:10]}, {plan.record.seconds / 3600:.2f} hours, {run.device}, threads {run.threads}",
+        f"recorded   {run.started[:10]}, {clock(plan.record.seconds)}, {run.device}, threads {run.threads}",
         f"code       commit {run.commit}, torch {run.versions.get('torch', 'unknown')}",
         f"command    {plan.command}",
     ]
@@ -117,6 +120,7 @@ def reproduce(plan: Plan, params: Params) -> Compact:
     """
     cell, workspace = plan.cell, plan.workspace
     check_fit(params, [cell])
+    check_needs([cell], params, workspace)
     reads = inputs(cell, workspace)
     if why := differences(plan.record.run, cell, reads):
         raise HetflError(f"{cell.path.as_posix()}: its record was made with other inputs ({'; '.join(why)})")
