@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -130,8 +131,13 @@ def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_
     assert {path: now[path] for path in trained} == trained
     for shown in (table, own_table):
         assert "fed-mine" in shown and "not run" not in shown and "not evaluated" not in shown
-    # In a new process; the skeleton's test passes as it is.
+    # In a new process; the skeleton's test passes as it is, and so do those that every method has to pass.
     passes(checkout, "tests/methods/test_fedmine.py")
+    shutil.copy(ROOT / "tests/methods/test_robust.py", checkout / "tests/methods")
+    rules = "test_methods_with_another_rule_refuse_the_settings[fed-mine]"
+    passes(checkout, f"tests/methods/test_robust.py::{rules}")
+    skeleton = ast.parse((checkout / "src/hetfl/methods/fedmine.py").read_text())
+    assert str(ast.get_docstring(skeleton)).count(".") >= 3  # which a test of the report asks of every method
 
 
 def stages_in_order(root: Path, wanted: str) -> list[str]:

@@ -28,37 +28,46 @@ PARENT = "fedavg"
 """The method that a new one is written as the difference from."""
 
 METHOD = Template('''\
-"""$title: what it changes about FedAvg, in one line."""
+"""$title: what it changes about FedAvg, in one sentence.
+
+What the clients do and send. What the server makes of it. The report shows this text; a test wants three sentences.
+"""
 
 from __future__ import annotations
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hetfl.draws import Draws
 from hetfl.message import ServerState
 from hetfl.methods.base import Uplinks, register_method
 from hetfl.methods.fedavg import FedAvg
+from hetfl.methods.parts.robust import COMBINING, mean_only
 
 
 @register_method("$name")
 class $cls(FedAvg):
     """Authors, venue, and the equation or algorithm that this class is.
 
-    Fill in: ``title``, ``source`` and this docstring; the settings; and the step that differs from FedAvg. It is one
-    of ``objective`` (what a client minimises), ``statistics`` (what it sums over its data), ``uplink`` (what it
-    sends), ``aggregate`` (what the server makes of that) and ``downlink`` (what the server sends). The whole contract
-    is in ``contract.py``. This skeleton changes ``aggregate``: the server goes only a part of the way to the average.
+    Fill in: ``title``, ``source``, ``travels`` and this docstring; the settings; and the step that differs from
+    FedAvg, with a docstring of its own, which the report shows. It is one of ``objective`` (what a client minimises),
+    ``statistics`` (what it sums over its data), ``uplink`` (what it sends), ``aggregate`` (what the server makes of
+    that) and ``downlink`` (what the server sends). The whole contract is in ``contract.py``. This skeleton changes
+    ``aggregate``: the server goes only a part of the way to the average.
     """
 
     numerics = 1
     title = "$title"
     source = "authors, venue, equation"
+    travels = "all parameters"
 
     class Settings(FedAvg.Settings):
         """``step``: part of the way from the server's weights to the clients' average; 1 is FedAvg."""
 
         step: float = Field(default=0.9, gt=0, le=1)
+
+        # FedAvg's rules against hostile clients and its noise are refused: they hold for its own messages only.
+        _mean_only = field_validator(*COMBINING)(mean_only)
 
     settings: Settings
 
