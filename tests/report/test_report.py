@@ -273,7 +273,7 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
     for text in (page, *(path.read_text() for path in tmp_path.glob("*.[mt]*")), render_text(table)):
         assert re.search(r"printed 85\.0,\s+other setting|printed 85\.0\s+other setting", text)
     assert "the two are not compared" in render_text(table)
-    assert "1 of 1 cells run</span>" in site["index.html"]
+    assert "1 of 1 numbers trained</span>" in site["index.html"]
 
 
 def test_a_run_that_stopped_early_says_after_which_round(experiment: Path) -> None:

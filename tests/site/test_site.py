@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -27,7 +28,7 @@ from hetfl.report.shown import best_cells, filled
 from hetfl.report.table import write_table
 from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
-from hetfl.site.methods import certificates, idea
+from hetfl.site.methods import _said, certificates, idea
 from hetfl.site.tables import tied
 from hetfl.tables.records import Records
 from hetfl.tracking.mlflow_views import VIEW, view_key
@@ -198,6 +199,17 @@ def test_every_method_has_its_idea_in_three_sentences_and_a_certificate() -> Non
     for name, cls in METHODS.items():
         assert cls.title in told, name
         assert idea(name).count(".") >= 3, f"{name}: the docstring of its file says too little"
+
+
+def test_a_function_without_a_docstring_has_not_its_parents_equation() -> None:
+    expected = {
+        "objective": "What a client minimises on a batch: a scalar, pure.",
+        "shares": "The parameter groups that travel and are averaged.",  # the contract has none
+    }
+    for name, words in expected.items():
+        [node] = ast.parse(f"def {name}(self): ...").body
+        assert isinstance(node, ast.FunctionDef)
+        assert _said(node, METHODS["fedavg"]) == words
 
 
 class Page:

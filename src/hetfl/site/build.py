@@ -234,7 +234,7 @@ class _Site:
                 some = counts(told[name])
                 parts = [f"{count} {verdict}" for verdict, count in some.items() if count]
                 return f"{len(told[name])} printed: {', '.join(parts)}"
-            done = f"{view['done']} of {view['total']} cells {view['made']}"
+            done = f"{view['done']} of {view['total']} numbers {view['made']}"
             return ", ".join([done, *(f"{count} {status}" for status, count in view["verdicts"])])
 
         def group(id: str, title: str, note: str, chosen: Iterable[str]) -> dict[str, Any]:
@@ -248,8 +248,8 @@ class _Site:
             "Digits and tiny models. They show that the pipeline works, and are never compared with printed numbers."
         )
         groups = [group("digits", "Embedded default", note, digits)]
-        smaller = "Most of them with smaller settings than the papers’."
-        groups += [group("own", "Experiments on real images", smaller, other)]
+        smaller = "On real images, most with smaller settings than the papers’, and experiments of your own."
+        groups += [group("own", "Other experiments", smaller, other)]
         for paper in PAPERS:
             own = sorted((name for name in views if name.partition("-")[0] == paper), key=order)
             groups.append(group(paper, title_of(paper), "", own))

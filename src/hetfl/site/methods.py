@@ -71,8 +71,10 @@ def _details(cls: type) -> list[Detail]:
 
 
 def _said(node: ast.FunctionDef, cls: type) -> str:
-    # The contract says of a function what it is for; only the first sentence holds for every method.
-    return ast.get_docstring(node) or (getdoc(getattr(cls, node.name)) or "").split("\n\n")[0]
+    # Without a docstring, what the contract says: a parent's equation is not that of a function that replaces it. Of
+    # the contract's words only the first sentence holds for every method.
+    general = getattr(Method, node.name, None) or getattr(cls, node.name)
+    return ast.get_docstring(node) or (getdoc(general) or "").split("\n\n")[0]
 
 
 def _comments(text: str, file: str, body: ast.ClassDef) -> Iterator[Detail]:

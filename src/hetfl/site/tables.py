@@ -114,7 +114,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "footnotes": _own_notes(table),
         "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
-        "made": "run" if accuracies or missing else "computed",
+        "made": "trained" if accuracies or missing else "computed",
         "verdicts": [(one, statuses[one]) for one in ("match", "better", "worse", "differs") if statuses[one]],
         "compares": compares(table),
         # Rows that differ in one choice are many, and their curves lie one over the other.
