@@ -18,7 +18,7 @@ from hetfl.experiments.plan import Workspace
 from hetfl.ledger import doubts
 from hetfl.ledger.doubts import found_doubts, known_doubts
 from hetfl.ledger.lines import Line, ledger
-from hetfl.ledger.page import CSV, PAGE, files
+from hetfl.ledger.page import CSV, PAGE, files, page
 from hetfl.ledger.recording import record_cells
 from hetfl.report.table import build_table
 from hetfl.schema import read_rounds
@@ -120,7 +120,8 @@ def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
 def test_runs_that_diverged_say_nothing_of_the_noise(workspace, fedproto):
     record(workspace, fedproto, rounds=60)
     record(workspace, fedproto, seed=1, rounds=90, diverged=3)
-    assert ledger(workspace, PARAMS).noise["fedtgp"] is None
+    book = ledger(workspace, PARAMS)
+    assert book.noise["fedtgp"] is None and "no cell has two runs yet that did not diverge" in page(book)
     record(workspace, fedproto, seed=2, rounds=62)
     assert ledger(workspace, PARAMS).noise["fedtgp"] == pytest.approx(2**0.5)
 

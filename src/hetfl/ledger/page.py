@@ -65,8 +65,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
 - **counted**: computed from models and messages; nothing is trained.
 - **not run**: *weights* or *data* if a cell needs pre-trained weights or a data set that no run of this project has
   used yet, *hours* if it only takes time.
-- Where a cell has also been run with another choice that the paper or its code leaves, a line below its table has the
-  number that gives, and its difference to the printed one.
+- Where a cell has also been run with another choice that the paper or its code leaves open, a line below its table
+  has that run's number and its difference to the printed one.
 - Hours are of training on the named device, all seeds together. The commit is that of the newest run.
 - A number in brackets leads to a remark on a printed number that looks inherited, inconsistent or implausible.
 """
@@ -128,7 +128,7 @@ def page(book: Ledger) -> str:
 
 def _noises(known: dict[str, float]) -> str:
     if not known:
-        return f"{NOISE} points are assumed, since no cell has several seeds yet."
+        return f"{NOISE} points are assumed, since no cell has two runs yet that did not diverge."
     told = ", ".join(f"{noise:.3f} points for {protocol}" for protocol, noise in known.items())
     return f"{told}; for others {NOISE} points are assumed."
 
