@@ -93,6 +93,23 @@ def test_a_sweep_is_a_grid_of_rows(make: Make) -> None:
     assert swept.title == "FedAvg, lr 0.2, optimiser adam"
     assert origins(params, swept)["lr"] == (0.2, "params.yaml: experiments.mine.sweep")
     assert found["fedprox-mu-1"].settings["lr"] == 0.9
+    assert origins(params, found["fedprox-mu-1"])["mu"][1] == "params.yaml: experiments.mine.rows.fedprox.sweep"
+
+
+def test_rows_of_one_method_without_titles_are_told_apart(make: Make) -> None:
+    rows = {
+        "fedavg": None,
+        "slow": {"method": "fedavg", "against": "fedavg"},
+        "fedprox": {"against": "slow"},
+        "named": {"method": "fedprox", "title": "Named", "against": "fedprox"},
+    }
+    titles = {row: settings.title for row, settings in make(rows=rows).experiments["mine"].rows.items()}
+    assert titles == {
+        "fedavg": "FedAvg",
+        "slow": "FedAvg (slow), against fedavg",
+        "fedprox": "FedProx, against slow",
+        "named": "Named",
+    }
 
 
 def test_an_experiment_over_axes_is_one_of_each_choice(make: Make) -> None:
@@ -128,6 +145,11 @@ def test_an_experiment_over_axes_is_one_of_each_choice(make: Make) -> None:
         ),
         ({"sweep": {"lr": [0.1, -1]}}, "experiments.mine.sweep.lr: -1 should be greater than 0"),
         ({"sweep": {"rate": [1]}}, "experiments.mine.sweep: unknown setting 'rate'"),
+        (
+            {"sweep": {"mu": [1]}},
+            "experiments.mine.sweep: fedavg has no setting 'mu'; remove it there, and give each row",
+        ),
+        ({"rows": {"fedavg": {"sweep": {"mu": [1]}}}}, "experiments.mine.rows.fedavg.sweep: unknown setting 'mu'"),
         ({"sweep": {"lr": []}}, "experiments.mine.sweep.lr: [] should have at least 1 item"),
         ({"sweep": {"optimiser": ["a b"]}}, "is not a valid name of a row; sweep over numbers and plain words"),
         ({"over": {"dataset": []}}, "experiments.mine.over: must be a mapping of axes"),

@@ -511,6 +511,12 @@ def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]
         )
     if cls.public and experiment.public is None:
         raise HetflError(f"{at}.method: {row.method} needs a public data set; name one in {_at(experiment)}.public")
+    for name in row.swept:
+        if name not in cls.Settings.model_fields and any(_has(other, name) for other in experiment.rows.values()):
+            raise HetflError(
+                f"{_at(experiment, 'sweep')}: {row.method} has no setting {name!r}; "
+                "remove it there, and give each row whose method has it the key sweep"
+            )
     given = [*layers(experiment, row, params.protocols)]
     merged: dict[str, Any] = {}
     for place, layer in given:
@@ -524,6 +530,10 @@ def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]
             f"{at}: {row.method} has no model for clients that take no part in training; set held_out to 0"
         )
     return settings.model_dump()
+
+
+def _has(row: Row, setting: str) -> bool:
+    return setting in METHODS[row.method].Settings.model_fields
 
 
 def weights_read(cell: Cell) -> list[str]:

@@ -71,7 +71,7 @@ class WrittenRow(Settings):
 
     Attributes:
         method: if missing, the row's name is the method.
-        title: if missing, the method's title.
+        title: if missing, the method's title, with the row's name and ``against`` where it has these of its own.
         protocol: settings shared with other rows; they override the experiment's, and ``settings`` overrides them.
         settings: of this row only; they override all others.
         models: the row's model group, instead of the experiment's.
@@ -132,6 +132,7 @@ class Row(Settings):
     Attributes:
         written: its name in the file; a sweep makes several rows with other names from it.
         swept: this row's values of the sweep's settings.
+        own_sweep: whether the sweep is the row's own and not the experiment's.
         against: the row that it is compared with, see :class:`WrittenRow`.
     """
 
@@ -141,6 +142,7 @@ class Row(Settings):
     protocol: str | None
     settings: dict[str, Any]
     swept: dict[str, Any]
+    own_sweep: bool
     models: str | None
     input: InputSettings | None
     splits: list[str] | None
@@ -239,7 +241,7 @@ def layers(
     yield f"{at}.defaults", shared(experiment.defaults)
     yield from protocol(row.protocol)
     yield f"{at}.rows.{row.written}.settings", row.settings
-    yield f"{at}.sweep", row.swept
+    yield f"{at}.rows.{row.written}.sweep" if row.own_sweep else f"{at}.sweep", row.swept
 
 
 def check_shared(settings: Mapping[str, Any], where: str) -> None:
@@ -368,7 +370,7 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
                 f"{where}.sweep: {key!r} is not a valid name of a row; sweep over numbers and plain words"
             )
         words = ", ".join(f"{setting} {_shown(value)}" for setting, value in point.items())
-        title = row.title or cls.title
+        title = row.title or _title(cls.title, written, row)
         yield (
             key,
             Row(
@@ -378,6 +380,7 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
                 protocol=row.protocol,
                 settings=row.settings,
                 swept=point,
+                own_sweep=row.sweep is not None,
                 models=row.models,
                 input=row.input,
                 splits=row.splits,
@@ -385,6 +388,12 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
                 against=row.against,
             ),
         )
+
+
+def _title(usual: str, written: str, row: WrittenRow) -> str:
+    """The title of a row that is given none: the method's, and what tells the row from others of this method."""
+    named = usual if written == (row.method or written) else f"{usual} ({written})"
+    return f"{named}, against {row.against}" if row.against else named
 
 
 def _shown(value: Any) -> str:
