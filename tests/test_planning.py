@@ -43,11 +43,11 @@ def test_a_plan_has_every_state(table_10):
     ]
     made = Plan([forecast(cell, now) for cell, now in zip(table_10, states, strict=False)], [], "cpu: test", 2)
     text = render(made)
-    for line in ("1 done", "1 not begun", "round 40 of 1000", "round 7 of 1000", "lr 0.5, now 0.01", "is not JSON"):
+    for line in ("1 done", "1 not run", "round 40 of 1000", "round 7 of 1000", "lr 0.5, now 0.01", "is not JSON"):
         assert line in text
     assert "about 5 h 00 min, 2 h 30 min with 2 cells at once" in text
     assert "5 cells by 10 rounds" in text
-    assert summary(made).startswith("plan: 1 done, 1 running now, 1 in progress, 1 not begun, 1 stale")
+    assert summary(made).startswith("plan: 1 done, 1 running, 1 interrupted, 1 not run, 1 stale")
 
 
 def test_an_unknown_time_is_not_a_small_one(table_10):

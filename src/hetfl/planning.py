@@ -23,9 +23,9 @@ from hetfl.stages import printed_by, table_names
 WORDS: Mapping[State, str] = {
     "done": "done",
     "in git": "in git, without models",
-    "running": "running now",
-    "interrupted": "in progress",
-    "not run": "not begun",
+    "running": "running",
+    "interrupted": "interrupted",
+    "not run": "not run",
     "stale": "stale, to be trained anew",
     "broken": "broken",
 }

@@ -197,7 +197,7 @@ def test_a_run_outlives_the_process_that_shows_it(tmp_path, capsys):
     train(tmp_path / "cell", callback)
     assert Record(tmp_path / "cell").finished
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is trained without being shown" in line
+    assert "its progress is no longer shown" in line
 
 
 def test_without_a_socket_subscribers_are_told_of_the_end(tmp_path, monkeypatch, capsys):

@@ -137,7 +137,7 @@ class Record:
             self._callback(Event(self.folder, run, rounds))
         except Exception as error:
             self._callback = None
-            print(f"hetfl: {self.folder}: is trained without being shown ({one_line(error)})", file=sys.stderr)
+            print(f"hetfl: {self.folder}: its progress is no longer shown ({one_line(error)})", file=sys.stderr)
 
 
 def _line(line: Round) -> str:

@@ -174,10 +174,9 @@ def _after(done: Sequence[Choice], workspace: Workspace, failures: Mapping[Path,
     found = Counter(
         status(choice.cell, workspace).state for choice in done if workspace.runs / choice.cell.path not in failures
     )
-    told = {"done": "done", "interrupted": "stopped at a resume point", "running": "in training"}
     counts: Counter[str] = Counter()
     for state, number in found.items():
-        counts[told.get(state, "not begun")] += number
+        counts[state if state in ("done", "interrupted", "running") else "not run"] += number
     parts = [f"{number} {what}" for what, number in counts.items()]
     parts += [f"{len(failures)} failed"] if failures else []
     more = any(what != "done" for what in counts)
