@@ -51,7 +51,7 @@ def known() -> set[str]:
 def is_known(word: str) -> bool:
     """Whether a word is a stage, a table, an experiment, or a path below one."""
     name = word.removeprefix("runs/").partition("/")[0].partition("@")[0]
-    return name in known() or bool({name, word.partition("@")[2]} & OWN)
+    return name in known() or bool({name.removeprefix("download-"), word.partition("@")[2]} & OWN)
 
 
 def parse(command: Any, words: list[str], parent: Any = None) -> Any:
