@@ -23,7 +23,7 @@ LEFT_OUT = {
     r"\. \.venv": "the environment is that of the test",
     r"export HETFL_MIRROR": "the folder is an example",
     r"hetfl (weights vit|train fedhpl-homogeneous-cifar10)|(dvc repro|hetfl show) fedhpl-table-3": "trains for hours",
-    r"hetfl reproduce": "needs a finished cell of a paper",
+    r"hetfl reproduce|dvc repro partition@fashion-mnist": "needs a data set of a paper",
     r"hetfl sweep fedtgp-table-10 --(budget|on)": "trains for hours; tests/sweep sweeps",
     r"hetfl (join|serve)\b": "serves until it is stopped; make test-distributed does it",
     r"cd deployment/server|hetfl cards": "needs the cards of all nodes; tests/deploy makes them",

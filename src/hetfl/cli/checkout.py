@@ -100,7 +100,8 @@ def record(
     found = record_cells(wanted, Workspace(source.resolve()) if source else workspace, workspace)
     there = [(one.cell, one.outcome, one.why) for one in found if one.outcome != "not run"]
     print(tabulate(there, headers=["cell", "record", "because"]) if there else "no cell has a run")
-    print(f"{len(found) - len(there)} of {len(found)} cells have no run")
+    if len(there) < len(found):
+        print(f"{len(found) - len(there)} of {len(found)} cells have no run")
     if printed_tables(params):
         write_ledger(workspace, params)
 
