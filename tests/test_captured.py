@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,7 +49,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records on the CPU; the replays of each recording."""
     replays: list[int] = []
 
-    def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
+    def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:
         place = len(replays)
         replays.append(0)
         with Tape() as tape:
@@ -72,6 +74,29 @@ def test_every_call_works_once_on_what_it_is_given(recordings):
         add({"x": torch.tensor([1.0, value])})
         assert total.tolist() == [value + 1, value * (value + 1) / 2]
     assert recordings == [6 - EAGER_CALLS]
+
+
+def test_recordings_are_made_on_their_device_and_share_no_workspace(monkeypatch):
+    """torch's own stream for recordings is on the first device that records, and so is what other devices record."""
+    told: list[Any] = []
+
+    @contextmanager
+    def graph(of: Any, pool: Any, stream: Any, **options: Any) -> Iterator[None]:
+        told.append(("begins", pool, stream))
+        yield
+        told.append("ends")
+
+    captured._recording_stream.cache_clear()
+    monkeypatch.setattr(captured, "forget_workspaces", lambda: told.append("forgets"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        told.clear()
+        captured.record(lambda: told.append("works"), "pool", torch.device(device))
+        assert told == ["forgets", ("begins", "pool", f"a stream of {device}"), "works", "ends", "forgets"]
+    assert captured._recording_stream.cache_info().misses == 2
+    captured._recording_stream.cache_clear()
 
 
 def test_without_cuda_nothing_is_recorded(monkeypatch):

@@ -55,6 +55,7 @@ def embedded():
 NAMES = {
     "torch._foreach_add_": added,
     "torch._foreach_copy_": copied,
+    "torch._C._cuda_clearCublasWorkspaces": lambda: callable(torch._C._cuda_clearCublasWorkspaces),
     "torch._C._functorch.is_batchedtensor": mapped,
     "torch.cpu._is_amx_tile_supported, torch.cpu._is_avx512_bf16_supported": (
         lambda: torch_private.multiplies_bfloat16() in (True, False)

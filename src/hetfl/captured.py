@@ -6,11 +6,13 @@ For small models, launching many small kernels takes longer than running them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
 from hetfl.message import Tensors
+from hetfl.torch_private import forget_workspaces
 
 EAGER_CALLS = 2
 """Ordinary calls before the recording. In these, libraries choose kernels and optimisers create their state."""
@@ -19,8 +21,8 @@ EAGER_CALLS = 2
 class Captured:
     """A function that updates tensors in place from its inputs, as a CUDA graph; on other devices an ordinary call.
 
-    Every call runs the function once. Its inputs must have the same names, shapes and types in every call. The
-    function must not copy values from the device to the host, nor depend on Python values that change.
+    Every call runs the function once. Its inputs must have the same names, shapes and types in every call, and be on
+    one device. The function must not copy values from there to the host, nor depend on Python values that change.
 
     Args:
         function: takes the inputs by name, returns nothing.
@@ -41,7 +43,8 @@ class Captured:
                 self._function(given)
                 return
             self._given = {name: tensor.clone() for name, tensor in given.items()}
-            self._replay = record(lambda: self._function(self._given), self._pool)
+            device = next(iter(given.values())).device
+            self._replay = record(lambda: self._function(self._given), self._pool, device)
         for name, tensor in given.items():
             self._given[name].copy_(tensor, non_blocking=True)
         self._replay()
@@ -52,9 +55,25 @@ def recordable(given: Tensors) -> bool:
     return any(tensor.is_cuda for tensor in given.values())
 
 
-def record(function: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """Record a function's kernels without running them; returns a function that runs them."""
+def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:
+    """Record a function's kernels on a device without running them; returns a function that runs them.
+
+    Recordings with different pools may be replayed at the same time.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        function()
+    # Some versions of torch keep a workspace for products of matrices, by stream, and all recordings are made on one
+    # stream. Two that run at once would write into the same workspace, and the first one to be deleted would take it
+    # from the others. Made anew for a recording, it is in the recording's own pool.
+    forget_workspaces()
+    try:
+        with torch.cuda.graph(graph, pool, _recording_stream(device), capture_error_mode="thread_local"):
+            function()
+    finally:
+        forget_workspaces()
     return graph.replay
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream that everything on a device is recorded on; torch's own one is on the device of its first use."""
+    return torch.cuda.Stream(device)

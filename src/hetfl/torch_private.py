@@ -21,6 +21,11 @@ def copy_to_all(tensors: list[Tensor], others: list[Tensor]) -> None:
     torch._foreach_copy_(tensors, others)
 
 
+def forget_workspaces() -> None:
+    """Give back the memory that products of matrices on CUDA keep from call to call."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def is_mapped(tensor: Tensor) -> bool:
     """Whether a tensor has an axis that ``torch.func.vmap`` hides."""
     return bool(torch._C._functorch.is_batchedtensor(tensor))
