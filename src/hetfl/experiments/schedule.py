@@ -28,13 +28,16 @@ def pick_device(name: str) -> torch.device:
     """The device that ``compute.device`` names; ``auto`` is the GPU if there is one.
 
     Raises:
-        HetflError: a GPU is asked for and there is none.
+        HetflError: a GPU is asked for that is not there.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise HetflError(f"params.yaml: compute.device: {name!r} but torch sees no GPU; use auto or cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+        raise HetflError(f"params.yaml: compute.device: {name!r} but the last GPU is cuda:{there - 1}")
+    return device
 
 
 def identities(cells: Sequence[Cell], workspace: Workspace) -> dict[Path, str]:

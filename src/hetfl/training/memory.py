@@ -91,6 +91,7 @@ def _bytes(tensor: Tensor) -> int:
 def reset_peak_memory(device: torch.device) -> None:
     """Start measuring peak memory anew."""
     if device.type == "cuda":
+        torch.cuda.init()  # nothing may have used the device yet, and then there are no statistics
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:

@@ -1,0 +1,35 @@
+"""The device that settings name. Without a GPU torch's answers are set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hetfl.errors import HetflError
+from hetfl.experiments.schedule import pick_device
+from hetfl.training.memory import reset_peak_memory
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "problem"),
+    [
+        (0, "cuda", "compute.device: 'cuda' but torch sees no GPU; use auto or cpu"),
+        (2, "cuda:2", "compute.device: 'cuda:2' but the last GPU is cuda:1"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_one_line(monkeypatch, gpus, name, problem):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(HetflError) as error:
+        pick_device(name)
+    assert str(error.value) == f"params.yaml: {problem}"
+    assert pick_device("cuda:1" if gpus else "auto") == torch.device("cuda:1" if gpus else "cpu")
+
+
+def test_measuring_memory_does_not_need_a_device_that_was_used_before(monkeypatch):
+    """torch has no statistics to reset before it is initialised, which a device with a number does not do."""
+    done: list[object] = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("init"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", done.append)
+    reset_peak_memory(torch.device("cuda:0"))
+    assert done == ["init", torch.device("cuda:0")]
