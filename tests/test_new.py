@@ -133,9 +133,10 @@ def test_an_own_method_and_an_own_experiment_have_their_numbers_after_the_first_
         assert "fed-mine" in shown and "not run" not in shown and "not evaluated" not in shown
     # In a new process; the skeleton's test passes as it is, and so do those that every method has to pass.
     passes(checkout, "tests/methods/test_fedmine.py")
-    shutil.copy(ROOT / "tests/methods/test_robust.py", checkout / "tests/methods")
+    # Under another name, since pytest imports test files of one name only once in a process.
+    shutil.copy(ROOT / "tests/methods/test_robust.py", checkout / "tests/methods/test_rules.py")
     rules = "test_methods_with_another_rule_refuse_the_settings[fed-mine]"
-    passes(checkout, f"tests/methods/test_robust.py::{rules}")
+    passes(checkout, f"tests/methods/test_rules.py::{rules}")
     skeleton = ast.parse((checkout / "src/hetfl/methods/fedmine.py").read_text())
     assert str(ast.get_docstring(skeleton)).count(".") >= 3  # which a test of the report asks of every method
 
