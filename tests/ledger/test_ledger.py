@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hetfl.ledger.doubts import found_doubts, known_doubts
 from hetfl.ledger.lines import Line, ledger
 from hetfl.ledger.page import CSV, PAGE, files, page
 from hetfl.ledger.recording import record_cells
+from hetfl.report.formats import render_markdown
 from hetfl.report.table import build_table
 from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
@@ -83,6 +85,13 @@ def test_a_cell_from_nothing_to_a_verdict(workspace, fedproto):
     record_cells([begun], workspace, workspace)
     going = line_of(workspace, *place)
     assert (going.says, going.value, going.ours, going.rounds) == ("in progress (round 17)", None, "", 17)
+    for _ in ("from runs/", "from git alone"):
+        table = build_table(table_spec("fedtgp-table-10", PARAMS), Records(workspace, PARAMS))
+        [cell] = [cell for cell in table["cells"] if (cell["row"], cell["column"]) == ("fedproto", "blocks")]
+        assert (cell["status"], cell["value"]) == ("in progress", None)
+        assert cell["footnote"] == "Seed 0 is in progress: round 17."
+        assert "in progress [1]<br>printed 99.48±0.01" in render_markdown(table)
+        shutil.rmtree(workspace.runs, ignore_errors=True)
 
     record(workspace, fedproto, rounds=60)
     one = line_of(workspace, *place)

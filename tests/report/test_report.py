@@ -10,7 +10,8 @@ import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from record_factory import make_round, rewrite_rounds, rewrite_run
@@ -32,7 +33,7 @@ from table_factory import (
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Workspace
-from hetfl.figures.curves import accuracy_curves, communication_figure
+from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_markdown, render_text
@@ -40,6 +41,9 @@ from hetfl.report.table import write_table
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tables.records import Records
 from hetfl.tables.spec import Block, TableSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @pytest.fixture(scope="session")
@@ -325,6 +329,29 @@ def test_a_diverged_run_is_marked_everywhere(experiment: Path, tmp_path: Path) -
         assert "Local, IID: seed 0 in round 4, seed 2 in round 2." in re.sub(r"\s+", " ", text)
     assert texts[2].count('"seed 0 in round 4, seed 2 in round 2"') == 1
     assert texts[3].count(r"\S{}") == 2
+
+
+def test_a_run_that_diverged_does_not_set_the_range_of_a_figure(experiment: Path, tmp_path: Path) -> None:
+    folder = experiment / "runs/digits-homogeneous/local/local/iid-s0"
+    lost = {"accuracy": [0.0] * CLIENTS, "pooled": 0.0, "diverged": [*range(CLIENTS)]}
+    rewrite_rounds(
+        folder, [line.model_copy(update=lost if line.round == ROUNDS else {}) for line in read_rounds(folder)]
+    )
+    table, records = make(experiment), Records(Workspace(experiment))
+    limits = []
+
+    def keep(figure: Figure, path: Path) -> list[Path]:
+        limits.append(figure.axes[0].get_ylim())
+        (caption,) = [" ".join(text.get_text().split()) for text in figure.texts if text.get_gid() == "caption"]
+        assert "A line for each seed" in caption and "Cross: the run diverges in the next round" in caption
+        return []
+
+    with mock.patch("hetfl.figures.curves.save", keep):
+        accuracy_curves(table, records, tmp_path)
+        communication_figure(table, records, tmp_path)
+    assert all(low > 40 for low, _ in limits) and len(limits) == 2
+    seeds = curve_points(table, records).query("row == 'local' and column == 'iid'").groupby("seed").accuracy.min()
+    assert seeds[0] == 0 and seeds[1] > 40
 
 
 def test_blocks_and_footnotes(finished: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,20 +11,23 @@ import numpy as np
 import pandas as pd
 
 from hetfl.errors import HetflError
-from hetfl.figures.style import BAND, MUTED, Look, canvas, few_ticks, look, looks, save, styled
-from hetfl.tables.records import Point, Records
+from hetfl.figures.style import BAND, MUTED, Look, canvas, caption, few_ticks, look, looks, save, styled
+from hetfl.tables.curves import Curve, curves
+from hetfl.tables.records import Records
 from hetfl.tables.spec import has_statistic, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-Draw = Callable[["Axes", np.ndarray, Look], None]
-"""Draws the points [seeds, rounds, 3] of a row in its look."""
+Draw = Callable[["Axes", Curve, Look], None]
+"""Draws a curve of a row in the row's look."""
 
 
 def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) -> list[Path]:
-    """Accuracy over rounds: a panel per column, a line per row, shaded from the lowest to the highest seed.
+    """Accuracy over rounds: a panel per column, the :func:`~hetfl.tables.curves.curves` of each row.
+
+    A mean over seeds is shaded from the lowest to the highest.
 
     Args:
         table: a table as :func:`hetfl.report.table.build_table` makes it.
@@ -35,14 +38,15 @@ def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) ->
         The two files.
     """
 
-    def draw(axes: Axes, points: np.ndarray, style: Look) -> None:
-        rounds, accuracy = points[0, :, 0], points[:, :, 1]
-        axes.fill_between(rounds, accuracy.min(0), accuracy.max(0), color=style["color"], zorder=1, **BAND)
-        axes.plot(rounds, accuracy.mean(0), **style)
+    def draw(axes: Axes, curve: Curve, style: Look) -> None:
+        rounds, accuracy, low, high, _ = np.array(curve.points).T
+        axes.fill_between(rounds, low, high, color=style["color"], zorder=1, **BAND)
+        axes.plot(rounds, accuracy, **style)
+        _cross(axes, curve, rounds, style)
         few_ticks(axes.xaxis, 6, integer=True)
 
-    caption = "Line: mean over seeds. Shade: lowest to highest seed."
-    return _panels(table, records, folder / f"{table['table']}-curves", draw, "Round", caption)
+    told = "Line: mean over seeds. Shade: lowest to highest seed."
+    return _panels(table, records, folder / f"{table['table']}-curves", draw, "Round", told)
 
 
 def communication_figure(table: Mapping[str, Any], records: Records, folder: Path) -> list[Path]:
@@ -52,45 +56,45 @@ def communication_figure(table: Mapping[str, Any], records: Records, folder: Pat
     :func:`accuracy_curves`, but for the name ``<table>-communication``.
     """
 
-    def draw(axes: Axes, points: np.ndarray, style: Look) -> None:
+    def draw(axes: Axes, curve: Curve, style: Look) -> None:
         from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-        _, accuracy, traffic = points.mean(0).T
+        _, accuracy, _, _, traffic = np.array(curve.points).T
         if traffic[-1] == 0:
             axes.axhline(accuracy[-1], **style | {"marker": None, "linestyle": (0, (1, 2))})
             return
         axes.plot(traffic, accuracy, **style)
+        _cross(axes, curve, traffic, style)
         axes.set_xscale("log")
         low, high = (log10(limit) for limit in axes.get_xlim())
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=8))
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
-    caption = "Mean over seeds; bytes of all clients together, registration included. Dotted: sends nothing."
+    told = "Mean over seeds; bytes of all clients together, registration included. Dotted: sends nothing."
     label = "Bytes so far, up and down (log scale)"
-    return _panels(table, records, folder / f"{table['table']}-communication", draw, label, caption)
+    return _panels(table, records, folder / f"{table['table']}-communication", draw, label, told)
 
 
 def curve_points(table: Mapping[str, Any], records: Records) -> pd.DataFrame:
-    """The curves of both figures as numbers, a line for each round of each cell.
+    """The curves of both figures as numbers, a line for each point.
 
     Returns:
-        Columns ``row``, ``column`` and ``round``; ``accuracy``, the mean over seeds in percent; ``megabytes``, all
-        that was sent up to the round's end, up and down, mean over seeds.
+        Columns ``row``, ``column`` and ``seed``, which is empty where a curve is the mean over seeds; ``round``;
+        ``accuracy`` in percent; ``megabytes``, all that was sent up to the round's end, up and down.
     """
-    lines: list[tuple[Any, ...]] = []
-    for row in table["rows"]:
-        for column in table["columns"]:
-            # Runs may stop early: as far as all seeds go.
-            for points in zip(*_curves(table, records, row, column), strict=False):
-                _, accuracy, traffic = np.array(points).mean(0)
-                lines.append((row, column, points[0].round, round(accuracy, 4), round(traffic / 1e6, 6)))
-    return pd.DataFrame(lines, columns=["row", "column", "round", "accuracy", "megabytes"])
+    lines = [
+        (row, column, curve.seed, at.round, round(at.percent, 4), round(at.traffic / 1e6, 6))
+        for row in table["rows"]
+        for column in table["columns"]
+        for curve in _curves(table, records, row, column)
+        for at in curve.points
+    ]
+    found = pd.DataFrame(lines, columns=["row", "column", "seed", "round", "accuracy", "megabytes"])
+    return found.astype({"seed": "Int64"})
 
 
-def _panels(
-    table: Mapping[str, Any], records: Records, path: Path, draw: Draw, xlabel: str, caption: str
-) -> list[Path]:
+def _panels(table: Mapping[str, Any], records: Records, path: Path, draw: Draw, xlabel: str, told: str) -> list[Path]:
     accuracies = {cell["column"] for cell in table["cells"] if cell.get("unit", "%") == "%"}
     panels = {column: title for column, title in table["columns"].items() if column in accuracies}
     columns = min(3, len(panels))
@@ -105,17 +109,18 @@ def _panels(
         figure = canvas(width, 2.75 * lines + 0.2 * legend_lines + 0.5)
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         handles: dict[str, Any] = {}
+        drawn: list[Curve] = []
         for axes, (column, title) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
             for row, name in table["rows"].items():
-                if seeds := _curves(table, records, row, column):
-                    length = min(map(len, seeds))
-                    style = styles[row] | {"label": name, "markevery": max(1, ceil(length / 10))}
-                    draw(axes, np.array([points[:length] for points in seeds]), style)
+                for curve in _curves(table, records, row, column):
+                    style = styles[row] | {"label": name, "markevery": max(1, ceil(len(curve.points) / 10))}
+                    draw(axes, curve, style)
+                    drawn.append(curve)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
             if not axes.lines:
-                axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=MUTED)
+                axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color=MUTED)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid[:, 0]:
@@ -125,11 +130,33 @@ def _panels(
             axes.set_ylabel(f"{kind} accuracy (%)")
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)
-        figure.supxlabel(caption, x=0.005, ha="left", fontsize=7.5, color=MUTED).set_gid("caption")
+        if any(curve.diverged for curve in drawn):
+            # What a run does after it diverged would flatten all other curves.
+            sound = [at for curve in drawn for at in curve.sound]
+            low, high = min(at.low for at in sound), max(at.high for at in sound)
+            margin = 0.05 * (high - low or 1)
+            grid[0, 0].set_ylim(low - margin, high + margin)
+        caption(figure, " ".join([told, *_remarks(drawn)]))
         if ordered := {name: handles[name] for name in table["rows"].values() if name in handles}:
             place: Look = {"loc": "outside upper left", "ncols": legend_columns}
             figure.legend(ordered.values(), ordered.keys(), handlelength=2.4, columnspacing=1.6, **place)
         return save(figure, path)
+
+
+def _cross(axes: Axes, curve: Curve, x: np.ndarray, style: Look) -> None:
+    """Mark the last round before a run diverges, at its place in ``x``, which has one for each point."""
+    if curve.diverged:
+        last = len(curve.sound) - 1
+        look = {"color": style["color"], "marker": "x", "markersize": 8, "markeredgewidth": 2}
+        axes.plot(x[last], curve.points[last].percent, linestyle="none", zorder=3, **look)
+
+
+def _remarks(drawn: Sequence[Curve]) -> list[str]:
+    """What a caption says of curves that are no means."""
+    alone = "A line for each seed where seeds end in different rounds or one diverges."
+    cross = "Cross: the run diverges in the next round; the vertical axis has the range of the rounds before."
+    parts = {alone: any(curve.seed is not None for curve in drawn), cross: any(curve.diverged for curve in drawn)}
+    return [text for text, there in parts.items() if there]
 
 
 def _looks(table: Mapping[str, Any]) -> dict[str, Look]:
@@ -140,12 +167,15 @@ def _looks(table: Mapping[str, Any]) -> dict[str, Look]:
     return {row: look(index) | finer for row, index in looks(methods).items()}
 
 
-def _curves(table: Mapping[str, Any], records: Records, row: str, column: str) -> list[list[Point]]:
-    """The curve of each seed of a cell; a place without a cell has none."""
-    curves = []
+def _curves(table: Mapping[str, Any], records: Records, row: str, column: str) -> list[Curve]:
+    """The curves of a cell; a place without a cell has none."""
+    found: list[Curve] = []
     for cell in table["cells"]:
-        for source in cell["provenance"] if (cell["row"], cell["column"]) == (row, column) else ():
-            if (record := records.of(source)) is None:
-                raise HetflError(f"{source['run']}: is not the run that the table shows; make the table again")
-            curves.append(record.curve(cell.get("statistic", "average"), cell.get("reading", "")))
-    return curves
+        if (cell["row"], cell["column"]) == (row, column):
+            several = [(source["run"], records.of(source)) for source in cell["provenance"]]
+            for run, record in several:
+                if record is None:
+                    raise HetflError(f"{run}: is not the run that the table shows; make the table again")
+            known = [record for _, record in several if record is not None]
+            found += curves(known, cell.get("statistic", "average"), cell.get("reading", ""))
+    return found

@@ -15,7 +15,7 @@ RANDOM = "‡"
 """Marks a number of random backbone weights."""
 DIVERGED = "§"
 """Marks a number of runs of which some diverged."""
-MISSING = ("broken", "not evaluated", "stale", "not run")
+MISSING = ("broken", "not evaluated", "in progress", "stale", "not run")
 """Statuses of a cell without a value; of several seeds' the first one is the cell's."""
 
 
@@ -136,7 +136,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     digits, decimals = show_digits(table, cell), table["decimals"]
     marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) or differs_from_diverged(cell) else "")
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
-    missing = cell["status"] if cell["status"] in ("not evaluated", "broken") else "not run"
+    missing = "not run" if cell["status"] not in MISSING or cell["status"] == "stale" else cell["status"]
     form = f"+z.{digits}f" if cell["against"] else f".{digits}f"  # z: no minus before a rounded zero
     number = cell["value_text"] or _number(cell["value"], form) or missing
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))

@@ -35,14 +35,15 @@ def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
 
     ``status`` is ``match``, ``better``, ``worse`` or ``differs`` against a printed value, ``other setting`` (and no
     difference) where that is not comparable, ``ours`` where nothing is printed, ``not run`` where no seed is
-    finished, ``not evaluated`` where none has an evaluation, ``stale`` where there are only compact records of
-    other settings or versions, ``broken`` where records are damaged and no other seed is there (in any case the
-    footnote says what is wrong with a seed). Numbers of parameters need no run: without one they have no ``seeds``. A
-    cell ``against`` another row has the mean of the differences to it of the same seeds,
-    with their ``std`` and the ``interval`` of their mean (see :func:`~hetfl.tables.verdict.mean_interval`), and no
-    other accuracies. A run that stopped early has the ``rounds`` that it played in its provenance, one that
-    ``diverged`` the first round in which it did, and one whose other run did that round as ``base_diverged``.
-    ``seeds`` names the seeds a cell was built from, ``wanted`` those it asks for.
+    finished, ``in progress`` where one has begun, ``not evaluated`` where none has an evaluation, ``stale`` where
+    there are only compact records of other settings or versions, ``broken`` where records are damaged and no other
+    seed is there (in any case the footnote says what is wrong with a seed). Numbers of parameters need no run:
+    without one they have no ``seeds``. A cell ``against`` another row has the mean of the differences to it of the
+    same seeds, with their ``std`` and the ``interval`` of their mean (see
+    :func:`~hetfl.tables.verdict.mean_interval`), and no other accuracies. A run that stopped early has the ``rounds``
+    that it played in its provenance, one that ``diverged`` the first round in which it did, and one whose other run
+    did that round as ``base_diverged``. ``seeds`` names the seeds a cell was built from, ``wanted`` those it asks
+    for.
 
     Args:
         spec: what to print.

@@ -14,8 +14,9 @@ from hetfl.errors import HetflError
 from hetfl.experiments.forecast import Forecaster
 from hetfl.experiments.plan import Workspace
 from hetfl.files import read_json, write_json
-from hetfl.site.runs import Runs, line_of
+from hetfl.site.runs import Runs, records_of
 from hetfl.site.tables import Rows, Table
+from hetfl.tables.curves import averaged
 from hetfl.tables.records import Record, Records
 
 NAME = "operations.json"
@@ -78,8 +79,8 @@ def cost_data(tables: Mapping[str, tuple[Table, Rows]], runs: Runs, operations: 
 def _line(
     table: Table, cell: Mapping[str, Any], rows: Rows, runs: Runs, operations: Operations
 ) -> dict[str, Any] | None:
-    points = {round: accuracy for round, accuracy, *_ in line_of(cell, runs)}
-    records = [record for record in map(runs.get, cell["provenance"]) if record is not None]
+    records = records_of(cell, runs)
+    points = {at.round: at.percent for at in averaged(records, cell["statistic"], cell["reading"])}
     if not points or (count := operations.of(records[0])) is None:
         return None
     told: list[list[float | None]] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
 from hetfl.report.shown import show_bytes, show_count
+from hetfl.tables.curves import Curve, curves
 from hetfl.tables.records import Record, Records
 from hetfl.tracking.mlflow_views import Links
 
@@ -95,27 +96,31 @@ def kind_of(record: Record) -> str:
 
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
 
-Line = list[tuple[int, float, float, float, float]]
-"""By round: its number, the accuracy's mean, lowest and highest over seeds in percent, and MB sent so far."""
 
-
-def _line(records: Sequence[Record], statistic: str, reading: str) -> Line:
-    """A cell's accuracy after every round, as far as all seeds go."""
-    found: Line = []
-    for points in zip(*(record.curve(statistic, reading) for record in records), strict=False):
-        accuracies = [point.percent for point in points]
-        spread = (round(number, 3) for number in (mean(accuracies), min(accuracies), max(accuracies)))
-        found.append((points[0].round, *spread, round(mean(point.traffic for point in points) / 1e6, 6)))
-    return found
-
-
-def line_of(cell: Mapping[str, Any], runs: Runs) -> Line:
-    """A table's cell as a curve; empty where it has none, or a run is not here."""
-    if cell["unit"] != "%" or not cell["provenance"]:
+def records_of(cell: Mapping[str, Any], runs: Runs) -> list[Record]:
+    """The records behind a table's accuracy; none where it is no accuracy, or a run is not here."""
+    if cell["unit"] != "%":
         return []
     records = [runs.get(source) for source in cell["provenance"]]
     known = [record for record in records if record is not None]
-    return _line(known, cell["statistic"], cell["reading"]) if len(known) == len(records) else []
+    return known if len(known) == len(records) else []
+
+
+def lines_of(cell: Mapping[str, Any], runs: Runs) -> list[dict[str, Any]]:
+    """The :func:`~hetfl.tables.curves.curves` of a table's cell as the pages' script takes them.
+
+    ``points`` are round, mean, lowest and highest accuracy in percent, and MB sent so far; ``seed`` and ``diverged``
+    are null where the curve has none.
+    """
+    return [_line(curve) for curve in curves(records_of(cell, runs), cell["statistic"], cell["reading"])]
+
+
+def _line(curve: Curve) -> dict[str, Any]:
+    points = [
+        (at.round, *(round(number, 3) for number in (at.percent, at.low, at.high)), round(at.traffic / 1e6, 6))
+        for at in curve.points
+    ]
+    return {"seed": curve.seed, "diverged": curve.diverged, "points": points}
 
 
 def _readings(record: Record) -> list[dict[str, Any]]:
@@ -123,8 +128,9 @@ def _readings(record: Record) -> list[dict[str, Any]]:
     statistics = {"highest": "highest client", "window_pooled": "all samples", "average": "average"}
     statistics["lowest"] = "lowest client"
     return [
-        {"row": title, "series": number, "marker": number, "hollow": False, "points": _line([record], name, "")}
+        {"row": title, "series": number, "marker": number, "hollow": False, **_line(curve)}
         for number, (name, title) in enumerate(statistics.items())
+        for curve in curves([record], name)
     ]
 
 

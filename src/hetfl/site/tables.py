@@ -30,7 +30,7 @@ from hetfl.report.shown import (
     show_digits,
     show_measure,
 )
-from hetfl.site.runs import PRETRAINED, SCRATCH, Runs, kind_of, line_of
+from hetfl.site.runs import PRETRAINED, SCRATCH, Runs, kind_of, lines_of
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.records import Records
 from hetfl.tables.spec import compares
@@ -216,9 +216,10 @@ def _curves(table: Table, runs: Runs, rows: Rows) -> list[dict[str, Any]]:
     panels = []
     for column, title in table["columns"].items():
         lines = [
-            {"row": name, **rows.looks[row], "points": points}
+            {"row": name, **rows.looks[row], **line}
             for row, name in table["rows"].items()
-            if (cell := cells.get((row, column))) and (points := line_of(cell, runs))
+            if (row, column) in cells
+            for line in lines_of(cells[row, column], runs)
         ]
         panels += [{"title": title, "lines": lines}] if lines else []
     return panels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -180,8 +180,9 @@ class Records:
         """Why :meth:`get` has none, and what to know about it.
 
         Returns:
-            ``not run``; ``not evaluated`` where training is complete, and what to run; or ``stale`` where there is
-            only a compact record of other settings or versions, and which these are.
+            ``not run``; ``in progress``, and in which round; ``not evaluated`` where training is complete, and what
+            to run; or ``stale`` where there is only a compact record of other settings or versions, and which they
+            are.
 
         Raises:
             HetflError: a record is damaged.
@@ -192,7 +193,17 @@ class Records:
             return "not evaluated", f"run the evaluate stage of {entry.experiment}"
         if run is None and (why := self.stale(path)):
             return "stale", why
-        return "not run", ""
+        played = max(self._begun(path, run), default=0)
+        return ("in progress", f"round {played}") if played else ("not run", "")
+
+    def _begun(self, path: Path, run: Run | None) -> Iterator[int]:
+        """The last rounds of a cell's unfinished runs, here and in git, if they are of its settings and versions."""
+        cell = self.cell(path) if run is not None and not run.complete else None
+        if run is not None and cell is not None and not differences(run, cell, run.inputs):
+            yield sum(line.round >= 1 for line in read_rounds(self.workspace.runs / path))
+        kept = self.compact(path)
+        if kept is not None and not kept.finished and not self.stale(path):
+            yield kept.played
 
     def of(self, source: Mapping[str, Any]) -> Record | None:
         """The record that a table was made from; None if it is not here, or has changed since.

@@ -35,8 +35,9 @@ def results(entries: Iterable[Entry], records: Records) -> pd.DataFrame:
     Returns:
         A line for each seed of each cell, in order. Columns :data:`CELL` and ``seed`` say whose it is (``round`` is 0
         where the whole run is read), ``status`` is ``done``, ``counted`` (a number that needs no run), ``not run``,
-        ``not evaluated``, ``stale`` or ``broken``, and ``problem`` says why or what to do. ``value`` is the statistic
-        of what is done or counted, in percent, M elements, or without a unit. The others are empty unless it is done:
+        ``in progress``, ``not evaluated``, ``stale`` or ``broken``, and ``problem`` says why or what to do. ``value``
+        is the statistic of what is done or counted, in percent, M elements, or without a unit. The others are empty
+        unless it is done:
 
         - ``record``: the :class:`Record`; ``run``: its path.
         - ``lowest``, ``highest``: of an average, the lowest and the highest client, percent.

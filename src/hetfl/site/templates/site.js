@@ -60,55 +60,63 @@ const SHAPES = ["circle", "square", "diamond", "triangle-up", "triangle-down", "
 const MARKS = 8;
 const DURATION = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, unit]) => `datum.value >= ${size} ? format(datum.value / ${size}, '~r') + ' ${unit}' : `).join("") + "format(1000 * datum.value, '~r') + ' ms'";
 
-// Lines with marks, a band, and a label at each end; labels that would cover one another move apart.
+// Lines with marks, a band, and a label for each row at the end of its longest line; labels that would cover one
+// another move apart. A row may have a line for each seed. A cross is the last round before a run diverges, and what
+// comes after it may leave the chart.
 function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0 }) {
   const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 190), size = 11.5;
-  const values = lines.flatMap((line) => line.points.flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
+  const sound = (line) => { const before = line.points.filter((p) => line.diverged == null || p.round < line.diverged); return before.length ? before : line.points; };
+  const values = lines.flatMap((line) => sound(line).flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
   const low = Math.max(lower, Math.min(...values)), high = Math.max(...values), pad = (high - low || 1) * 0.04;
   const domain = [Math.max(lower, low - pad), high + pad], perPixel = (domain[1] - domain[0]) / height;
   const last = Math.max(...lines.flatMap((line) => line.points.map((p) => p[x])));
   const first = Math.min(...lines.flatMap((line) => line.points.map((p) => p[x])).filter((v) => !log || v > 0));
-  const rows = [], ends = [];
-  for (const line of lines) {
+  const rows = [], crosses = [], longest = new Map();
+  lines.forEach((line, number) => {
     const mine = line.points.filter((p) => !log || p[x] > 0), silent = mine.length === 0;
     const level = line.points.at(-1);
     const drawn = silent ? [first, last].map((v) => ({ ...level, [x]: v })) : mine;
     const every = Math.ceil(drawn.length / MARKS);
-    drawn.forEach((p, i) => rows.push({ ...p, row: line.row, marked: !silent && (i % every === 0 || i === drawn.length - 1) }));
-    ends.push({ row: line.row, text: silent ? `${line.row} (sends nothing)` : line.row, [x]: drawn.at(-1)[x], [y]: drawn.at(-1)[y] });
-  }
+    drawn.forEach((p, i) => rows.push({ ...p, row: line.row, line: number, seed: line.seed, marked: !silent && (i % every === 0 || i === drawn.length - 1) }));
+    if (line.diverged != null) crosses.push({ ...sound(line).at(-1), row: line.row });
+    const end = drawn.at(-1), known = longest.get(line.row);
+    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text: silent ? `${line.row} (sends nothing)` : line.row, [x]: end[x], [y]: Math.max(domain[0], end[y]) });
+  });
+  const ends = [...longest.values()];
   // From the top down, each label at least its height below the one before; then back up from the bottom.
   ends.sort((a, b) => b[y] - a[y]);
   let place_ = Infinity;
   for (const end of ends) end.label = place_ = Math.min(end[y], place_ - size * perPixel);
   place_ = domain[0] - size * perPixel / 2;
   for (const end of [...ends].reverse()) end.label = place_ = Math.max(end.label, place_ + size * perPixel);
-  const names = lines.map((line) => line.row), ink = colour("ink"), muted = colour("muted");
-  const scale = { domain: names, range: lines.map((line) => colour(`series-${line.series}`)) };
+  const named = [...new Map(lines.map((line) => [line.row, line])).values()], names = named.map((line) => line.row), ink = colour("ink"), muted = colour("muted");
+  const scale = { domain: names, range: named.map((line) => colour(`series-${line.series}`)) };
   const near = { condition: { param: "near", value: 1 }, value: 0.16 };
   const xs = { field: x, type: "quantitative", title: xTitle, scale: log ? { type: "log", nice: false } : { zero: false, nice: false }, axis: { tickCount: 5, labelOverlap: true, format: log ? "~s" : undefined, labelExpr: x === "time" ? DURATION : undefined, tickMinStep: x === "round" ? 1 : undefined } };
   const ys = { field: y, type: "quantitative", title: "Accuracy, %", scale: { domain, nice: false } };
-  const hue = { field: "row", type: "nominal", scale, legend: null };
+  const detail = { field: "line" }, hue = { field: "row", type: "nominal", scale, legend: null };
   const hollow = new Set(lines.filter((line) => line.hollow).map((line) => line.row));
   const tooltip = [{ field: "row", title: "row" }, { field: x, title: xTitle.toLowerCase(), format: x === "round" ? "d" : ".3~s" }, { field: y, title: "accuracy, %", format: ".2f" }];
   const band = rows.some((p) => p.high > p.low) && !log;
+  if (rows.some((p) => p.seed != null)) tooltip.splice(1, 0, { field: "seed", title: "seed" });
   if (band) tooltip.push({ field: "low", title: "lowest seed", format: ".2f" }, { field: "high", title: "highest seed", format: ".2f" });
   const aside = { value: width + 14 };
   const spec = {
     width, height, title: title && { text: title, anchor: "start", fontSize: 13 }, autosize: { type: "pad" },
     layer: [
-      ...(band ? [{ data: { values: rows }, mark: { type: "area", opacity: 0.13 }, encoding: { x: xs, y: { ...ys, field: "low" }, y2: { field: "high" }, color: hue, opacity: { condition: { param: "near", value: 0.13 }, value: 0.02 } } }] : []),
-      { data: { values: rows }, mark: { type: "line", strokeWidth: 1.8 }, encoding: { x: xs, y: ys, color: hue, opacity: near } },
+      ...(band ? [{ data: { values: rows }, mark: { type: "area", opacity: 0.13, clip: true }, encoding: { detail, x: xs, y: { ...ys, field: "low" }, y2: { field: "high" }, color: hue, opacity: { condition: { param: "near", value: 0.13 }, value: 0.02 } } }] : []),
+      { data: { values: rows }, mark: { type: "line", strokeWidth: 1.8, clip: true }, encoding: { detail, x: xs, y: ys, color: hue, opacity: near } },
       {
         data: { values: rows.filter((p) => p.marked) },
-        mark: { type: "point", size: 44, strokeWidth: 1.5, opacity: 1 },
+        mark: { type: "point", size: 44, strokeWidth: 1.5, opacity: 1, clip: true },
         params: [{ name: "near", select: { type: "point", fields: ["row"], on: "pointerover", nearest: true, clear: "pointerout" } }],
         encoding: {
           x: xs, y: ys, color: hue, opacity: near, tooltip,
-          shape: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: lines.map((line) => SHAPES[line.marker]) } },
-          fill: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: lines.map((line) => (hollow.has(line.row) ? colour("page") : colour(`series-${line.series}`))) } },
+          shape: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: named.map((line) => SHAPES[line.marker]) } },
+          fill: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: named.map((line) => (hollow.has(line.row) ? colour("page") : colour(`series-${line.series}`))) } },
         },
       },
+      ...(crosses.length ? [{ data: { values: crosses }, mark: { type: "text", text: "×", fontSize: 22, fontWeight: "bold" }, encoding: { x: xs, y: ys, color: hue, opacity: near } }] : []),
       { data: { values: ends }, mark: { type: "rule", strokeWidth: 0.8 }, encoding: { x: { ...xs }, x2: aside, y: ys, y2: { field: "label" }, color: hue, opacity: { condition: { param: "near", value: 0.7 }, value: 0.1 } } },
       { data: { values: ends }, mark: { type: "text", align: "left", dx: 3, fontSize: 11, limit: 165 }, encoding: { x: aside, y: { ...ys, field: "label" }, text: { field: "text" }, color: { value: ink }, opacity: near } },
     ],

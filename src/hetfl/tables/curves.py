@@ -1,0 +1,87 @@
+"""The curves of a cell: its accuracy by round, averaged over seeds where that means something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import NamedTuple
+
+from hetfl.tables.records import Record
+
+
+class At(NamedTuple):
+    """One round of a curve.
+
+    Attributes:
+        round: its number.
+        percent, low, high: mean, lowest and highest accuracy of the seeds.
+        traffic: bytes of all messages up to the round's end, mean over the seeds.
+    """
+
+    round: int
+    percent: float
+    low: float
+    high: float
+    traffic: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure.
+
+    Attributes:
+        points: by round.
+        seed: whose they are; None where they are averaged over all seeds of a cell.
+        diverged: the first round in which a client's loss or scores were not finite; None: all were.
+    """
+
+    points: list[At]
+    seed: int | None = None
+    diverged: int | None = None
+
+    @property
+    def sound(self) -> list[At]:
+        """The rounds before the one in which the run diverged; all of them where that was the first one."""
+        before = [at for at in self.points if self.diverged is None or at.round < self.diverged]
+        return before or self.points
+
+
+def averaged(records: Sequence[Record], statistic: str, reading: str = "") -> list[At]:
+    """The mean over some runs, as far as all of them go.
+
+    Args:
+        records: of the runs.
+        statistic: of a cell, such as ``average``.
+        reading: the inference rule, ``""`` for the method's own.
+    """
+    found = []
+    for points in zip(*(record.curve(statistic, reading) for record in records), strict=False):
+        accuracies = [point.percent for point in points]
+        traffic = mean(point.traffic for point in points)
+        found.append(At(points[0].round, mean(accuracies), min(accuracies), max(accuracies), traffic))
+    return found
+
+
+def curves(records: Sequence[Record], statistic: str, reading: str = "") -> list[Curve]:
+    """The lines that show a cell: the mean over its seeds, or a line for each seed.
+
+    There is a line for each seed if the runs end in different rounds, as those with patience do, or if one diverged.
+    A mean over fewer and fewer seeds would jump where a run ends.
+
+    Args:
+        records: of the cell's seeds.
+        statistic: that the cell reads, such as ``average``.
+        reading: the inference rule, ``""`` for the method's own.
+
+    Returns:
+        The lines that have a point.
+    """
+    lengths = {len(record.curve(statistic, reading)) for record in records}
+    if len(lengths) > 1 or any(record.diverged is not None for record in records):
+        alone = [
+            Curve(averaged([record], statistic, reading), record.run.seed, record.diverged) for record in records
+        ]
+    else:
+        alone = [Curve(averaged(records, statistic, reading))]
+    return [curve for curve in alone if curve.points]

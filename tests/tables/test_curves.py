@@ -1,0 +1,50 @@
+"""The curves of a cell: a mean over seeds, or a line for each where a mean would mislead."""
+
+from __future__ import annotations
+
+import pytest
+from record_factory import make_metrics, make_round, make_run
+
+from hetfl.schema import Round
+from hetfl.tables.curves import averaged, curves
+from hetfl.tables.records import Record
+
+
+def record(seed: int, shares: list[float], diverged: int | None = None) -> Record:
+    """A run of two clients with these accuracies by round, which sends 10 bytes up and 5 down in each."""
+    lines: list[Round] = []
+    for number, share in enumerate(shares, start=1):
+        sizes = {"up": {"elements": 1, "bytes": 10}, "down": {"elements": 1, "bytes": 5}}
+        lost = [0] if diverged is not None and number >= diverged else []
+        test = {"accuracy": [share, share], "pooled": share}
+        lines.append(make_round(number, participants=[0, 1], diverged=lost, **sizes, **test))
+    path = f"e/fedhpl/r/iid-s{seed}"
+    return Record(f"runs/{path}", make_run(path), lines, make_metrics())
+
+
+def test_seeds_that_end_together_are_one_curve() -> None:
+    (curve,) = curves([record(0, [0.1, 0.4]), record(1, [0.3, 0.6])], "average")
+    assert (curve.seed, curve.diverged) == (None, None) and curve.sound == curve.points
+    first, second = curve.points
+    assert first == pytest.approx((1, 20, 10, 30, 15)) and second == pytest.approx((2, 50, 40, 60, 30))
+
+
+def test_seeds_that_end_in_different_rounds_have_a_curve_each() -> None:
+    records = [record(0, [0.1, 0.4, 0.5]), record(2, [0.3, 0.6])]
+    longer, shorter = curves(records, "average")
+    assert (longer.seed, shorter.seed) == (0, 2)
+    assert [at.percent for at in longer.points] == pytest.approx([10, 40, 50])
+    assert [at.percent for at in shorter.points] == pytest.approx([30, 60])
+    assert [at.percent for at in averaged(records, "average")] == pytest.approx([20, 50])
+
+
+def test_a_run_that_diverged_stands_alone_and_is_sound_before() -> None:
+    lost, whole = curves([record(0, [0.8, 0.9, 0.1], diverged=3), record(1, [0.7, 0.8, 0.9])], "average")
+    assert (lost.seed, lost.diverged, whole.seed, whole.diverged) == (0, 3, 1, None)
+    assert len(lost.points) == 3 and [at.round for at in lost.sound] == [1, 2]
+    (lost,) = curves([record(0, [0.1, 0.1], diverged=1)], "average")
+    assert lost.sound == lost.points
+
+
+def test_a_number_that_is_no_accuracy_has_no_curve() -> None:
+    assert curves([record(0, [0.1])], "parameters") == [] and curves([], "average") == []
