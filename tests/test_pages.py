@@ -32,7 +32,7 @@ def write_params(root: Path, name: str, block: dict) -> Path:
 def test_the_method_is_fedprox(two_rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = shown("method.md", "python")
     expected = two_rounds("fedprox", "homogeneous", mu=0.5)
-    monkeypatch.setitem(METHODS, "fedprox", FedProx)
+    monkeypatch.delitem(METHODS, "fedprox")
     exec(compile(code, "method.md", "exec"), {"__name__": "page"})
     assert METHODS["fedprox"] is not FedProx and METHODS["fedprox"].title == FedProx.title
     # Settings that two_rounds has not seen yet, so that it plays the page's method.

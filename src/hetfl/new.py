@@ -140,10 +140,10 @@ def new_method(name: str, root: Path, experiment: str) -> list[str]:
     edited = insert(Workspace(root).params, ("experiments", experiment, "rows"), {name: row})
     for path, template in files.items():
         write_text(path, template.substitute(words))
-    import_module(f"hetfl.methods.{stem}")
     try:
+        import_module(f"hetfl.methods.{stem}")
         changed = _apply(root, edited)
-    except HetflError:
+    except Exception:
         for path in files:
             path.unlink()
         raise
@@ -368,7 +368,7 @@ def _check_method(name: str) -> str:
     stem, cls = name.replace("-", ""), _class_name(name)
     if name in METHODS or (Path(hetfl.__file__).parent / "methods" / f"{stem}.py").exists() or stem == "parts":
         raise HetflError(f"{name}: there is a method or file of this name (src/hetfl/methods/{stem}.py); use another")
-    if keyword.iskeyword(stem) or cls in _imported(METHOD.template):
+    if keyword.iskeyword(stem) or keyword.iskeyword(cls) or cls in _imported(METHOD.template):
         raise HetflError(f"{name}: Python or the contract uses this name; use another")
     return stem
 

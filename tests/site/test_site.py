@@ -151,7 +151,7 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
 
     tables = ["fedhpl-table-1", "fedtgp-table-1", "fgpt-table-1"]
     lines = [line(tables[0], verdict="match", ours="90.3"), line(tables[0], verdict="worse", ours="80.0")]
-    lines += [line(tables[1], reason="data"), line(tables[2], verdict="counted", doubts=("Odd.",))]
+    lines += [line(tables[1], reason="data"), line(tables[2], verdict="counted", because="differs", doubts=("Odd.",))]
     book = Ledger(lines, {name: {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}} for name in tables}, {})
     params: Any = SimpleNamespace(experiments={})
     changes = {"ledger": lambda *_: book, "load_params": lambda _: params, "_vega": lambda _: "", "PAPER_TABLES": {}}
@@ -160,11 +160,12 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
         page = build_site(Workspace(tmp_path), SimpleNamespace(experiments={}), methods=["fedavg"])  # type: ignore[arg-type]
     row = re.compile(r'<th scope="row">(?:<a href="#\w+">)?(\w+).*?</th>(.*?)</tr>', re.DOTALL)
     totals = {name: re.findall(r"<td>(.*?)</td>", rest) for name, rest in row.findall(page.read_text())}
-    # Printed; match, better, worse, differs, in progress, counted; not run for want of weights, data, hours; remarks.
-    assert totals["FedHPL"] == ["2", "1", "", "1", "", "", "", "", "", "", ""]
-    assert totals["FedTGP"] == ["1", "", "", "", "", "", "", "", "1", "", ""]
-    assert totals["FGPT"] == ["1", "", "", "", "", "", "1", "", "", "", "1"]
-    assert totals["All"] == ["4", "1", "", "1", "", "", "1", "", "1", "", "1"]
+    # Printed; match, better, worse, differs, in progress; counted, which agrees or differs; not run for want of
+    # weights, data, hours; remarks.
+    assert totals["FedHPL"] == ["2", "1", "", "1", "", "", "", "", "", "", "", ""]
+    assert totals["FedTGP"] == ["1", "", "", "", "", "", "", "", "", "1", "", ""]
+    assert totals["FGPT"] == ["1", "", "", "", "", "", "", "1", "", "", "", "1"]
+    assert totals["All"] == ["4", "1", "", "1", "", "", "", "1", "", "1", "", "1"]
     assert 'href="../papers/ledger.md"' in page.read_text()
     assert "<td>90.3</td>" in (page.parent / "methods/fedavg.html").read_text()
     record = re.search(r'href="(\S+run\.json)"', (page.parent / "tables/fedhpl-table-1.html").read_text())

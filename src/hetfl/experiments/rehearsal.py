@@ -75,6 +75,13 @@ class Load:
         )
 
 
+class Passes(NamedTuple):
+    """How often an image goes through each network in a training step: with a gradient, and without one."""
+
+    graded: Mapping[str, float]
+    looks: Mapping[str, float]
+
+
 class Skipping:
     """A trainer that leaves parameters as they are.
 
@@ -83,7 +90,7 @@ class Skipping:
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        self.passes: dict[tuple[str, Phase], Mapping[str, float]] = {}
+        self.passes: dict[tuple[str, Phase], Passes] = {}
         self.statistics: dict[int, Mapping[str, int]] = {}
         self._looked: set[tuple[str, Phase, int]] = set()
 
@@ -118,11 +125,13 @@ class Skipping:
         rows = torch.arange(min(used, phase.batch_size))
         batch = images.batch(index[rows])
         batch = batch.of_step(0, self.method.drawn(_real(run.received), len(rows), 0), rows)
-        before = Counter(model.seen)
+        seen, graded = Counter(model.seen), Counter(model.graded)
         view: Any = LastOutput(model.train())
         with torch.enable_grad():
             self.method.objective(view, _real(run.params), batch, _real(run.received), phase)
-        self.passes[model.name, phase] = {k: n / len(rows) for k, n in (model.seen - before).items()}
+        graded = model.graded - graded
+        looks = model.seen - seen - graded
+        self.passes[model.name, phase] = Passes(*({k: n / len(rows) for k, n in c.items()} for c in (graded, looks)))
         return index[:used]
 
     def _gather(self, run: ClientRun, model: Outline, gathering: Sequence[Tensor], draws: Draws) -> dict[str, int]:
@@ -299,7 +308,7 @@ class Rehearsal:
         for (name, phase), passes in trainer.passes.items():
             model = next(model for model in self.models if model.name == name)
             own, second = own_cost(model), auxiliary_cost(model)
-            saved = passes.get("own", 0) * own.saved + passes.get("auxiliary", 0) * second.saved
+            saved = passes.graded.get("own", 0) * own.saved + passes.graded.get("auxiliary", 0) * second.saved
             slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
             trained = 4 * model.elements([*phase.trains])
             step = max(step, int(phase.batch_size * saved) + (2 + slots) * trained + 4 * model.total_elements)
@@ -378,16 +387,16 @@ class Rehearsal:
         for phase in linked(phases):
             _, index = phase_data(self.method, self.federation.data[k], phase, Draws(0, 1))
             images = phase.epochs * used_samples(len(index), phase, bool(model.names(["buffers"])))
-            passes = self._trainer.passes.get((model.name, phase), {"own": 1})
+            graded, looks = self._trainer.passes.get((model.name, phase), Passes({"own": 1}, {}))
             each: dict[Kind, float] = {
-                (network, "train"): passes.get(role, 0) * cost.forward * (1 + gradients(phase.trains, role))
+                (network, "train"): graded.get(role, 0) * cost.forward * (1 + gradients(phase.trains, role))
                 for role, network, cost in (
                     ("own", model.name, own_cost(model)),
                     ("auxiliary", model.options.auxiliary, auxiliary_cost(model)),
                 )
-                if network and passes.get(role)
+                if network and graded.get(role)
             }
-            load = load.plus(Load(trained=1, operations=each), images)
+            load = load.plus(Load(trained=1, operations=each | _operations(model, looks)), images)
         return load
 
     def _tests(self, round: int) -> float:

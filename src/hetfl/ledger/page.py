@@ -62,7 +62,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
   **differ**.
 - **in progress**: a run of the paper's setting has begun. Its accuracies stand nowhere before it is finished and
   evaluated. Runs of other settings, such as fewer rounds, are never shown here.
-- **counted**: computed from models and messages; nothing is trained.
+- **counted**: computed from models and messages; nothing is trained. It *agrees* with the printed number as far as
+  that has digits, or it *differs*.
 - **not run**: *weights* or *data* if a cell needs pre-trained weights or a data set that no run of this project has
   used yet, *hours* if it only takes time.
 - Where a cell has also been run with another choice that the paper or its code leaves open, a line below its table
@@ -139,14 +140,23 @@ def title_of(paper: str) -> str:
     return f"{told['short']} ({told['venue']})"
 
 
-COUNTED = [*VERDICTS[:-1], *(f"not run: {reason}" for reason in REASONS)]
-"""What the totals count: every verdict, and the reasons for numbers that are not run."""
+DETAILS = {"counted": ("agrees", "differs"), "not run": REASONS}
+"""What the totals tell apart within a verdict."""
+
+COUNTED = [
+    f"{verdict}: {detail}" if detail else verdict for verdict in VERDICTS for detail in DETAILS.get(verdict, ("",))
+]
+"""What the totals count."""
 
 
 def counts(lines: Iterable[Line]) -> dict[str, int]:
     """How many lines there are of each verdict in :data:`COUNTED`, and how many have a remark."""
     several = [*lines]
-    found = Counter(f"not run: {line.reason}" if line.verdict == "not run" else line.verdict for line in several)
+    details = {"counted": "because", "not run": "reason"}
+    found = Counter(
+        f"{line.verdict}: {getattr(line, details[line.verdict])}" if line.verdict in details else line.verdict
+        for line in several
+    )
     return {name: found[name] for name in COUNTED} | {"remarks": sum(bool(line.doubts) for line in several)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hetfl.config import validate
-from hetfl.errors import unknown
+from hetfl.errors import HetflError, unknown
 from hetfl.methods.contract import Method, MethodSettings
 
 METHODS: dict[str, type[Method]] = {}
@@ -16,9 +16,16 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register_method(name: str) -> Callable[[M], M]:
-    """Class decorator: register a method under ``name``."""
+    """Class decorator: register a method under ``name``.
+
+    Raises:
+        HetflError: a method of another file has this name.
+    """
 
     def add(cls: M) -> M:
+        if name in METHODS and METHODS[name].__module__ != cls.__module__:
+            files = [f"{other.__module__.replace('.', '/')}.py" for other in (cls, METHODS[name])]
+            raise HetflError(f"src/{files[0]}: register_method({name!r}): src/{files[1]} has this name; use another")
         METHODS[name] = cls
         return cls
 

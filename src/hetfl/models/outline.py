@@ -41,6 +41,8 @@ class Outline(Model):
 
     Attributes:
         seen: how many images went through the client's own network and through the second one, ``auxiliary``, so far.
+        graded: how many of these passes keep what a gradient needs. Images that want a gradient themselves count
+            twice in both: the loss goes back through that gradient, too.
     """
 
     def __init__(self, model: Model, options: ModelOptions, whole: bool = False) -> None:
@@ -48,6 +50,7 @@ class Outline(Model):
         vars(self).pop("_initial", None)  # of another outline
         self.options = options
         self.seen: Counter[str] = Counter()
+        self.graded: Counter[str] = Counter()
         self._tensors: Mapping[str, tuple[str, ...]] = getattr(model, "_tensors", model.groups)
         together = self._tensors.get("body") and not whole
         self.groups = {**self._tensors, "body": BODY} if together else self._tensors
@@ -55,13 +58,19 @@ class Outline(Model):
     def __call__(self, params: Tensors, images: Tensor, groups: Tensor | None = None) -> Output:
         """Run nothing; an image that is predicted with several groups counts as often."""
         many = groups.shape[1] if groups is not None and groups.dim() == 2 else 1
-        self.seen["own"] += many * len(images)
+        self._see("own", images, many)
         return self._output(images, self.width)
 
     def auxiliary(self, params: Tensors, images: Tensor) -> Output:
         """Run nothing."""
-        self.seen["auxiliary"] += len(images)
+        self._see("auxiliary", images)
         return self._output(images, self.width if self.options.transform else 1)
+
+    def _see(self, role: str, images: Tensor, many: int = 1) -> None:
+        wants = torch.is_grad_enabled()
+        passes = many * len(images) * (2 if wants and images.requires_grad else 1)
+        self.seen[role] += passes
+        self.graded[role] += passes if wants else 0
 
     def query(self, images: Tensor, block: int | None = None) -> Tensor:
         """Zeros."""

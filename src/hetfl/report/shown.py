@@ -37,7 +37,7 @@ class Shown(NamedTuple):
         marks: of its footnotes, such as `` ‡ [1]``.
         range: lowest to highest client, ``88.0–93.1``, the variance between rounds, ``var 0.40``, or the interval of
             a difference, ``-0.40 to +1.20``.
-        seeds: ``2/3 seeds`` where some are missing.
+        seeds: ``2/3 seeds`` where some are missing, ``1 seed`` where the table has more.
         print: what the paper prints, ``92.1``, ``92.1±0.3`` or ``92.1 var 0.4``.
         difference: ours less the paper's, ``-0.9``.
         verdict: the status; of what is computed, whether it agrees with the print.
@@ -152,11 +152,17 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         marks="".join(f" {mark}" for mark in (*marks, note) if mark),
         range=" to ".join(_number(end, form) for end in cell["interval"] or ())
         or (f"var {variance}" if variance else ends.strip("–")),
-        seeds=f"{done}/{wanted} seeds" if 0 < done < wanted else "",
+        seeds=_seeds(done, wanted, len(table["seeds"])),
         print=cell["printed_text"] or as_printed(*printed, cell["unit"], decimals, varied=" var {}"),
         difference=_number(cell["difference"], f"+.{digits}f"),
         verdict=agrees[cell.get("agrees")],
     )
+
+
+def _seeds(done: int, wanted: int, most: int) -> str:
+    if 0 < done < wanted:
+        return f"{done}/{wanted} seeds"
+    return f"{done} seed{'s' * (done > 1)}" if 0 < done < most else ""
 
 
 def _number(value: float | None, form: str) -> str:

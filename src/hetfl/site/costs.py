@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
@@ -12,6 +11,7 @@ import torch
 
 from hetfl.errors import HetflError
 from hetfl.experiments.forecast import Forecaster
+from hetfl.experiments.identity import differences
 from hetfl.experiments.plan import Workspace
 from hetfl.files import read_json, write_json
 from hetfl.site.runs import Runs, records_of
@@ -45,8 +45,7 @@ class Operations:
 
     def _count(self, record: Record, records: Records) -> float | None:
         cell = records.cell(Path(record.path.partition("/")[2]))
-        # A record has lists where settings have tuples.
-        if cell is None or json.loads(json.dumps(cell.settings)) != record.run.settings:
+        if cell is None or differences(record.run, cell, record.run.inputs):
             return None
         if self._forecaster is None:
             self._forecaster = Forecaster(records.params, self._workspace, torch.device("cpu"), exact=False)

@@ -8,7 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from inspect import getdoc
+from inspect import cleandoc, getdoc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,7 +187,10 @@ def _settings(cls: type[Method], records: Sequence[Record]) -> list[dict[str, An
             "name": name,
             "default": fields[name].default,
             "says": told.get(name) or fields[name].description or "",
-            "values": [*dict.fromkeys(str(record.run.settings.get(name)) for record in records)],
+            # A record that is older than a setting has its default.
+            "values": [
+                *dict.fromkeys(str(record.run.settings.get(name, fields[name].default)) for record in records)
+            ],
             "shared": name in shared,
         }
         for name in sorted(fields, key=lambda name: name in shared)
@@ -198,8 +201,8 @@ def _described(cls: type[Method]) -> dict[str, str]:
     """What the docstrings of the settings say of each."""
     found: dict[str, str] = {}
     for settings in reversed(cls.Settings.__mro__):
-        text = (settings.__doc__ or "") if settings.__module__.startswith("hetfl.methods") else ""
-        for names, words in re.findall(r"^ {8,16}((?:\w+, )*\w+): ((?:.+)(?:\n {12,20}.+)*)", text, re.MULTILINE):
+        text = cleandoc(settings.__doc__ or "") if settings.__module__.startswith("hetfl.methods") else ""
+        for names, words in re.findall(r"^ {4}((?:\w+, )*\w+): (.+(?:\n {8,}.+)*)", text, re.MULTILINE):
             found |= dict.fromkeys(names.split(", "), " ".join(words.split()))
         for name, words in re.findall(r"``(\w+)``: ([^.;]+)", text):
             found.setdefault(name, " ".join(words.split()))

@@ -114,7 +114,9 @@ def _windowed(spec: TableSpec, ensembles: Ensembles) -> TableSpec:
     for row, title in spec.rows.items():
         rows[row] = row, title, {}
         for many in ensembles[row]:
-            rows[f"{row}-top-{many}"] = row, f"{title}-U (top-{many})", {"reading": f"top-{many}"}
+            # Behind a title that ends with a setting, the -U would seem to belong to the setting.
+            named = f"{title}, top-{many}" if "," in title else f"{title}-U (top-{many})"
+            rows[f"{row}-top-{many}"] = row, named, {"reading": f"top-{many}"}
     return _with(spec, rows, columns)
 
 
