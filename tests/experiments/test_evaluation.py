@@ -11,7 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 from playing import params_for_test, play_round, start
-from record_factory import make_round, make_run, rewrite_rounds
+from record_factory import make_round, make_run, rewrite_rounds, rewrite_run
 
 from hetfl.data.partitions import Partition
 from hetfl.draws import Draws
@@ -21,8 +21,8 @@ from hetfl.experiments.cell import Setup, check_samples, run_rounds
 from hetfl.experiments.cell import _class_counts as class_counts
 from hetfl.experiments.evaluation import evaluate_cell, groups, of_groups, of_window, representations
 from hetfl.experiments.plan import Cell, Workspace
-from hetfl.experiments.record import Record
-from hetfl.schema import read_rounds
+from hetfl.experiments.record import Record, device_name
+from hetfl.schema import needed_run, read_rounds
 from hetfl.tensors import read_tensors
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import ResumePoints, State
@@ -198,6 +198,21 @@ def test_numbers_that_a_recount_contradicts_are_refused(finished, number: int, f
     rewrite_rounds(folder, lines)
     evaluate_cell(cell, workspace, torch.device("cpu"))
     assert (workspace.evaluations / cell.path / "metrics.json").exists()
+
+
+def test_only_the_processor_of_the_training_must_give_the_very_accuracies(finished) -> None:
+    cell, workspace = finished("fedproto", features=0, rounds=2)
+    folder = workspace.runs / cell.path
+    lines = read_rounds(folder)
+    shares = [lines[2].accuracy[0] - 0.005, *lines[2].accuracy[1:]]
+    samples = [sum(counts) for counts in needed_run(folder).class_counts.test]
+    pooled = sum(share * many for share, many in zip(shares, samples, strict=True)) / sum(samples)
+    rewrite_rounds(folder, [*lines[:2], lines[2].model_copy(update={"accuracy": shares, "pooled": pooled})])
+    rewrite_run(folder, {"device": device_name(torch.device("cpu"))})
+    with pytest.raises(HetflError, match="gives accuracies"):
+        evaluate_cell(cell, workspace, torch.device("cpu"))
+    rewrite_run(folder, {"device": "cpu: another one"})
+    evaluate_cell(cell, workspace, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

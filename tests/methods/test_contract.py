@@ -12,6 +12,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
+from hetfl.methods.base import register_method
 from hetfl.training.contract import contracts
 from hetfl.training.engines import make_engine
 from hetfl.training.state import ResumePoints
@@ -30,6 +31,19 @@ VARIANTS = {
     "fedhpl-plus-p": ("fedhpl", {"share": "prompts"}),
     "fedhpl-plus-h": ("fedhpl", {"share": "head"}),
 }
+
+
+def test_a_file_does_not_take_the_name_of_another_ones_method() -> None:
+    mine = type("Mine", (METHODS["fedavg"],), {"__module__": "hetfl.methods.mine"})
+    with pytest.raises(HetflError, match=r"methods/mine.py: register_method\('fedavg'\): .*fedavg.py has"):
+        register_method("fedavg")(mine)
+    assert METHODS["fedavg"] is not mine
+
+
+def test_an_unknown_source_of_statistics_is_named(toy_engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS["fedproto"], "statistics_source", lambda self, round: "onw")
+    with pytest.raises(HetflError, match="FedProto: unknown statistics_source 'onw'; did you mean 'own'"):
+        start(toy_engine("fedproto"), Draws(0))
 
 
 def groups(variant: str) -> list[str]:

@@ -28,7 +28,7 @@ from hetfl.report.shown import best_cells, filled
 from hetfl.report.table import write_table
 from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
-from hetfl.site.methods import _said, certificates, idea
+from hetfl.site.methods import _described, _said, _settings, certificates, idea
 from hetfl.site.tables import tied
 from hetfl.tables.records import Records
 from hetfl.tracking.mlflow_views import VIEW, view_key
@@ -211,6 +211,16 @@ def test_a_function_without_a_docstring_has_not_its_parents_equation() -> None:
         [node] = ast.parse(f"def {name}(self): ...").body
         assert isinstance(node, ast.FunctionDef)
         assert _said(node, METHODS["fedavg"]) == words
+
+
+def test_every_setting_of_a_method_has_its_own_description() -> None:
+    told = _described(METHODS["fedtgp"])
+    assert told["pull"] == "weight lambda of the prototype loss."
+    assert {*METHODS["fedtgp"].Settings.__annotations__} <= told.keys()
+    record = SimpleNamespace(run=SimpleNamespace(settings={"rounds": 3}))
+    shown = {line["name"]: line for line in _settings(METHODS["fedtgp"], [record])}  # type: ignore[list-item]
+    # The record is older than all other settings.
+    assert shown["rounds"]["values"] == ["3"] and shown["test_head"]["values"] == ["False"]
 
 
 class Page:

@@ -9,6 +9,7 @@ import pytest
 from table_helpers import CELLS, PARAMS, built, cells_of, entries, identities, runs, write_run
 
 from hetfl.errors import HetflError
+from hetfl.experiments.plan import weights_read
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
 
 NOT_APPLICABLE = {
@@ -26,6 +27,14 @@ NOT_APPLICABLE = {
 def test_every_cell_of_a_table_is_a_cell_of_its_experiment(name):
     for _, _, entry in entries(table_spec(name, PARAMS)):
         assert {entry.path(seed) for seed in entry.seeds} <= set(CELLS[entry.experiment])
+
+
+def test_images_are_normalised_as_pretrained_weights_ask():
+    """FedHPL's protocol; None stands for the statistics of the checkpoint."""
+    for name, of_experiment in CELLS.items():
+        for cell in of_experiment.values() if name.startswith("fedhpl-") else ():
+            if any(not model.endswith(".random") for model in weights_read(cell)):
+                assert (cell.input.mean, cell.input.std) == (None, None), cell.path
 
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
