@@ -28,7 +28,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.loading import load
-from hetfl.experiments.plan import load_params
+from hetfl.experiments.plan import cells, load_params
 from hetfl.new import insert, new_dataset, new_experiment, new_method
 from hetfl.stages import stale, write
 
@@ -245,6 +245,10 @@ def test_the_committed_settings_get_only_lines_of_their_own_in_dvcs_form(tmp_pat
     assert len(load_params(file).experiments["mine"].rows) == 3
     assert stale(load_params(file), tmp_path) == {}
     python(tmp_path, "-c", DVC_FORM.format(names=["params.yaml"]))
+    file.write_text(before)
+    new_experiment("mine", tmp_path, methods=["fedavg", "scaffold"])  # which takes SGD only
+    used = {cell.method: cell.settings["optimiser"] for cell in cells(load_params(file), "mine")}
+    assert used == {"fedavg": "adam", "scaffold": "sgd"}
 
 
 @pytest.mark.parametrize(
@@ -272,6 +276,7 @@ METHODS = {
     "contract": "contract: there is a method or file of this name",
     "Fed_Mine": "Fed_Mine: is not a name of a method; use lower-case letters, digits and single dashes",
     "class": "class: Python or the contract uses this name",
+    "none": "none: Python or the contract uses this name",
     "uplinks": "uplinks: Python or the contract uses this name",
 }
 EXPERIMENTS = {
@@ -282,6 +287,7 @@ EXPERIMENTS = {
     "b": ({"models": "digits-resne"}, "--models: unknown model group 'digits-resne'; did you mean"),
     "c": ({"splits": ["idd"]}, "--split: unknown split 'idd'; did you mean 'iid'"),
     "d": ({"methods": ["fedmd"]}, r"experiments\.d\.rows\.fedmd\.method: fedmd needs a public data set"),
+    "e": ({"methods": ["fedavg", "fedhpl"]}, "takes no deep prompts, since it has no tokens"),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -19,7 +19,7 @@ from hetfl.config import read_yaml, validate
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.own import OwnSettings, layout_of, look, statistics
 from hetfl.errors import HetflError, unknown
-from hetfl.experiments.plan import Params, Workspace, load_params
+from hetfl.experiments.plan import Params, Workspace, cells, check_fit, load_params
 from hetfl.experiments.versions import FILE, write_versions
 from hetfl.files import write_text
 from hetfl.methods import METHODS, method_class
@@ -272,16 +272,18 @@ def new_experiment(
             raise unknown("split", split, known, "--split")
     for method in methods:
         method_class(method, "--method")
+    rows, adam = methods or ("fedavg", "fedprox", "fedbabu"), {"optimiser": "adam", "lr": lr}
+    every = all(map(_takes_adam, rows))
     block: dict[str, Any] = {
         "title": name,
         "dataset": dataset,
         "models": models,
         "splits": {split: split for split in splits or [*known][:2]},
         "seeds": 1,
-        "defaults": {"rounds": 3, "local_epochs": 2, "optimiser": "adam", "lr": lr},
-        "rows": {method: {} for method in methods or ("fedavg", "fedprox", "fedbabu")},
+        "defaults": {"rounds": 3, "local_epochs": 2, **(adam if every else {})},
+        "rows": {method: {} if every or not _takes_adam(method) else {"settings": adam} for method in rows},
     }
-    lines = _apply(root, insert(Workspace(root).params, ("experiments",), {name: block}))
+    lines = _apply(root, insert(Workspace(root).params, ("experiments",), {name: block}), name)
     return [
         f"params.yaml: experiments.{name}, {len(block['rows'])} methods x {len(block['splits'])} splits",
         *lines,
@@ -291,6 +293,10 @@ def new_experiment(
         f"  dvc repro {name}     # partition, train, evaluate, make its table",
         f"  hetfl show {name}    # the table",
     ]
+
+
+def _takes_adam(method: str) -> bool:
+    return "adam" in get_args(method_class(method).Settings.model_fields["optimiser"].annotation)
 
 
 def insert(file: Path, keys: Sequence[str], entry: Mapping[str, Any]) -> str:
@@ -336,13 +342,18 @@ def _last_line(node: yaml.Node) -> int:
     return int(node.end_mark.line)
 
 
-def _apply(root: Path, text: str) -> list[str]:
-    """Write params.yaml and what follows from it; back to what it was if it has a mistake."""
+def _apply(root: Path, text: str, experiment: str = "") -> list[str]:
+    """Write params.yaml and what follows from it; back to what it was if it has a mistake.
+
+    The models of a new ``experiment`` must support its methods.
+    """
     file = Workspace(root).params
     was = file.read_text()
     write_text(file, text)
     try:
-        changed = stages.write(load_params(file), root)
+        params = load_params(file)
+        check_fit(params, cells(params, experiment) if experiment else [])
+        changed = stages.write(params, root)
     except HetflError:
         write_text(file, was)
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +80,7 @@ def run(command: Callable[..., Any]) -> None:
             print(f"error: {line}", file=sys.stderr)
         if "unknown" in str(known) and (remark := names.elsewhere(sys.argv[1:])):
             print(remark, file=sys.stderr)
-        if Path.cwd() != began:
+        if Path.cwd() != began and re.search(r"\b(hetfl|dvc) \w", str(known)):
             print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:

@@ -225,7 +225,9 @@ def list_cells(
         return
     several = len({cell.experiment for cell in chosen}) > 1
     rows = [
-        (*([cell.experiment] if several else []), cell.method, cell.row, cell.split, cell.seed, str(found), found.why)
+        (*([cell.experiment] if several else []), cell.method, cell.row, cell.split, cell.seed, str(found))
+        # What a finished cell lacks here concerns only those who would train it again.
+        + ("" if found.state == "in git" else found.why,)
         for cell, found in states
     ]
     heads = [*(["experiment"] if several else []), "method", "row", "split", "seed", "status", "because"]
