@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import Tensor
 
 from hetfl.data import batches
 from hetfl.data.batches import DeviceImages, InputSpec
+from hetfl.data.inputs import Augmentation
 from hetfl.data.store import Subset
 from hetfl.errors import HetflError
 
@@ -206,3 +209,14 @@ def test_the_largest_map_of_a_large_batch_on_a_cpu_has_eight_mebibytes(largest_m
     assert images.large_batch(largest_map) == many
     images.device = torch.device("cuda")
     assert images.large_batch(largest_map) == 512
+
+
+def test_augmentation_draws_the_same_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    subset, index, augmentation = subset_of(50, 8, 8), torch.arange(50), Augmentation(flip=True, rotation=10)
+    expected = next(iter(images_of(subset, 16).batches(index, 50, augmentation, seed=3))).images
+    images = images_of(subset, 16)
+    # A GPU is simulated: everything stays on the CPU.
+    monkeypatch.setattr(batches, "_empty", lambda shape, dtype, device: torch.empty(shape, dtype=dtype))
+    monkeypatch.setattr(images, "device", SimpleNamespace(type="cuda"))
+    found = next(iter(images.batches(index, 50, augmentation, seed=3))).images
+    assert torch.equal(found, expected)
