@@ -224,11 +224,11 @@ def list_cells(
         )
         return
     several = len({cell.experiment for cell in chosen}) > 1
+    # What a cell in git lacks here concerns only those who would train it again.
+    whys = ["" if found.state == "in git" else found.why for _, found in states]
     rows = [
-        (*([cell.experiment] if several else []), cell.method, cell.row, cell.split, cell.seed, str(found))
-        # What a finished cell lacks here concerns only those who would train it again.
-        + ("" if found.state == "in git" else found.why,)
-        for cell, found in states
+        (*([cell.experiment] if several else []), cell.method, cell.row, cell.split, cell.seed, str(found), why)
+        for (cell, found), why in zip(states, whys, strict=True)
     ]
     heads = [*(["experiment"] if several else []), "method", "row", "split", "seed", "status", "because"]
     print(tabulate(rows, headers=heads).replace(f"{workspace.root}/", ""))

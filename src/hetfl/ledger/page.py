@@ -140,11 +140,13 @@ def title_of(paper: str) -> str:
     return f"{told['short']} ({told['venue']})"
 
 
-DETAILS = {"counted": ("agrees", "differs"), "not run": REASONS}
-"""What the totals tell apart within a verdict."""
+DETAILS = {"counted": ("because", ("agrees", "differs")), "not run": ("reason", REASONS)}
+"""Verdicts within which the totals tell more apart: by which field of a line, and its values."""
 
 COUNTED = [
-    f"{verdict}: {detail}" if detail else verdict for verdict in VERDICTS for detail in DETAILS.get(verdict, ("",))
+    f"{verdict}: {detail}" if detail else verdict
+    for verdict in VERDICTS
+    for detail in (DETAILS[verdict][1] if verdict in DETAILS else ("",))
 ]
 """What the totals count."""
 
@@ -152,9 +154,8 @@ COUNTED = [
 def counts(lines: Iterable[Line]) -> dict[str, int]:
     """How many lines there are of each verdict in :data:`COUNTED`, and how many have a remark."""
     several = [*lines]
-    details = {"counted": "because", "not run": "reason"}
     found = Counter(
-        f"{line.verdict}: {getattr(line, details[line.verdict])}" if line.verdict in details else line.verdict
+        f"{line.verdict}: {getattr(line, DETAILS[line.verdict][0])}" if line.verdict in DETAILS else line.verdict
         for line in several
     )
     return {name: found[name] for name in COUNTED} | {"remarks": sum(bool(line.doubts) for line in several)}
