@@ -40,12 +40,6 @@ def test_a_file_does_not_take_the_name_of_another_ones_method() -> None:
     assert METHODS["fedavg"] is not mine
 
 
-def test_an_unknown_source_of_statistics_is_named(toy_engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(METHODS["fedproto"], "statistics_source", lambda self, round: "onw")
-    with pytest.raises(HetflError, match="FedProto: unknown statistics_source 'onw'; did you mean 'own'"):
-        start(toy_engine("fedproto"), Draws(0))
-
-
 def groups(variant: str) -> list[str]:
     """The model groups a variant runs on; ResNets for whatever trains any architecture from scratch."""
     return groups_of(*VARIANTS[variant])

@@ -72,8 +72,8 @@ def run(command: Callable[..., Any]) -> None:
         # Whoever reads the output, such as head, has enough of it.
         sys.stderr.close()
         raise SystemExit(0) from None
-    except (HetflError, OSError) as error:
-        known = foreseen(error)
+    except Exception as error:
+        known = foreseen(error) or _mistake(error)
         if known is None:
             raise
         for line in str(known).replace(f"{Path.cwd()}/", "").splitlines():
@@ -89,6 +89,12 @@ def run(command: Callable[..., Any]) -> None:
             with suppress(OSError):  # the terminal is gone
                 print(f"{ENDED[end.code]}; the same command continues from the last completed round", file=sys.stderr)
         raise
+
+
+def _mistake(error: Exception) -> HetflError | None:
+    """An error of a method in one line; most commands do not import the methods, and this does not either."""
+    registry = sys.modules.get("hetfl.methods.registry")
+    return registry.mistake(error) if registry else None
 
 
 def main() -> None:

@@ -19,13 +19,14 @@ from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition, read_partition
 from hetfl.data.store import Dataset, Subset, read_dataset
 from hetfl.draws import Draws
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, foreseen
 from hetfl.experiments import namesakes
 from hetfl.experiments.calibration import matmul_rate, rates
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells, check_fit
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Load, Rehearsal
 from hetfl.experiments.status import Status, status
+from hetfl.methods.registry import mistake
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders
 from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
@@ -173,8 +174,10 @@ class Forecaster:
             try:
                 check_fit(self.params, [cell])
                 self._rehearsals[key] = Rehearsal(cell.method, cell.settings, cell.models, cell.input, held)
-            except HetflError as error:
-                self._rehearsals[key] = error
+            except Exception as error:
+                if not (known := foreseen(error) or mistake(error)):
+                    raise
+                self._rehearsals[key] = known
         found = self._rehearsals[key]
         if isinstance(found, Rehearsal):
             return found

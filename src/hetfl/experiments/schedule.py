@@ -22,6 +22,7 @@ from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.workers import Worker, end, orphaned
+from hetfl.methods.registry import mistake
 
 
 def pick_device(name: str) -> torch.device:
@@ -154,7 +155,8 @@ def attempt(
     try:
         work(cell, workspace, device, compute)
     except Exception as error:
-        if not foreseen(error):
+        known = foreseen(error) or mistake(error)
+        if not known:
             traceback.print_exc()  # nobody foresaw it, so whoever mends it needs all of it
-        return one_line(error)
+        return one_line(known or error)
     return None

@@ -6,6 +6,7 @@ never loops over batches, owns an optimiser or moves tensors between devices: en
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from hetfl.config import Settings
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
+from hetfl.methods.mistakes import checked
 from hetfl.models.base import Model, ModelOptions
 
 MOST = 1_000_000
@@ -287,6 +289,13 @@ class Method(ABC):
     rows: ClassVar[tuple[str, ...]] = ()
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     settings: MethodSettings
+
+    def __init_subclass__(cls) -> None:
+        """Have the contract's functions in the class checked; see :func:`hetfl.methods.mistakes.checked`."""
+        super().__init_subclass__()
+        for name, function in [*vars(cls).items()]:
+            if not name.startswith("_") and name in vars(Method) and inspect.isfunction(function):
+                setattr(cls, name, checked(function, vars(Method)[name]))
 
     def __init__(self, settings: MethodSettings, num_classes: int, public_classes: int = 0, seed: int = 0) -> None:
         self.settings = settings

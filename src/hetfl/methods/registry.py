@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from hetfl.config import validate
 from hetfl.errors import HetflError, unknown
 from hetfl.methods.contract import Method, MethodSettings
+from hetfl.methods.mistakes import MistakeError, located
 
 METHODS: dict[str, type[Method]] = {}
 """Every method by name; filled by :func:`register_method`."""
@@ -68,3 +69,8 @@ def create(
     if not isinstance(settings, MethodSettings):
         settings = validate(cls.Settings, dict(settings), where or f"{name}: settings")
     return cls(settings, num_classes, public_classes, seed)
+
+
+def mistake(error: BaseException) -> MistakeError | None:
+    """An error that was raised in a method, in one line; see :func:`hetfl.methods.mistakes.located`."""
+    return located(error, {cls.__module__ for cls in METHODS.values()})

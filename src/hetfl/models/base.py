@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hetfl.config import Settings
 from hetfl.data.batches import InputSpec
 from hetfl.draws import Draws
+from hetfl.errors import unknown
 from hetfl.message import Tensors
 from hetfl.models.dropout import KeyedDropout
 from hetfl.torch_private import own_tensors
@@ -240,8 +241,15 @@ class Model:
         return {name: tensor.to(device, reference.dtype) for name, tensor in fresh.items()}
 
     def names(self, groups: Sequence[str]) -> tuple[str, ...]:
-        """The names of all parameters with these roles, in the model's order."""
-        return tuple(name for group in groups for name in self.groups.get(group, ()))
+        """The names of all parameters with these roles, in the model's order.
+
+        Raises:
+            HetflError: there is no such role. The body and the buffers have no names where nothing changes them.
+        """
+        for role in groups:
+            if role not in self.groups and role not in ("body", "buffers"):
+                raise unknown("parameter group", role, [*self.groups, "body", "buffers"])
+        return tuple(name for role in groups for name in self.groups.get(role, ()))
 
     def elements(self, groups: Sequence[str]) -> int:
         """Number of elements of all parameters with these roles, without buffers."""

@@ -15,6 +15,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
+from hetfl.methods.mistakes import MistakeError
 from hetfl.schema import Number
 from hetfl.training.contract import Free, Kind, check_form, contracts
 from hetfl.training.engine import Engine, Failure, Task, Update
@@ -98,6 +99,8 @@ class Exchange:
                 continue
             try:
                 self._check(update, kind)
+            except MistakeError:
+                raise  # of the method, which is played to check the message; the client did nothing wrong
             except HetflError as error:
                 self._fail(update.client, str(error))
                 continue

@@ -24,6 +24,8 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError, one_line
 from hetfl.files import write_bytes
 from hetfl.message import Message, ServerState, Tensors
+from hetfl.methods.mistakes import MistakeError
+from hetfl.methods.registry import mistake
 from hetfl.training.contract import Kind as Sent
 from hetfl.training.contract import check_form
 from hetfl.training.engine import Samples, Score, Task, Update
@@ -258,8 +260,10 @@ class Host:
             if question.run != self.run:
                 raise HetflError(f"the request is of the run {question.run!r}, this host takes part in {self.run!r}")
             yield from self._parts(request)
-        except HetflError as error:
-            yield Reply(question, error=str(error))
+        except Exception as error:
+            if not (known := error if isinstance(error, HetflError) else mistake(error)):
+                raise
+            yield Reply(question, error=str(known))
 
     def _parts(self, request: Request) -> Iterator[Reply]:
         question, engine = request.question, self.engine
@@ -303,6 +307,8 @@ class Host:
         engine, client = self.engine, update.client
         try:
             check_form(engine.method, engine.models[client], SENDS[kind], update.uplink)
+        except MistakeError:
+            raise
         except HetflError as error:
             raise HetflError(f"a message of client {client} was held back: it {error}") from error
 

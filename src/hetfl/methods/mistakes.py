@@ -1,0 +1,127 @@
+"""Mistakes in the file of a method, in one line that names the file, the line and the function.
+
+What a function of the contract returns is checked wherever it is called, since a wrong result would else fail far
+away from the method, in an engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from hetfl.errors import HetflError, one_line
+
+Function = Callable[..., Any]
+
+DIMENSIONS = {"objective": (0, "a scalar"), "predict": (2, "scores [B, C]")}
+"""Of the tensors that some functions return."""
+
+
+class MistakeError(HetflError):
+    """A mistake in the file of a method."""
+
+
+def located(error: BaseException, modules: Iterable[str]) -> MistakeError | None:
+    """An error as the author of a method is told of it.
+
+    Args:
+        error: which was raised and caught.
+        modules: the names of the methods' modules.
+
+    Returns:
+        The error with the last place in each of the modules that it went through; None if it went through none, or
+        is a want of memory.
+    """
+    if isinstance(error, HetflError | torch.OutOfMemoryError) or not isinstance(error, Exception):
+        return None
+    if isinstance(error, SyntaxError) and error.filename:
+        return MistakeError(f"{_shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}")
+    modules, places = {*modules}, dict[str, str]()
+    for frame, line in walk_tb(error.__traceback__):
+        if (name := frame.f_globals.get("__name__")) in modules:
+            places.pop(name, None)  # the order is that of the last places
+            places[name] = f"{_shown(frame.f_code.co_filename)}:{line}, in {_function(frame.f_code)}"
+    return MistakeError(f"{' > '.join(places.values())}: {one_line(error)}") if places else None
+
+
+def checked(function: Function, declared: Function) -> Function:
+    """A function of a method whose arguments and results are those of the contract.
+
+    Args:
+        function: of a method.
+        declared: the contract's function of this name.
+
+    Raises:
+        MistakeError: it takes other arguments; called, it raises this if it returns something else.
+    """
+    code = function.__code__
+    place = f"{_shown(code.co_filename)}:{code.co_firstlineno}: {_function(code)}"
+    takes, wanted = ([*inspect.signature(each).parameters] for each in (function, declared))
+    if len(takes) != len(wanted) and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        raise MistakeError(f"{place} takes ({', '.join(takes)}); it should take ({', '.join(wanted)})")
+    dimensions, shape = DIMENSIONS.get(declared.__name__, (None, ""))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if not _fits(result, _hint(declared)):
+            right = str(inspect.signature(declared).return_annotation)
+            raise MistakeError(f"{place} returned {_brief(result)}; it should return {right}")
+        if dimensions is not None and result.dim() != dimensions:
+            raise MistakeError(f"{place} returned {_brief(result)}; it should return {shape}")
+        return result
+
+    return call
+
+
+@cache
+def _hint(declared: Function) -> Any:
+    return get_type_hints(declared)["return"]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has a type, and what a collection holds does."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if kind is Literal:
+        return value in inner
+    if kind in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if not isinstance(value, kind or hint):
+        return False
+    if kind is None or inner[-1] is ...:
+        return True
+    return all(_fits(each, inner[-1]) for each in (value.values() if isinstance(value, Mapping) else value))
+
+
+def _brief(value: Any) -> str:
+    """A value in a few words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, list | tuple | dict) and value:
+        inside = next(iter(value.values() if isinstance(value, dict) else value))
+        return f"a {type(value).__name__} of {_brief(inside)}"
+    return f"a {type(value).__name__}"
+
+
+def _function(code: CodeType) -> str:
+    """``FedAvg.aggregate``, also of a comprehension inside it."""
+    return code.co_qualname.partition(".<locals>.<")[0]
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,0 +1,107 @@
+"""A mistake in the file of a method is told in one line that leads to it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetfl.data.inputs import InputSettings
+from hetfl.experiments.rehearsal import Rehearsal
+from hetfl.methods import METHODS
+from hetfl.methods.fedavg import FedAvg
+from hetfl.methods.mistakes import MistakeError, located
+from hetfl.methods.registry import mistake
+from hetfl.training.blank import Holdings
+
+HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else __file__
+
+
+def line_of(function) -> str:
+    return f"{HERE}:{function.__wrapped__.__code__.co_firstlineno}"
+
+
+def rehearse(method: type[FedAvg], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play two rounds of a method of one's own, without training."""
+    monkeypatch.setitem(METHODS, "own", method)
+    held = Holdings([torch.arange(3).repeat(3)] * 2, [torch.arange(3)] * 2, 3, 8)
+    settings = method.Settings(rounds=2, batch_size=4).model_dump()
+    Rehearsal("own", settings, ["digits_resnet_small"], InputSettings(), held)
+
+
+@pytest.mark.parametrize(
+    ("hook", "result", "wrong"),
+    [
+        ("aggregate", None, "returned nothing; it should return ServerState"),
+        ("aggregate", {"w": torch.ones(2)}, "returned a dict of a tensor of shape [2]; it should return ServerState"),
+        ("uplink", {}, "returned a dict; it should return Message"),
+        ("downlink", torch.ones(1), "returned a tensor of shape [1]; it should return Message"),
+        ("objective", torch.ones(4), "returned a tensor of shape [4]; it should return a scalar"),
+        ("objective", 0.5, "returned a float; it should return Tensor"),
+        ("predict", torch.zeros(3), "returned a tensor of shape [3]; it should return scores [B, C]"),
+        ("phases", ["body"], "returned a list of 'body'; it should return Sequence[Phase]"),
+        ("adopt", {"w": 1}, "returned a dict of a int; it should return dict[str, Tensor]"),
+        ("statistics_source", "onw", "returned 'onw'; it should return StatisticsSource"),
+    ],
+)
+def test_a_wrong_result_is_found_before_training(hook, result, wrong, monkeypatch):
+    def function(self, *args):
+        return result
+
+    function.__qualname__ = f"Own.{hook}"
+    own = type("Own", (FedAvg,), {hook: function, "numerics": 1})
+    with pytest.raises(MistakeError) as told:
+        rehearse(own, monkeypatch)
+    assert str(told.value).startswith(line_of(getattr(own, hook))) and str(told.value).endswith(wrong)
+
+
+def test_a_function_that_takes_other_arguments_is_refused_where_it_is_defined():
+    with pytest.raises(
+        MistakeError, match=r"objective takes \(self, model, params, batch\); it should take \(.*phase\)"
+    ):
+
+        class Own(FedAvg):
+            def objective(self, model, params, batch):
+                return params
+
+
+def test_an_error_inside_a_method_names_every_method_that_it_went_through(monkeypatch):
+    class Own(FedAvg):
+        numerics = 1
+
+        def aggregate(self, server, uplinks, draws):
+            return super().aggregate({}, uplinks, draws)
+
+    with pytest.raises(KeyError) as raised:
+        rehearse(Own, monkeypatch)
+    told = str(mistake(raised.value))
+    assert told.count(" > ") == 1 and "\n" not in told
+    assert told.startswith(HERE) and "Own.aggregate > " in told
+    assert "methods/fedavg.py:" in told and told.endswith("in FedAvg.aggregate: KeyError: 'samples'")
+
+
+def test_what_is_raised_elsewhere_is_no_mistake_of_a_method():
+    try:
+        Holdings()  # type: ignore[call-arg]
+    except TypeError as error:
+        assert mistake(error) is None
+    for error in (torch.OutOfMemoryError(), KeyboardInterrupt()):
+        assert mistake(error) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\ny = {", "broken_method.py:2: SyntaxError: '{' was never closed"),
+        ("from hetfl.methods.base import Uplink", "broken_method.py:1, in <module>: ImportError: cannot import name"),
+        ("def f():\n    return 1 / 0\nf()", "broken_method.py:2, in f: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named(text, told, tmp_path, monkeypatch):
+    (tmp_path / "broken_method.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises((SyntaxError, ImportError, ZeroDivisionError)) as raised:
+        importlib.import_module("broken_method")
+    assert told in str(located(raised.value, ["broken_method"]))
