@@ -20,6 +20,7 @@ from hetfl.training.state import ResumePoints
 VARIANTS = {
     **{name: (name, {}) for name in sorted(METHODS)},
     "fedgen-counts": ("fedgen", {"labels": "counts", "tests": "global"}),
+    "fedgen-common": ("fedgen", {"labels": "counts", "tests": "global", "first_head": "common"}),
     "fedproto-weighted": ("fedproto", {"average": "weighted", "collect": "before", "distance": "l2"}),
     "fedhpl-cnn": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
     "fedhpl-local": ("fedhpl", {"communicate": False}),

@@ -335,6 +335,23 @@ def test_fedgen_counts_labels_once(toy_engine):
     assert torch.equal(next(predictions(engine, state, Draws(0).at(2)))[0], own)
 
 
+def test_fedgens_common_first_head_is_sent_alone(toy_engine):
+    """Every client takes it over, and the generator's term begins when there is a mean head."""
+    engine = toy_engine("fedgen", "resnets", labels="counts", tests="global", first_head="common")
+    state, _ = start(engine, Draws(0))
+    for client, model in enumerate(engine.models):
+        received = engine.method.downlink(state.server, client)
+        assert set(received) == {"head.weight", "head.bias"} and not engine.method.drawn(received, 4, seed=0)
+        own = model.init(Draws(0), client)
+        adopted = engine.method.adopt(own, received)
+        assert torch.equal(adopted["head.weight"], state.server["first/head.weight"])
+        assert not torch.equal(adopted["head.weight"], own["head.weight"])
+    state, lines = run(engine, 2)
+    assert lines[1].down.elements == 3 * (3 * 16 + 3)
+    assert lines[2].down.elements == lines[1].down.elements + 3 * ((4 + 3) * 16 + 16 + 2 * 16 + 16 * 16 + 16 + 3)
+    assert not state.server.group("first")
+
+
 def test_fedgens_frozen_generator_stays_as_drawn(toy_engine):
     engine = toy_engine("fedgen", "resnets", frozen=True)
     before, _ = start(engine, Draws(0))

@@ -24,6 +24,9 @@ from hetfl.methods.parts.networks import fresh_network
 from hetfl.methods.scratch import Scratch, ScratchSettings
 from hetfl.models.base import Model
 
+FIRST = "first"
+"""Group of the head that clients start from; it is there until the first mean head is."""
+
 
 @register_method("fedgen")
 class FedGen(Scratch):
@@ -55,6 +58,8 @@ class FedGen(Scratch):
                 uplink; or the ``counts`` of all clients' classes, which clients send once and the server in every
                 downlink from round 2.
             tests: the client's own head, or the server's newest.
+            first_head: what clients start from: their ``own`` head, or a ``common`` one that the server sends in
+                round 1, as HtFLlib's later code does.
         """
 
         embedding: int | None = Field(default=512, ge=1)
@@ -67,6 +72,7 @@ class FedGen(Scratch):
         frozen: bool = False
         labels: Literal["list", "counts"] = "list"
         tests: Literal["client", "global"] = "client"
+        first_head: Literal["own", "common"] = "own"
 
     settings: Settings
 
@@ -83,21 +89,23 @@ class FedGen(Scratch):
         self, models: Sequence[Model], registrations: Mapping[int, Message], draws: Draws
     ) -> ServerState:
         s, width = self.settings, models[0].width
-        dtype = next(iter(models[0].init(draws, -1).values())).dtype
+        fresh = models[0].init(draws, -1)
+        dtype = next(iter(fresh.values())).dtype
         net = fresh_network(lambda: layers_of(s.noise, self.num_classes, s.hidden or width, width), draws, dtype)
         told = [registrations[client] for client in sorted(registrations)]
         state = {"samples": torch.cat([message["samples"] for message in told])}
         if s.labels == "counts":
             state["counts"] = torch.stack([message["counts"] for message in told]).sum(0, dtype=torch.int32)
-        return ServerState({**state, "generator": net})
+        first = {name: fresh[name] for name in models[0].names(["head"])} if s.first_head == "common" else {}
+        return ServerState({**state, FIRST: first, "generator": net})
 
     def downlink(self, server: ServerState, client: int) -> Message:
-        """Nothing in round 1; then the mean head, the group ``generator``, and what labels are drawn from.
+        """Nothing or a head in round 1; then the mean head, the group ``generator``, and what labels are drawn from.
 
         The head is ``head.weight`` [C, d] and ``head.bias`` [C]; labels come as ``labels`` [n] or ``counts`` [C].
         """
         if "head.weight" not in server:
-            return Message()
+            return Message(server.group(FIRST))
         sent = ("head.weight", "head.bias", "labels", "counts")
         loose = {name: tensor for name, tensor in server.items() if name in sent}
         return Message({**loose, **flatten({"generator": server.group("generator")})})
@@ -108,15 +116,15 @@ class FedGen(Scratch):
     @torch.no_grad()
     def drawn(self, received: Tensors, size: int, seed: int) -> Tensors:
         """``features`` [B, d] that the generator makes, and their ``labels`` [B]; nothing without a generator."""
-        if not received:
+        if not (net := group(received, "generator")):
             return {}
-        features, labels = generate(group(received, "generator"), received, size, seed, self.num_classes)
+        features, labels = generate(net, received, size, seed, self.num_classes)
         return {"features": features, "labels": labels}
 
     def objective(self, model: Model, params: Tensors, batch: Batch, received: Tensors, phase: Phase) -> Tensor:
         """Cross-entropy of the batch, and of the client's head on as many generated features."""
         loss = cross_entropy(model(params, batch.images).logits, batch)
-        if not received:
+        if not batch.drawn:
             return loss
         logits = F.linear(batch.drawn["features"], params["head.weight"], params["head.bias"])
         return loss + batch.mean(F.cross_entropy(logits, batch.drawn["labels"], reduction="none"))
@@ -142,9 +150,9 @@ class FedGen(Scratch):
         else:
             device = head["head.weight"].device
             labels = {"labels": torch.cat([message["labels"].to(device) for message in messages])}
-        if self.settings.frozen:
-            return server | head | labels
-        s = self.settings
+        s, kept = self.settings, {"samples": server["samples"], **head, **labels}
+        if s.frozen:
+            return ServerState({**kept, "generator": server.group("generator")})
         net, adam = train_generator(
             server.group("generator"),
             server.group("adam"),
@@ -154,7 +162,7 @@ class FedGen(Scratch):
             size=s.batch_size,
             lr=s.server_lr * s.server_decay ** (draws.round - 1),
         )
-        return ServerState({"samples": server["samples"], **head, **labels, "generator": net, "adam": adam})
+        return ServerState({**kept, "generator": net, "adam": adam})
 
     def server_parameters(self, server: ServerState) -> Tensors:
         return server.group("generator")
