@@ -58,10 +58,10 @@ SMALL = 4
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["hetfl.training.engines", "hetfl.experiments.plan", "timm"])
 H200 = {"bf16": 989e12, "float32": 494e12, "bytes": 4.8e12}
-"""From NVIDIA's data sheet (dense), for use without a GPU. Convolutions in float32 run as TF32."""
+"""From NVIDIA's data sheet (dense), for use without a GPU; float32 as TF32."""
 
-EAGER, EAGER_BF16 = ("sequential", "float32"), ("sequential", "bfloat16")
-BATCHED, BATCHED_BF16 = ("batched", "float32"), ("batched", "bfloat16")
+EAGER, EAGER_BF16 = ("sequential", "tf32"), ("sequential", "bfloat16")
+BATCHED, BATCHED_BF16 = ("batched", "tf32"), ("batched", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def ceilings(device: torch.device) -> dict[str, float]:
     side, room = (8192, 2**30) if cuda else (512, 2**24)
     a, b = (torch.randn(side, side, device=device) for _ in range(2))
     found = {}
-    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it
+    torch.backends.cuda.matmul.allow_tf32 = True  # as runs have it with the precision auto
     for name, dtype in (("bf16", torch.bfloat16), ("float32", torch.float32)):
         x, y = a.to(dtype), b.to(dtype)
         found[name] = 2 * side**3 / typical(lambda x=x, y=y: x @ y, device, 20)  # type: ignore[misc]

@@ -13,7 +13,7 @@ from hetfl.errors import HetflError, either
 from hetfl.training.registry import choices
 
 Engine = Annotated[str | None, typer.Option(help=f"Engine: {either(choices())}.")]
-Precision = Annotated[str | None, typer.Option(help="Precision of frozen blocks: auto, float32 or bfloat16.")]
+Precision = Annotated[str | None, typer.Option(help="Precision of products: auto, float32, tf32 or bfloat16.")]
 
 
 @app.command("train", rich_help_panel=TRAIN)

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from hetfl.config import Settings, one_of, read_yaml, validate
 from hetfl.errors import HetflError
-from hetfl.training.registry import choices
+from hetfl.training.registry import Precision, choices
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 
@@ -129,7 +129,7 @@ class Node(Settings):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
     threads: int = Field(default=1, ge=1, le=1024)
     engine: Annotated[str, one_of(partial(choices, own_processes=False))] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision | Literal["auto"] = "auto"
     poll: Seconds = 1.0
     keep: int = Field(default=10, ge=0)
 

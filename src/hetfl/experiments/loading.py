@@ -29,9 +29,10 @@ from hetfl.models.registry import weights_checksum
 from hetfl.schema import MODEL, RUN, Run, read_run
 from hetfl.tensors import read_tensors
 from hetfl.training.engine import same_for_all
-from hetfl.training.federation import Federation, Precision
+from hetfl.training.federation import Federation
 from hetfl.training.local import LocalEngine
 from hetfl.training.queries import queries_of
+from hetfl.training.registry import Precision
 from hetfl.training.scoring import scoring_tasks
 from hetfl.training.sequential import Sequential
 from hetfl.training.state import State

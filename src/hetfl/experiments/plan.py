@@ -34,7 +34,7 @@ from hetfl.models.registry import head_of, is_vit
 from hetfl.schema import cell_path
 from hetfl.training.pretrain import PretrainSettings
 from hetfl.training.ray import RaySettings
-from hetfl.training.registry import ENGINES, choices
+from hetfl.training.registry import ENGINES, Precision, choices
 
 
 class PartitionsSettings(Settings):
@@ -59,8 +59,7 @@ class ComputeSettings(Settings):
         threads: torch threads of each job.
         engine: one of :data:`hetfl.training.registry.ENGINES`, or ``auto``: batched on a GPU, else sequential.
         ray: settings of the engine of this name.
-        precision: of matrix products in frozen blocks: ``float32``, ``bfloat16``, or ``auto``: the faster one on the
-            device.
+        precision: of products, see :data:`hetfl.training.registry.Precision`; ``auto``: the fastest on the device.
         uplinks_needed: how many valid uplinks a round needs; a run whose clients are remote ends with fewer, and
             goes on from there when it is started again.
         slurm: parameters of the jobs that ``hetfl sweep --on slurm`` submits, e.g. ``{partition: gpu}``.
@@ -71,7 +70,7 @@ class ComputeSettings(Settings):
     threads: int = Field(default=1, ge=1, le=1024)
     engine: Annotated[str, one_of(choices)] = "auto"
     ray: RaySettings = RaySettings()
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision | Literal["auto"] = "auto"
     uplinks_needed: int = Field(default=1, ge=1)
     slurm: dict[str, str | int | float | bool] = {}
 

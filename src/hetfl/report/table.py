@@ -269,7 +269,8 @@ def _differences(records: list[Record]) -> dict[str, dict[str, int]]:
 
 def _engine(run: Run) -> str:
     """An engine's name, and its precision where that is not the usual one."""
-    return run.engine if run.precision == "float32" else f"{run.engine}, frozen blocks in {run.precision}"
+    how = {"tf32": ", products in tf32", "bfloat16": ", frozen blocks in bfloat16"}
+    return run.engine + how.get(run.precision, "")
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

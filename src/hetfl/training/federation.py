@@ -20,8 +20,7 @@ from hetfl.models import Model, ModelOptions, build
 from hetfl.models.registry import weights_checksum
 from hetfl.torch_private import multiplies_bfloat16
 from hetfl.training.queries import queries_of
-
-Precision = Literal["float32", "bfloat16"]
+from hetfl.training.registry import Precision
 
 LARGE = 5_000_000
 """Parameters of a backbone from which bfloat16 pays on a CPU."""
@@ -55,7 +54,7 @@ class Federation:
     """Clients with their models and data, on one device.
 
     Attributes:
-        precision: of matrix products in frozen blocks; everything else is in the data's own type.
+        precision: of products; sums are in the data's own type.
     """
 
     clients: tuple[Client, ...]
@@ -101,7 +100,7 @@ def build_federation(
         inputs: what the experiment does to images.
         public: the public data set's samples, for methods that share one.
         features: folder where features that samples are sorted by are kept from run to run; None: nowhere.
-        precision: of matrix products in frozen blocks; ``auto``: see :func:`gains`.
+        precision: of products; ``auto``: the lowest that gains. What a processor or model cannot have is ``float32``.
 
     Raises:
         HetflError: a model is unknown or its weights are missing.
@@ -160,9 +159,22 @@ def build_federation(
         for model in built.values()
         if precision == "bfloat16" or (precision == "auto" and gains(model, device))
     ]
-    return Federation(
-        tuple(clients), tuple(data), dataset.num_classes, device, "bfloat16" if any(lowered) else "float32"
-    )
+    used = multiply(precision, any(lowered), device)
+    return Federation(tuple(clients), tuple(data), dataset.num_classes, device, used)
+
+
+def multiply(wanted: Precision | Literal["auto"], lowered: bool, device: torch.device) -> Precision:
+    """Have a GPU round the factors of products, or not; returns the precision that a run then has.
+
+    Args:
+        wanted: the precision; ``auto`` and ``bfloat16`` round as ``tf32`` does.
+        lowered: whether some frozen blocks are in bfloat16.
+        device: of the run.
+    """
+    rounded = device.type == "cuda" and wanted != "float32"
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rounded
+    return "bfloat16" if lowered else "tf32" if rounded else "float32"
 
 
 def gains(model: Model, device: torch.device) -> bool:

@@ -1,10 +1,14 @@
-"""Every engine by name. What makes an engine is imported only once it is used."""
+"""Every engine and precision by name. What makes an engine is imported only once it is used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""Of products: ``tf32`` and ``bfloat16`` have float32's factors rounded to 10 bits on a GPU's tensor cores, as torch
+does by default in convolutions; ``bfloat16`` also has frozen blocks computed in that type."""
 
 
 @dataclass(frozen=True)
