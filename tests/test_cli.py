@@ -31,6 +31,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.plan import load_params
+from hetfl.ledger.recording import record_cells
 from hetfl.report.terminal import MOST, curves, draw
 from hetfl.stages import write
 from hetfl.sweep.sweep import options
@@ -225,6 +226,40 @@ def test_curves_are_drawn_by_round_bytes_and_seconds(hetfl_: Run) -> None:
     assert any("⠀" < character <= "⣿" for character in text)
     first, _ = found(hetfl_, "curve small --by megabytes --metric loss")
     assert [len(point) for point in first["points"]] == [2, 2] and first["points"][0][0] > 0
+
+
+def test_finished_runs_in_git_have_curves_and_a_status(
+    hetfl_: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a fresh clone, which has the compact records and no run."""
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    monkeypatch.chdir(copy)
+    workspace, _, chosen = sweep_project.plan(copy)
+    record_cells(chosen[:1], workspace, workspace)
+    before = found(hetfl_, "curve small/fedavg")
+    shutil.rmtree(copy / "runs")
+    (line,) = found(hetfl_, "curve small")
+    assert line["note"] == "2 rounds, in git" and line["points"] == before[0]["points"]
+    assert "unknown run 'smal'; did you mean 'small'?" in hetfl_("curve smal", fails=True).output
+    assert hetfl_("status").stdout.splitlines()[2].split()[:4] == ["small", "2", "1", "1"]  # in git, and not run
+    first, _ = found(hetfl_, "status small")["experiments"]["small"]
+    assert first["status"] == "in git" and first["accuracy"] == pytest.approx(line["points"][-1][1])
+
+
+def test_a_path_that_no_cell_has_is_told_from_its_first_wrong_part(hetfl_: Run) -> None:
+    for wrong, right in (
+        ("small/fedav/x", "small/fedavg"),
+        ("smal/fedavg", "small"),
+        ("small/fedavg/fedavg/iid-s7", ""),
+    ):
+        told = hetfl_(f"cells {wrong}", fails=True).output.strip()
+        assert right in told and len(told) < 200 and len(told.splitlines()) == 1
+
+
+def test_single_runs_like_two_experiments_are_two(trained: Path) -> None:
+    several = [adhoc(PAPER_PARAMS, "fgpt", "cifar100", like=one)[1] for one in ("fgpt-cifar100-s10", "fgpt-share")]
+    assert len({cell.path for cell in several}) == 2
 
 
 def test_many_curves_are_drawn_as_means_of_their_rows(tmp_path: Path) -> None:

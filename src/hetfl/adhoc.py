@@ -86,7 +86,8 @@ def adhoc(
         if name not in METHODS[method].Settings.model_fields:
             raise unknown("setting", name, METHODS[method].Settings.model_fields, f"--set: {method}")
     words = [f"{key}-{_shown(value)}" for key, value in sorted(given.items())]
-    name = "-".join([method, *([models] if models else []), *words]).replace("_", "-").lower()
+    parts = [method, *([models] if models else []), *words, *([f"like-{like}"] if like else [])]
+    name = "-".join(parts).replace("_", "-").lower()
     own = row.model_copy(
         update={
             "written": name,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
-from hetfl.experiments.status import State, Status, status
+from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.planning import WORDS
 from hetfl.schema import METRICS, Round, Run, read_rounds, read_run, record_folders
 from hetfl.targets import cells_of
@@ -69,7 +70,7 @@ def overview(targets: Sequence[str], params: Params, workspace: Workspace) -> Ov
     if targets:
         chosen = cells_of(targets, params)
     else:
-        there = {path.name for path in workspace.runs.glob("[!.]*")}
+        there = {path.name for place in (workspace.runs, workspace.results) for path in place.glob("[!.]*")}
         names = [name for name, one in params.experiments.items() if one.file == "params.yaml" or name in there]
         chosen = [cell for name in names for cell in cells(params, name)]
     found: dict[str, list[One]] = {}
@@ -105,12 +106,17 @@ def render(found: Overview) -> str:
     if pending := [one.path for one in every if one.status.state == "done" and not one.evaluated]:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
     if found.adhoc:
-        parts.append(_named("in no table (hetfl run)", [f"{one.path}: {_far(one)}" for one in found.adhoc]))
+        going = ["running, " if one.status.state == "running" else "" for one in found.adhoc]
+        lines = [f"{one.path}: {now}{_far(one)}" for one, now in zip(found.adhoc, going, strict=True)]
+        parts.append(_named("in no table (hetfl run)", lines))
     return "\n\n".join(parts) or "nothing has begun; name tables or experiments to see their cells"
 
 
 def _of_cell(cell: Cell, workspace: Workspace, known: Known) -> One:
     found = status(cell, workspace, known)
+    if found.state == "in git":
+        kept = read_compact(workspace.compact(cell.path))
+        return One(cell.path.as_posix(), found, kept and kept.metrics and 100 * kept.metrics.average, True)
     accuracy = None if found.state in ("not run", "broken") else _accuracy(workspace.runs / cell.path)
     evaluated = (workspace.evaluations / cell.path / METRICS).is_file()
     return One(cell.path.as_posix(), found, accuracy, evaluated)
@@ -130,13 +136,14 @@ def _adhoc(params: Params, workspace: Workspace) -> list[One]:
             continue
         if run is not None:
             evaluated = (workspace.evaluations / path / METRICS).is_file()
-            found.append(One(path.as_posix(), _status(run, folder), _accuracy(folder), evaluated))
+            now = _status(run, folder, is_locked(path, workspace))
+            found.append(One(path.as_posix(), now, _accuracy(folder), evaluated))
     return found
 
 
-def _status(run: Run, folder: Path) -> Status:
+def _status(run: Run, folder: Path, locked: bool) -> Status:
     played = max((line.round for line in _lines(folder) if not line.fine_tuning), default=0)
-    state: State = "done" if run.complete else "interrupted"
+    state: State = "done" if run.complete else "running" if locked else "interrupted"
     return Status(state, played, run.rounds)
 
 
@@ -155,7 +162,7 @@ def _lines(folder: Path) -> list[Round]:
 
 
 def _range(some: Sequence[One]) -> str:
-    known = [one.accuracy for one in some if one.accuracy is not None and one.status.state == "done"]
+    known = [one.accuracy for one in some if one.accuracy is not None and one.status.state in ("done", "in git")]
     return f"{min(known):.1f} to {max(known):.1f}" if known else ""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from hetfl.errors import unknown
+from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, cells
 from hetfl.stages import printed_by, table_names
 
@@ -30,8 +30,18 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
             if not within:
                 continue  # a table that is counted has no cells
         if not within:
-            # Cells are many; they are the answer only to what looks like one.
-            known = every if "/" in path else dict.fromkeys([*table_names(params), *params.experiments])
-            raise unknown("table, experiment or cell", target, known)
+            if "/" in path:
+                raise _unknown_cell(path, every)
+            raise unknown("table, experiment or cell", target, [*table_names(params), *params.experiments])
         found |= within
     return list(found.values())
+
+
+def _unknown_cell(path: str, every: Iterable[str]) -> HetflError:
+    """An error for a path that no cell has, with what stands in the place of its first wrong part."""
+    wanted, names = path.split("/"), [name.split("/") for name in every]
+    right = 0
+    while any(name[: right + 1] == wanted[: right + 1] for name in names):
+        right += 1
+    known = {"/".join(name[: right + 1]) for name in names if name[:right] == wanted[:right]}
+    return unknown("table, experiment or cell", "/".join(wanted[: right + 1]), known)

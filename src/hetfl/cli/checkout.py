@@ -187,7 +187,7 @@ def export(
 
     wanted = cells_of(targets, params)
     written = export_cells(wanted, workspace, out)
-    running = sum(is_locked(cell, workspace) for cell in wanted if cell.path.as_posix() not in written)
+    running = sum(is_locked(cell.path, workspace) for cell in wanted if cell.path.as_posix() not in written)
     left = f"; {running} that are being trained are left out" if running else ""
     print(f"{out}: {len(written)} of {len(wanted)} cells, {decimal(out.stat().st_size)}{left}")
 

@@ -74,13 +74,13 @@ def curve(
     ] = "accuracy",
     as_json: AsJson = False,
 ) -> None:
-    """Draw the curves of runs in the terminal, also while they train.
+    """Draw the curves of runs in the terminal, also while they train; of finished ones in git, too.
 
     Example: hetfl curve digits-homogeneous/fedavg digits-homogeneous/fedprox --by megabytes
     """
     from hetfl.report.terminal import curves, draw
 
-    found = curves(runs, Path("runs"), by, metric)
+    found = curves(runs, Path("runs"), by, metric, Path("results"))
     if as_json:
         print_json([line.as_json() for line in found])
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock, Timeout
@@ -78,7 +79,7 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         return Status("done", rounds, rounds, elsewhere=not own)
     if run is None:
         begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
-        return Status("running" if is_locked(cell, workspace) else begun, 0, rounds, lacks)
+        return Status("running" if is_locked(cell.path, workspace) else begun, 0, rounds, lacks)
     if run.fingerprint != identity:
         return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
     return _of_run(run, cell, workspace, rounds, lacks)
@@ -87,7 +88,7 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
 def _of_run(run: Run, cell: Cell, workspace: Workspace, rounds: int, lacks: str) -> Status:
     """The status of a cell whose record is of its own identity and not complete."""
     at = newest_round(workspace.resume_points(cell) / run.fingerprint) or 0
-    if is_locked(cell, workspace):
+    if is_locked(cell.path, workspace):
         return Status("running", at, rounds)
     if run.complete:
         lacks = lacks or "its finished record is damaged or lacks a file"
@@ -103,9 +104,9 @@ def _in_git(cell: Cell, workspace: Workspace, reads: Inputs | None = None) -> bo
     return found is not None and found.finished and not differences(found.run, cell, reads or found.run.inputs)
 
 
-def is_locked(cell: Cell, workspace: Workspace) -> bool:
-    """Whether a process that is alive trains the cell: the system gives the locks of others back."""
-    path = workspace.lock(cell.path)
+def is_locked(cell: Path, workspace: Workspace) -> bool:
+    """Whether a process that is alive trains the cell of a path: the system gives the locks of others back."""
+    path = workspace.lock(cell)
     if not path.exists():
         return False
     try:

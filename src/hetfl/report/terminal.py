@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from hetfl.compact import read_compact
 from hetfl.errors import HetflError, unknown
 from hetfl.schema import RUN, Round, needed_run, read_rounds
 
@@ -65,12 +66,13 @@ class Line:
         return {"run": self.label, "note": self.note, "points": [[x, y] for x, y in self.points]}
 
 
-def runs_below(target: str, runs: Path) -> list[Path]:
+def runs_below(target: str, runs: Path, results: Path | None = None) -> list[Path]:
     """The folders of run records that a path stands for: its own, or all below it.
 
     Args:
         target: a path of its own, or one below ``runs``.
         runs: the checkout's folder of runs.
+        results: that of its compact records, whose names may be meant as well.
 
     Raises:
         HetflError: there is none.
@@ -81,11 +83,10 @@ def runs_below(target: str, runs: Path) -> list[Path]:
         found = [path.parent for path in sorted(folder.glob(f"**/{RUN}")) if _shown(path.relative_to(folder))]
         if found:
             return found
-    known = [path.name for path in runs.glob("[!.]*")] if "/" not in target.strip("/") else []
-    known = known or [
-        path.parent.relative_to(runs).as_posix() for path in runs.glob(f"**/{RUN}") if _shown(path.relative_to(runs))
-    ]
-    raise unknown("run", target, known, str(runs))
+    known = [path.parent.relative_to(runs) for path in runs.glob(f"**/{RUN}")]
+    known += [path.relative_to(results).with_suffix("") for path in results.glob("*/**/*.json")] if results else []
+    depth = None if "/" in target.strip("/") else 1
+    raise unknown("run", target, {"/".join(path.parts[:depth]) for path in known if _shown(path)}, str(runs))
 
 
 def _shown(path: Path) -> bool:
@@ -93,12 +94,13 @@ def _shown(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts)
 
 
-def curves(targets: Sequence[str], runs: Path, by: str, metric: str) -> list[Line]:
+def curves(targets: Sequence[str], runs: Path, by: str, metric: str, results: Path | None = None) -> list[Line]:
     """The curves of some runs; where they are more than :data:`MOST`, each row's mean over its splits and seeds.
 
     Args:
         targets: see :func:`runs_below`.
         runs: the checkout's folder of runs.
+        results: that of its compact records, which stand for runs that are not there; None: of runs alone.
         by: the horizontal axis, one of :data:`AXES`.
         metric: the vertical axis, one of :data:`METRICS`.
 
@@ -109,8 +111,17 @@ def curves(targets: Sequence[str], runs: Path, by: str, metric: str) -> list[Lin
         raise unknown("axis", by, AXES, "--by")
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "--metric")
-    folders = [*dict.fromkeys(folder for target in targets for folder in runs_below(target, runs))]
-    lines = [line for folder in folders if (line := _line(folder, runs, by, metric)).points]
+    records = dict[str, Path]()
+    for target in targets:
+        kept = _kept_below(target, results) if results else {}
+        try:
+            own = {_label(folder, runs): folder for folder in runs_below(target, runs, results)}
+        except HetflError:
+            if not kept:
+                raise
+            own = {}
+        records |= kept | own
+    lines = [line for label, path in records.items() if (line := _line(label, path, by, metric)).points]
     if not lines:
         raise HetflError(f"{', '.join(targets)}: no round with {metric} is recorded yet")
     if len(lines) > MOST:
@@ -187,16 +198,33 @@ def _joined(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _line(folder: Path, runs: Path, by: str, metric: str) -> Line:
-    run = needed_run(folder)
-    lines = [line for line in read_rounds(folder) if not line.fine_tuning]
+def _kept_below(target: str, results: Path) -> dict[str, Path]:
+    """The compact records that a path stands for, by their path as runs."""
+    name = target.removeprefix("runs/").strip("/")
+    paths = [results / f"{name}.json", *sorted((results / name).glob("**/*.json"))]
+    return {path.relative_to(results).with_suffix("").as_posix(): path for path in paths if path.is_file()}
+
+
+def _label(folder: Path, runs: Path) -> str:
+    return folder.relative_to(runs).as_posix() if folder.is_relative_to(runs) else str(folder)
+
+
+def _line(label: str, path: Path, by: str, metric: str) -> Line:
+    """The curve of a run's folder or of a compact record's file; without points if that has no rounds."""
+    if path.is_dir():
+        run, rounds = needed_run(path), read_rounds(path)
+    else:
+        record = read_compact(path)
+        assert record is not None
+        run, rounds = record.run, record.rounds()
+    lines = [line for line in rounds if not line.fine_tuning]
     sent = [*accumulate(AXES[by](line) if line.round or by != "round" else 0.0 for line in lines)]
     points = [
         (x, y) for x, line in zip(sent, lines, strict=True) if line.round and (y := METRICS[metric](line)) is not None
     ]
     played = max((line.round for line in lines), default=0)
     note = f"{played} rounds" if run.complete else f"round {played} of {run.rounds}"
-    label = folder.relative_to(runs).as_posix() if folder.is_relative_to(runs) else str(folder)
+    note += "" if path.is_dir() else ", in git"
     return Line(f"{run.experiment}/{run.row}", label, note, points)
 
 
