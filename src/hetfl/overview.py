@@ -116,7 +116,8 @@ def _of_cell(cell: Cell, workspace: Workspace, known: Known) -> One:
     found = status(cell, workspace, known)
     if found.state == "in git":
         kept = read_compact(workspace.compact(cell.path))
-        return One(cell.path.as_posix(), found, kept and kept.metrics and 100 * kept.metrics.average, True)
+        assert kept is not None and kept.metrics is not None  # as it is finished
+        return One(cell.path.as_posix(), found, 100 * kept.metrics.average, True)
     accuracy = None if found.state in ("not run", "broken") else _accuracy(workspace.runs / cell.path)
     evaluated = (workspace.evaluations / cell.path / METRICS).is_file()
     return One(cell.path.as_posix(), found, accuracy, evaluated)
