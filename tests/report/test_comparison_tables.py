@@ -107,7 +107,7 @@ def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: 
     assert not best_cells(table)
     worth = {**table["cells"][-1], "value": -0.001, "interval": [-0.002, 0.002]}
     shown = show(table, worth, set())
-    assert (shown.number, shown.range) == ("+0.00", "+0.00 to +0.00")
+    assert (shown.number, shown.range) == ("0.00", "-0.00 to +0.00")  # ends have their signs: does it contain zero?
     for seed in GAINS:
         write(root, "choice-b", seed, 3)
     table = filled(build_table(spec, Records(Workspace(root))))

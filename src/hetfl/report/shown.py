@@ -137,7 +137,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) or differs_from_diverged(cell) else "")
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
     missing = "not run" if cell["status"] not in MISSING or cell["status"] == "stale" else cell["status"]
-    form = f"+z.{digits}f" if cell["against"] else f".{digits}f"  # z: no minus before a rounded zero
+    form = f"{'+' if _signed(cell, digits) else ''}z.{digits}f"  # z: no minus before a rounded zero
     number = cell["value_text"] or _number(cell["value"], form) or missing
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
     variance = _number(cell["variance"], f".{decimals}f")
@@ -150,7 +150,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         number=number,
         std="" if cell["value_text"] or cell["against"] else _number(cell["std"], f".{digits}f"),
         marks="".join(f" {mark}" for mark in (*marks, note) if mark),
-        range=" to ".join(_number(end, form) for end in cell["interval"] or ())
+        range=" to ".join(f"{end:+.{digits}f}" for end in cell["interval"] or ())
         or (f"var {variance}" if variance else ends.strip("–")),
         seeds=_seeds(done, wanted, len(table["seeds"])),
         print=cell["printed_text"] or as_printed(*printed, cell["unit"], decimals, varied=" var {}"),
@@ -163,6 +163,11 @@ def _seeds(done: int, wanted: int, most: int) -> str:
     if 0 < done < wanted:
         return f"{done}/{wanted} seeds"
     return f"{done} seed{'s' * (done > 1)}" if 0 < done < most else ""
+
+
+def _signed(cell: Cell, digits: int) -> bool:
+    """Whether a cell is a difference that is not zero as displayed."""
+    return bool(cell["against"] and cell["value"] is not None and round(cell["value"], digits))
 
 
 def _number(value: float | None, form: str) -> str:
