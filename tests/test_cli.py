@@ -247,6 +247,13 @@ def test_finished_runs_in_git_have_curves_and_a_status(
     assert first["status"] == "in git" and first["accuracy"] == pytest.approx(line["points"][-1][1])
 
 
+def test_tables_are_as_wide_as_the_terminal(hetfl_: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (70, 110):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        widest = max(map(len, hetfl_("table small").stdout.splitlines()))
+        assert columns - 12 < widest <= columns
+
+
 def test_a_path_that_no_cell_has_is_told_from_its_first_wrong_part(hetfl_: Run) -> None:
     paths = {"small/fedav/x": "small/fedavg", "smal/fedavg": "'small'", "small/fedavg/x": "small/fedavg/fedavg"}
     for wrong, right in paths.items():

@@ -30,6 +30,7 @@ app = typer.Typer(
     "show what there is, train single cells, compare results, and add your own methods, data sets and experiments.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -38,7 +38,7 @@ def show(
         print_json(found)
         return
     for table in found:
-        print(render_text(table))
+        print(render_text(table, _columns()))
 
 
 @app.command("table", rich_help_panel=RESULTS)
@@ -57,7 +57,7 @@ def table(
         from hetfl.report.make import make_table
 
     for name in tables:
-        print(render_text(make_table(name, Workspace(Path.cwd()))))
+        print(render_text(make_table(name, Workspace(Path.cwd())), _columns()))
 
 
 @app.command("curve", rich_help_panel=RESULTS)
@@ -84,9 +84,14 @@ def curve(
     if as_json:
         print_json([line.as_json() for line in found])
         return
+    print(draw(found, by, metric, _columns(100)))
+
+
+def _columns(most: int = 150) -> int:
+    """The terminal's width, as far as it is pleasant to read; all of that where there is no terminal."""
     from shutil import get_terminal_size
 
-    print(draw(found, by, metric, get_terminal_size((100, 24)).columns))
+    return min(most, max(60, get_terminal_size((most, 24)).columns))
 
 
 @app.command("diff", rich_help_panel=RESULTS)

@@ -138,8 +138,8 @@ def render_csv(table: Table) -> str:
     return buffer.getvalue()
 
 
-def render_text(table: Table) -> str:
-    """The table for a terminal of 150 columns; wider ones are cut into blocks. An asterisk marks the best."""
+def render_text(table: Table, width: int = WIDTH) -> str:
+    """The table for a terminal of so many columns; wider ones are cut into blocks. An asterisk marks the best."""
     table = filled(table)
 
     def entry(cell: Shown | None) -> str:
@@ -157,10 +157,10 @@ def render_text(table: Table) -> str:
         header = [*block["columns"], *map(str.lower, block["header"][len(block["columns"]) :])]
         columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
         parts += [block["title"]] if block["title"] else []
-        parts += [_block(table["head"].lower(), titles, part) for part in _packed(columns, titles)]
-    notes = [f"Note: {table['note']}"] if table["note"] else []
-    below = "\n".join(map(_wrap, footnotes(table)))
-    return "\n".join([table["title"], *map(_wrap, notes), "", "\n\n".join(parts), "", below, ""])
+        parts += [_block(table["head"].lower(), titles, part) for part in _packed(columns, titles, width)]
+    notes = [_wrap(f"Note: {table['note']}", width)] if table["note"] else []
+    below = [_wrap(text, width) for text in footnotes(table)]
+    return "\n".join([table["title"], *notes, "", "\n\n".join(parts), "", *below, ""])
 
 
 def _shown(table: Table) -> list[dict[str, Any]]:
@@ -212,7 +212,7 @@ def _template(name: str) -> Any:
     return environment.get_template(name)
 
 
-def _packed(columns: Mapping[str, list[str]], rows: list[str]) -> list[dict[str, list[str]]]:
+def _packed(columns: Mapping[str, list[str]], rows: list[str], most: int) -> list[dict[str, list[str]]]:
     """Columns in as many blocks as the terminal's width asks for."""
 
     def width(title: str, entries: list[str]) -> int:
@@ -223,7 +223,7 @@ def _packed(columns: Mapping[str, list[str]], rows: list[str]) -> list[dict[str,
     blocks: list[dict[str, list[str]]] = [{}]
     used = head
     for title, entries in columns.items():
-        if blocks[-1] and used + width(title, entries) > WIDTH:
+        if blocks[-1] and used + width(title, entries) > most:
             blocks.append({})
             used = head
         blocks[-1][title] = entries
@@ -238,8 +238,8 @@ def _block(head: str, rows: list[str], columns: Mapping[str, list[str]]) -> str:
     return tabulate(body, header, tablefmt="simple", disable_numparse=True, colalign=align, preserve_whitespace=True)
 
 
-def _wrap(text: str) -> str:
-    return fill(" ".join(text.split()), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _wrap(text: str, width: int) -> str:
+    return fill(" ".join(text.split()), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _lines(*lines: str) -> str:
