@@ -19,9 +19,9 @@ from hetfl.errors import HetflError
 NORMALISED_CACHE_BYTES = 256 * 2**20
 """If all normalised images together fit into this many bytes, they are normalised once instead of batch by batch."""
 
-CPU_CHUNK = 32
-"""Images that a CPU normalises and resizes at once, so that intermediate results fit into its cache. Those that are
-augmented share a draw on every device, so that all draw the same."""
+CHUNK = 32
+"""Images that share a draw of the augmentation, on every device, so that all draw the same; and those that a CPU
+normalises and resizes at once, so that intermediate results fit into its cache."""
 
 READ_AHEAD_BYTES = 2**20
 """Bytes of normalised images that are read at once: several batches if they are small."""
@@ -224,7 +224,7 @@ class DeviceImages:
             images = _empty((len(index), *self._scale.shape), self._exact, self.device)
             images.copy_(self._raw.index_select(0, index))
             return torch.addcmul(self._shift, images, self._scale, out=images).to(self.dtype)
-        chunk = CPU_CHUNK if self.device.type == "cpu" or transform is not None else max(len(index), 1)
+        chunk = CHUNK if self.device.type == "cpu" or transform is not None else max(len(index), 1)
         parts = (self._small(part, transform, generator) for part in index.split(chunk))
         if self._channels_last:
             return torch.cat(list(parts)).to(self.dtype)
