@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from hetfl.errors import HetflError
-from hetfl.figures.style import BAND, MUTED, Look, canvas, caption, few_ticks, look, looks, save, styled
+from hetfl.figures.style import BAND, MUTED, PAPER, Look, canvas, caption, few_ticks, look, looks, save, styled
 from hetfl.tables.curves import Curve, curves
 from hetfl.tables.records import Records
 from hetfl.tables.spec import has_statistic, pooled
@@ -104,7 +104,7 @@ def _panels(table: Mapping[str, Any], records: Records, path: Path, draw: Draw, 
     entry = 0.75 + 0.075 * max(map(len, table["rows"].values()))
     legend_columns = max(1, min(len(table["rows"]), int(width / entry)))
     legend_lines = ceil(len(table["rows"]) / legend_columns)
-    styles = _looks(table)
+    styles, hollow = _looks(table, records)
     with styled():
         figure = canvas(width, 2.75 * lines + 0.2 * legend_lines + 0.5)
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
@@ -136,7 +136,8 @@ def _panels(table: Mapping[str, Any], records: Records, path: Path, draw: Draw, 
             low, high = min(at.low for at in sound), max(at.high for at in sound)
             margin = 0.05 * (high - low or 1)
             grid[0, 0].set_ylim(low - margin, high + margin)
-        caption(figure, " ".join([told, *_remarks(drawn)]))
+        scratch = ["Hollow marks: trained from scratch; the others start from pre-trained weights."] if hollow else []
+        caption(figure, " ".join([told, *scratch, *_remarks(drawn)]))
         if ordered := {name: handles[name] for name in table["rows"].values() if name in handles}:
             place: Look = {"loc": "outside upper left", "ncols": legend_columns}
             figure.legend(ordered.values(), ordered.keys(), handlelength=2.4, columnspacing=1.6, **place)
@@ -159,12 +160,22 @@ def _remarks(drawn: Sequence[Curve]) -> list[str]:
     return [text for text, there in parts.items() if there]
 
 
-def _looks(table: Mapping[str, Any]) -> dict[str, Look]:
-    """The look of each row that has runs: that of its method."""
-    runs = {cell["row"]: cell["provenance"][0]["run"] for cell in table["cells"] if cell["provenance"]}
-    methods = {row: runs[row].split("/")[2] for row in table["rows"] if row in runs}
-    finer = {"linewidth": 1.6, "markersize": 4, "markeredgewidth": 0.6}
-    return {row: look(index) | finer for row, index in looks(methods).items()}
+def _looks(table: Mapping[str, Any], records: Records) -> tuple[dict[str, Look], bool]:
+    """The look of each row that has runs, which is that of its method, and whether some have hollow marks.
+
+    They are the rows that train from scratch, where others start from pre-trained weights.
+    """
+    sources = {cell["row"]: cell["provenance"][0] for cell in table["cells"] if cell["provenance"]}
+    methods = {row: sources[row]["run"].split("/")[2] for row in table["rows"] if row in sources}
+    scratch = {row: (record := records.of(sources[row])) is not None and not record.pretrained for row in methods}
+    mixed = len({*scratch.values()}) > 1
+    found = {}
+    for row, index in looks(methods).items():
+        found[row] = look(index) | {"linewidth": 1.6, "markersize": 4, "markeredgewidth": 0.6}
+        if mixed and scratch[row]:
+            edge = {"markeredgecolor": found[row]["color"], "markeredgewidth": 1.1}
+            found[row] |= {"markerfacecolor": PAPER, **edge}
+    return found, mixed
 
 
 def _curves(table: Mapping[str, Any], records: Records, row: str, column: str) -> list[Curve]:

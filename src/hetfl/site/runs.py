@@ -87,11 +87,8 @@ class Runs:
 
 
 def kind_of(record: Record) -> str:
-    """Whether a run starts from pre-trained weights."""
-    named = record.run.inputs.weights
-    if any(not name.endswith(".random") for name in named):
-        return PRETRAINED
-    return SCRATCH
+    """Whether a run starts from pre-trained weights, in words."""
+    return PRETRAINED if record.pretrained else SCRATCH
 
 
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"

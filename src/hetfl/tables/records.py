@@ -48,6 +48,11 @@ class Record:
     whole: bool = True
 
     @property
+    def pretrained(self) -> bool:
+        """Whether it starts from pre-trained weights."""
+        return any(not name.endswith(".random") for name in self.run.inputs.weights)
+
+    @property
     def training(self) -> list[Round]:
         """The rounds in which the clients send something back: neither registration nor fine-tuning."""
         return [line for line in self.rounds if line.round >= 1 and not line.fine_tuning]
