@@ -9,11 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from methods.test_contract import VARIANTS, groups
 from playing import play_round, start
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from toy import VARIANTS, groups
 
 from hetfl import captured
 from hetfl.captured import EAGER_CALLS, Captured

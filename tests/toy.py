@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hetfl.methods import METHODS
+from typing import Any
+
+from hetfl.methods import METHODS, create
 from hetfl.training.registry import ENGINES
 
 LOCAL_ENGINES = [name for name, kind in ENGINES.items() if not kind.own_processes]
@@ -38,3 +40,36 @@ TOY = {
 def most_varied(method: str) -> str:
     """The group with different networks where a method can have it."""
     return "heterogeneous" if METHODS[method].heterogeneous else "homogeneous"
+
+
+VARIANTS = {
+    **{name: (name, {}) for name in sorted(METHODS)},
+    "fedgen-counts": ("fedgen", {"labels": "counts", "tests": "global"}),
+    "fedgen-common": ("fedgen", {"labels": "counts", "tests": "global", "first_head": "common"}),
+    "fedproto-weighted": ("fedproto", {"average": "weighted", "collect": "before", "distance": "l2"}),
+    "fedhpl-cnn": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
+    "fedhpl-local": ("fedhpl", {"communicate": False}),
+    "fedhpl-shallow": ("fedhpl", {"prompts": "shallow"}),
+    "fedhpl-average-upload": ("fedhpl", {"upload": "average"}),
+    "fedhpl-average-aggregation": ("fedhpl", {"aggregation": "average"}),
+    "fedhpl-upload-all": ("fedhpl", {"selection": "all"}),
+    "fedhpl-literal-counts": ("fedhpl", {"denominator": "samples"}),
+    "fedhpl-plus-p": ("fedhpl", {"share": "prompts"}),
+    "fedhpl-plus-h": ("fedhpl", {"share": "head"}),
+}
+"""Every method, and settings of some that are other formulas or other ways."""
+
+
+def groups(variant: str) -> list[str]:
+    """The model groups a variant runs on; ResNets for whatever trains any architecture from scratch."""
+    return groups_of(*VARIANTS[variant])
+
+
+def groups_of(method: str, settings: dict[str, Any]) -> list[str]:
+    """The same of a method with some settings."""
+    if settings.get("prompts") == "frame":
+        return ["resnets"]
+    if not METHODS[method].heterogeneous:
+        return ["homogeneous"]
+    trained = create(method, settings, 3).model_options().body == "trained"
+    return ["homogeneous", "heterogeneous", *(["resnets"] if trained else [])]

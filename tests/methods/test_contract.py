@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from playing import Trained, assert_close, play_round, start, train
+from toy import VARIANTS, groups_of
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -17,43 +16,12 @@ from hetfl.training.contract import contracts
 from hetfl.training.engines import make_engine
 from hetfl.training.state import ResumePoints
 
-VARIANTS = {
-    **{name: (name, {}) for name in sorted(METHODS)},
-    "fedgen-counts": ("fedgen", {"labels": "counts", "tests": "global"}),
-    "fedgen-common": ("fedgen", {"labels": "counts", "tests": "global", "first_head": "common"}),
-    "fedproto-weighted": ("fedproto", {"average": "weighted", "collect": "before", "distance": "l2"}),
-    "fedhpl-cnn": ("fedhpl", {"prompts": "frame", "prompt_length": 2}),
-    "fedhpl-local": ("fedhpl", {"communicate": False}),
-    "fedhpl-shallow": ("fedhpl", {"prompts": "shallow"}),
-    "fedhpl-average-upload": ("fedhpl", {"upload": "average"}),
-    "fedhpl-average-aggregation": ("fedhpl", {"aggregation": "average"}),
-    "fedhpl-upload-all": ("fedhpl", {"selection": "all"}),
-    "fedhpl-literal-counts": ("fedhpl", {"denominator": "samples"}),
-    "fedhpl-plus-p": ("fedhpl", {"share": "prompts"}),
-    "fedhpl-plus-h": ("fedhpl", {"share": "head"}),
-}
-
 
 def test_a_file_does_not_take_the_name_of_another_ones_method() -> None:
     mine = type("Mine", (METHODS["fedavg"],), {"__module__": "hetfl.methods.mine"})
     with pytest.raises(HetflError, match=r"methods/mine.py: register_method\('fedavg'\): .*fedavg.py has"):
         register_method("fedavg")(mine)
     assert METHODS["fedavg"] is not mine
-
-
-def groups(variant: str) -> list[str]:
-    """The model groups a variant runs on; ResNets for whatever trains any architecture from scratch."""
-    return groups_of(*VARIANTS[variant])
-
-
-def groups_of(method: str, settings: dict[str, Any]) -> list[str]:
-    """The same of a method with some settings."""
-    if settings.get("prompts") == "frame":
-        return ["resnets"]
-    if not METHODS[method].heterogeneous:
-        return ["homogeneous"]
-    trained = create(method, settings, 3).model_options().body == "trained"
-    return ["homogeneous", "heterogeneous", *(["resnets"] if trained else [])]
 
 
 RULES = {"fedhpl-average-aggregation", "fedhpl-upload-all", "fedhpl-literal-counts", "fedhpl-plus-h"}

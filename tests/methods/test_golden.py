@@ -14,7 +14,7 @@ import golden_numbers
 import pytest
 from golden_numbers import check, figures, numbers_in, unmoved
 from playing import play_fine_tuning, play_round, start
-from test_contract import VARIANTS, groups
+from toy import VARIANTS, groups
 
 from hetfl.draws import Draws
 from hetfl.experiments.versions import ENGINE, MODELS, families, lineage
