@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hetfl.training.federation import multiply
+from hetfl.training.federation import set_precision
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -33,12 +33,13 @@ def torchs_own() -> Iterator[None]:
 )
 def test_a_gpu_rounds_all_products_or_none(wanted, lowered, used):
     """Torch's defaults round convolutions alone, so that "float32" would say too much."""
-    assert multiply(wanted, lowered, GPU) == used
+    assert set_precision(wanted, lowered, GPU) == used
     rounds = used != "float32"
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (rounds, rounds)
 
 
 def test_a_cpu_rounds_nothing():
-    assert [multiply(wanted, False, CPU) for wanted in ("float32", "tf32", "auto", "bfloat16")] == ["float32"] * 4
-    assert multiply("auto", True, CPU) == "bfloat16"
+    for wanted in ("float32", "tf32", "auto", "bfloat16"):
+        assert set_precision(wanted, False, CPU) == "float32"
+    assert set_precision("auto", True, CPU) == "bfloat16"
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (True, False)

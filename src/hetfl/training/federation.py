@@ -159,11 +159,11 @@ def build_federation(
         for model in built.values()
         if precision == "bfloat16" or (precision == "auto" and gains(model, device))
     ]
-    used = multiply(precision, any(lowered), device)
+    used = set_precision(precision, any(lowered), device)
     return Federation(tuple(clients), tuple(data), dataset.num_classes, device, used)
 
 
-def multiply(wanted: Precision | Literal["auto"], lowered: bool, device: torch.device) -> Precision:
+def set_precision(wanted: Precision | Literal["auto"], lowered: bool, device: torch.device) -> Precision:
     """Have a GPU round the factors of products, or not; returns the precision that a run then has.
 
     Args:
