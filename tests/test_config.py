@@ -225,6 +225,14 @@ def test_layered_heads_are_refused_where_linear_ones_are_shared():
     check_fit(params, [base])
 
 
+def test_an_unknown_public_subset_is_refused_before_anything_is_downloaded():
+    name, experiment = next((name, one) for name, one in PAPER_PARAMS.experiments.items() if one.public)
+    public = experiment.public.model_copy(update={"subset": "trian"})
+    wrong = {name: experiment.model_copy(update={"public": public})}
+    with pytest.raises(HetflError, match="public.subset: unknown subset 'trian'; did you mean 'train'"):
+        cells(PAPER_PARAMS.model_copy(update={"experiments": wrong}), name)
+
+
 @pytest.mark.parametrize("method", ["lg-fedavg", "fedgen", "fedproto", "fedtgp"])
 def test_features_of_different_sizes_are_refused_where_they_are_compared(method):
     base = next(cell for cell in cells(EMBEDDED_PARAMS, "digits-fedtgp") if cell.method == method)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hetfl.compact import read_compact
@@ -13,6 +14,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, is_locked, status
+from hetfl.metrics.accuracy import known
 from hetfl.planning import WORDS
 from hetfl.schema import METRICS, Round, Run, read_rounds, read_run, record_folders
 from hetfl.targets import cells_of
@@ -28,12 +30,14 @@ class One:
     Attributes:
         path: below ``runs/``.
         accuracy: after its last tested round, in percent, mean over clients; None before the first.
+        best: in its best round, in percent, over all test samples, if the run waits for a better round; else None.
         evaluated: whether its final model is tested.
     """
 
     path: str
     status: Status
     accuracy: float | None
+    best: float | None
     evaluated: bool
 
     def as_json(self) -> dict[str, Any]:
@@ -41,6 +45,7 @@ class One:
         found = self.status
         return {"cell": self.path, "status": found.state, "round": found.round, "rounds": found.rounds} | {
             "accuracy": self.accuracy,
+            "best": self.best,
             "evaluated": self.evaluated,
             "because": found.why,
         }
@@ -74,9 +79,9 @@ def overview(targets: Sequence[str], params: Params, workspace: Workspace) -> Ov
         names = [name for name, one in params.experiments.items() if one.file == "params.yaml" or name in there]
         chosen = [cell for name in names for cell in cells(params, name)]
     found: dict[str, list[One]] = {}
-    known = finished(workspace)
+    records = finished(workspace)
     for cell in chosen:
-        found.setdefault(cell.experiment, []).append(_of_cell(cell, workspace, known))
+        found.setdefault(cell.experiment, []).append(_of_cell(cell, workspace, records))
     return Overview(found, [] if targets else _adhoc(params, workspace))
 
 
@@ -112,15 +117,17 @@ def render(found: Overview) -> str:
     return "\n\n".join(parts) or "nothing has begun; name tables or experiments to see their cells"
 
 
-def _of_cell(cell: Cell, workspace: Workspace, known: Known) -> One:
-    found = status(cell, workspace, known)
+def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
+    found = status(cell, workspace, records)
     if found.state == "in git":
         kept = read_compact(workspace.compact(cell.path))
         assert kept is not None and kept.metrics is not None  # as it is finished
-        return One(cell.path.as_posix(), found, 100 * kept.metrics.average, True)
-    accuracy = None if found.state in ("not run", "broken") else _accuracy(workspace.runs / cell.path)
+        best = kept.metrics.best_pooled if _waits(cell.settings) else None
+        return One(cell.path.as_posix(), found, 100 * kept.metrics.average, best and 100 * best, True)
+    begun = found.state not in ("not run", "broken")
+    accuracies = _accuracies(workspace.runs / cell.path, cell.settings) if begun else (None, None)
     evaluated = (workspace.evaluations / cell.path / METRICS).is_file()
-    return One(cell.path.as_posix(), found, accuracy, evaluated)
+    return One(cell.path.as_posix(), found, *accuracies, evaluated)
 
 
 def _adhoc(params: Params, workspace: Workspace) -> list[One]:
@@ -133,12 +140,12 @@ def _adhoc(params: Params, workspace: Workspace) -> list[One]:
         try:
             run = read_run(folder)
         except HetflError as error:
-            found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), None, False))
+            found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), None, None, False))
             continue
         if run is not None:
             evaluated = (workspace.evaluations / path / METRICS).is_file()
             now = _status(run, folder, is_locked(path, workspace))
-            found.append(One(path.as_posix(), now, _accuracy(folder), evaluated))
+            found.append(One(path.as_posix(), now, *_accuracies(folder, run.settings), evaluated))
     return found
 
 
@@ -148,11 +155,18 @@ def _status(run: Run, folder: Path, locked: bool) -> Status:
     return Status(state, played, run.rounds)
 
 
-def _accuracy(folder: Path) -> float | None:
-    """After the last tested round, in percent, mean over clients."""
-    tested = next((line.accuracy for line in reversed(_lines(folder)) if line.accuracy and line.round), None)
-    known = [100 * value for value in tested or () if value is not None]
-    return sum(known) / len(known) if known else None
+def _waits(settings: Mapping[str, Any]) -> bool:
+    """Whether a run ends when its accuracy no longer rises, so that its best round is what counts."""
+    return settings.get("patience") is not None
+
+
+def _accuracies(folder: Path, settings: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """``accuracy`` and ``best`` of :class:`One`."""
+    tests = [test for line in _lines(folder) if line.round and (test := line.test())]
+    if not tests:
+        return None, None
+    best = 100 * max(test.pooled for test in tests) if _waits(settings) else None
+    return 100 * fmean(known(tests[-1].accuracy)), best
 
 
 def _lines(folder: Path) -> list[Round]:
@@ -163,12 +177,15 @@ def _lines(folder: Path) -> list[Round]:
 
 
 def _range(some: Sequence[One]) -> str:
-    known = [one.accuracy for one in some if one.accuracy is not None and one.status.state in ("done", "in git")]
-    return f"{min(known):.1f} to {max(known):.1f}" if known else ""
+    ended = [one for one in some if one.status.state in ("done", "in git")]
+    counts = [one.accuracy if one.best is None else one.best for one in ended]
+    found = [accuracy for accuracy in counts if accuracy is not None]
+    return f"{min(found):.1f} to {max(found):.1f}" if found else ""
 
 
 def _far(one: One) -> str:
     accuracy = "" if one.accuracy is None else f", accuracy {one.accuracy:.1f} %"
+    accuracy += "" if one.best is None else f", best {one.best:.2f} %"
     if one.status.state == "done":
         return f"done, {one.status.round} rounds{accuracy}"
     return f"round {one.status.round} of {one.status.rounds}{accuracy}"

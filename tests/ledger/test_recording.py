@@ -20,9 +20,11 @@ from hetfl.experiments.plan import Workspace, cells
 from hetfl.figures.catalogue import figure
 from hetfl.figures.sources import Sources
 from hetfl.ledger.recording import Recorded, kept_in_git, record_cells
+from hetfl.overview import overview
 from hetfl.report.formats import render_text
 from hetfl.report.make import make_table
 from hetfl.report.table import build_table
+from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.records import Records
 from hetfl.tables.spec import TableSpec
@@ -213,3 +215,17 @@ def test_a_damaged_run_is_named(workspace, fedproto):
     (workspace.runs / cell.path / "model.safetensors").unlink()
     with pytest.raises(HetflError, match=r"model\.safetensors: does not exist"):
         outcome(workspace, cell)
+
+
+def test_status_shows_the_best_round_of_a_run_that_waits_for_it(workspace, fedproto):
+    def best():
+        [one] = overview([cell.path.as_posix()], PARAMS, workspace).experiments[cell.experiment]
+        assert one.as_json()["best"] == one.best
+        return one.best
+
+    cell = write(workspace, fedproto, rounds=3)
+    lines = read_rounds(workspace.runs / cell.path)
+    assert best() == pytest.approx(100 * max(line.pooled for line in lines))
+    record(workspace, fedproto, rounds=3)
+    kept = read_compact(workspace.compact(cell.path))
+    assert best() == pytest.approx(100 * kept.metrics.best_pooled)

@@ -408,6 +408,9 @@ def cells(params: Params, experiment: str) -> list[Cell]:
     _known("model group", settings.models, params.models, f"{key}.models")
     if settings.public is not None:
         _known("data set", settings.public.dataset, params.data.sets, f"{key}.public.dataset")
+        published = catalogue.CATALOGUE.get(settings.public.dataset)
+        if published and published.sizes:  # other data sets have theirs when they are prepared
+            _known("subset", settings.public.subset, published.sizes, f"{key}.public.subset")
     if settings.dataset not in params.partitions:
         raise HetflError(f"{key}.dataset: {settings.dataset!r} has no entry in partitions; add one")
     shared = params.partitions[settings.dataset]

@@ -33,8 +33,8 @@ class FedGen(Scratch):
     """Zhu et al., ICML 2021, in the form of the later benchmarks that FedHPL and FedTGP use: no diversity loss.
 
     The generator's batch normalisation always uses the statistics of its batch, so it has no running ones to send.
-    The server keeps the clients' ``samples`` [K] and ``counts`` [C] or ``labels`` [n], the mean head, and the groups
-    ``generator`` and ``adam``.
+    The server keeps the clients' ``samples`` [K] and ``counts`` [C] or ``labels`` [n], the mean head (before it, the
+    group :data:`FIRST`), and the groups ``generator`` and ``adam``.
     """
 
     numerics = 1
