@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 import hetfl
 import hetfl.train
 from hetfl.adhoc import adhoc, assignments
-from hetfl.cli import app, names
+from hetfl.cli import app, base, names
 from hetfl.data.catalogue import CATALOGUE, Sources, entry, prepare_dataset
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
@@ -451,3 +451,27 @@ def test_data_lists_every_set_and_what_is_prepared(tmp_path: Path, monkeypatch: 
     damaged = CliRunner().invoke(app, ["data", "--verify"])
     assert isinstance(damaged.exception, HetflError)
     assert "test-labels.npy: SHA-256 is" in str(damaged.exception)
+
+
+@pytest.mark.parametrize(
+    ("line", "plays"),
+    [
+        ("hetfl show digits-fgpt", False),
+        ("pipeline/partition.py digits", False),
+        ("hetfl --cd papers train fedtgp-table-10", True),
+        ("pipeline/train.py digits-fgpt", True),
+    ],
+)
+def test_only_what_plays_rounds_says_that_it_continues_from_one(
+    line: str, plays: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise SystemExit(130)
+
+    monkeypatch.setattr(base, "_ended", [])
+    monkeypatch.setattr(base.typer, "run", interrupted)
+    monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit):
+        base.run(interrupted)
+    remark = "; the same command continues from the last completed round" if plays else ""
+    assert capsys.readouterr().err == f"interrupted{remark}\n"

@@ -47,6 +47,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 
 ENDED = {130: "interrupted", 143: "ended by SIGTERM", 129: "ended by SIGHUP"}
 """Exit statuses of a command that a signal ended; typer turns Ctrl-C into the first."""
+PLAYS = {"train", "run", "sweep", "reproduce", "serve"}
+"""Commands that play rounds, so that they go on where a signal ended them."""
 _ended: list[int] = []
 
 
@@ -87,9 +89,15 @@ def run(command: Callable[..., Any]) -> None:
     except SystemExit as end:
         if end.code in ENDED:
             _ended.append(end.code)
+            goes_on = "; the same command continues from the last completed round" if _plays() else ""
             with suppress(OSError):  # the terminal is gone
-                print(f"{ENDED[end.code]}; the same command continues from the last completed round", file=sys.stderr)
+                print(f"{ENDED[end.code]}{goes_on}", file=sys.stderr)
         raise
+
+
+def _plays() -> bool:
+    """Whether this is a command or a stage of the pipeline that plays rounds."""
+    return not PLAYS.isdisjoint({Path(sys.argv[0]).stem, *sys.argv[1:]})
 
 
 def _mistake(error: Exception) -> HetflError | None:
