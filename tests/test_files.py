@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,21 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "fsync", lambda file: seen.append((os.fstat(file).st_size, (tmp_path / "a").exists())))
     write_bytes(tmp_path / "a", b"12345")
     assert seen == [(5, False)] and (tmp_path / "a").read_bytes() == b"12345"
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"old")
+    with pytest.raises(RuntimeError), atomic_path(tmp_path / "a") as temporary:
+        temporary.write_bytes(b"ne")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_others_may_read_what_is_written(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"")
+    with atomic_folder(tmp_path / "b"):
+        pass
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab"] == [0o644, 0o755]
 
 
 def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path: Path) -> None:

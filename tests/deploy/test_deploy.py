@@ -69,6 +69,15 @@ def test_a_mistake_is_one_line(folder, part, change, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_key_is_for_its_owner_only(folder, tmp_path, mode):
+    key = tmp_path / "server.key"
+    key.touch()
+    key.chmod(mode)
+    with pytest.raises(HetflError, match="others may read .*; chmod 600 it"):
+        read_server(write(folder, "server", {**SERVER, "key": str(key)}))
+
+
 def test_the_other_part_of_a_file_is_no_part(folder):
     with pytest.raises(HetflError, match="has no server part; hetfl join starts a node"):
         read_server(write(folder, "node", NODE))

@@ -201,6 +201,9 @@ def test_a_partition_of_other_settings_is_refused(prepared):
     other = cell.model_copy(update={"partition": Iid(clients=4).model_dump()})
     with pytest.raises(HetflError, match=r"has other settings than params.yaml: partitions.toy.splits.iid; make it"):
         inputs(other, workspace)
+    write_json(path, read_json(path) | {"seed": 7})
+    with pytest.raises(HetflError, match=r"card.json: is of seed 7, seed 0 is needed; make it with dvc repro"):
+        inputs(cell, workspace)
     write_json(path, {"sha256": "0"})
     with pytest.raises(HetflError, match=r"card.json: is not the card of a partition; make it with dvc repro"):
         inputs(cell, workspace)

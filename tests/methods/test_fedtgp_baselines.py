@@ -352,6 +352,18 @@ def test_fedgens_common_first_head_is_sent_alone(toy_engine):
     assert not state.server.group("first")
 
 
+def test_fedgens_servers_rate_decays_after_every_round(toy_engine, monkeypatch):
+    rates = []
+
+    def trained(net, adam, *given, lr, **more):
+        rates.append(lr)
+        return net, adam
+
+    monkeypatch.setattr("hetfl.methods.fedgen.train_generator", trained)
+    run(toy_engine("fedgen", "resnets", server_lr=0.5, server_decay=0.1), 3)
+    assert rates == pytest.approx([0.5, 0.05, 0.005])
+
+
 def test_fedgens_frozen_generator_stays_as_drawn(toy_engine):
     engine = toy_engine("fedgen", "resnets", frozen=True)
     before, _ = start(engine, Draws(0))

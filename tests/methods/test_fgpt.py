@@ -282,6 +282,13 @@ def test_sgpt_trains_in_turn(toy_engine):
     assert state.server["picks"].sum() == 2 * 2 * 60
 
 
+@pytest.mark.parametrize(("epochs", "stages"), [(5, [5]), (6, [6]), (8, [6, 2])])
+def test_sgpts_keys_learn_for_six_epochs(epochs, stages):
+    _, *grouped = create("sgpt", {"groups": 3, "local_epochs": epochs}, 2).phases(1)
+    assert [phase.epochs for phase in grouped] == stages
+    assert ["keys" in phase.trains for phase in grouped] == [True, False][: len(stages)]
+
+
 @pytest.mark.parametrize("engine", LOCAL_ENGINES)
 def test_sgpt_can_count_picks_participant_by_participant(toy_engine, engine):
     """As in the authors' main loop: each participant is told what the earlier ones of its round picked."""

@@ -93,7 +93,7 @@ REASONS = {
     "fedavg": ("head.bias", lambda t: t[:2], r"^sent head.bias of shape \[2\], and it has \[3\]$"),
     "fedprox": ("head.bias", lambda t: t.half(), r"^sent head.bias as float16, and it is float32$"),
     "fedtgp": ("labels", lambda t: torch.zeros_like(t), "^sent a label twice$"),
-    "fedgh": ("labels", lambda t: t + 3, "^sent labels beyond the 3 classes$"),
+    "fedgh": ("labels", lambda t: t + 3 - t.max(), "^sent labels beyond the 3 classes$"),
     "fedproto": ("means", lambda t: t[:1], r"^sent labels of shape \[3\], and it has \[1\]$"),
     "fgpt": ("counts", lambda t: -t, "^sent negative counts$"),
     "fedkd": ("auxiliary.head.bias", lambda t: t / 0, "^sent values that are not finite in auxiliary.head.bias$"),

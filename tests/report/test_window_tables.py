@@ -151,7 +151,9 @@ def test_a_round_s_accuracy_leaves_out_clients_without_samples():
 
 def test_a_record_cut_at_a_round_leaves_them_out_too():
     lines = [make_round(number, accuracy=[number / 10, None]) for number in (1, 2, 3)]
-    cut = Record("runs/x", make_run(rounds=3), lines, make_metrics()).until(2)
+    record = Record("runs/x", make_run(rounds=3), lines, make_metrics())
+    cut = record.until(2)
+    assert record.until(4) is None
     assert cut is not None and cut.run.rounds == 2
     assert (cut.metrics.accuracy, cut.metrics.average) == ([0.2, None], 0.2)
     assert (cut.metrics.lowest, cut.metrics.highest, cut.metrics.pooled) == (0.2, 0.2, lines[1].pooled)

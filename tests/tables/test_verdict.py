@@ -31,6 +31,9 @@ def test_accuracies_match_where_intervals_meet(value, std, printed, printed_std,
 def test_other_statistics_have_their_own_rules():
     assert verdict(0.4500, None, 0.4455, "up_first") == "better"
     assert verdict(0.4499, None, 0.4455, "up_first") == "match"
+    # A hundredth of a small cost is less than its last digit.
+    assert verdict(0.0105, None, 0.01, "up_first") == "match"
+    assert verdict(0.0106, None, 0.01, "up_first") == "better"
     assert verdict(81.834, None, 81.83, "parameters") == "match"
     assert verdict(81.836, None, 81.83, "parameters") == "differs"
     assert verdict(0.8400, 0.004, 0.8462, "cosine_shared") == "match"
