@@ -123,6 +123,7 @@ def test_clients_that_share_public_data_send_as_many_rows_as_most(toy_engine, fi
     )
     _, line = rounds.play_round(engine, server, Draws(0).at(1))
     assert line.failed == {"1": "sent 5 rows or columns where 4 clients sent 12"}
+    assert line.participants == [0, 2, 3, 4] and len(line.loss) == 4
 
 
 def test_a_client_of_the_run_that_diverges_is_no_failure(toy_engine):

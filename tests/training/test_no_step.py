@@ -51,6 +51,17 @@ def test_who_takes_no_step_sends_no_rows(toy_engine, method, size):
         torch.testing.assert_close(ends[1][name], tensor, rtol=1e-7, atol=1e-8)
 
 
+def test_scaffolds_control_stays_where_no_step_was_taken(toy_engine):
+    engine = toy_engine("scaffold", drop_last=True, batch_size=20)
+    state, _ = start(engine, Draws(0))
+    state, line = play_round(engine, state, Draws(0).at(1))
+    assert [bool(loss) for loss in line.loss] == [False, False, True]
+    memories = [engine.client_states()[client].memory for client in range(3)]
+    moved = [any(tensor.any() for tensor in memory.values()) for memory in memories]
+    assert moved == [False, False, True]
+    assert all(torch.isfinite(tensor).all() for tensor in state.tensors().values())
+
+
 def test_others_class_means_are_as_without_those_who_take_no_step(toy_engine):
     engine = toy_engine("fedproto", collect="training", drop_last=True, batch_size=20)
     state, _ = start(engine, Draws(0))
