@@ -32,6 +32,7 @@ from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import Workspace, cells, load_params
+from hetfl.files import write_json
 
 
 def test_paths_begin_at_the_file(folder):
@@ -323,6 +324,24 @@ def test_a_node_has_only_clients_that_its_cell_has(rehearsed):
     agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
     with pytest.raises(HetflError, match="^node-1: node.clients: 2, tiny/.* has 2 clients, numbered from 0$"):
         worker.answer(agreed, bytearray())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"client": -1}, "client: -1 should be greater than or equal to 0"),
+        ({"test": [1, -5]}, "test.1: -5 should be greater than or equal to 0"),
+        ({"train": [1, 1, 1]}, "client 0: train: 3 classes are counted and 2 named; let hetfl card write it again"),
+    ],
+)
+def test_a_card_that_cannot_be_is_refused(tmp_path, change, said):
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    card = {"client": 0, "dataset": "x", "title": "X", "class_names": ["a", "b"], "image_shape": [8, 8, 1]}
+    write_json(tmp_path / "0.json", card | {"train": [2, 1], "test": [1, 1], "checksum": "0"} | change)
+    params = load_params(tmp_path / "params.yaml")
+    with pytest.raises(HetflError) as error:
+        write_cards([tmp_path / "0.json"], "iid", Workspace(tmp_path), params)
+    assert said in str(error.value)
 
 
 def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):

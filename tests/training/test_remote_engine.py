@@ -345,3 +345,10 @@ def test_what_waits_at_the_server_does_not_grow_with_the_clients():
         waiting.done(0)
         assert len(taken) == many if shared else len(taken) == 16
     assert waiting.take() and len(taken) == 25
+
+
+def test_a_host_plays_only_the_clients_that_live_there(toy_engine):
+    host = Here(toy_engine("fedavg"), HOSTS, clients=[1]).made()
+    ask = Request(Question(kind="introduce", round=0), [Task(1, None), Task(2, None)]).to_bytes()
+    reply = Reply.from_bytes(host.answer(ask))
+    assert "node.clients: has no client 2" in reply.error and not reply.updates

@@ -78,6 +78,14 @@ CASES = {
         "^did not send ",
     ),
     "figures": (lambda content, _: another(content, observed={"x": "y"}), "^sent figures that are not numbers$"),
+    "figures in figures": (
+        lambda content, _: another(content, observed={"x": [1.0, [2.0]]}),
+        "^sent figures that are not numbers$",
+    ),
+    "a sum that is not finite": (
+        lambda content, _: another(content, seconds={"train": 1e308}),
+        "^sent seconds that are not",
+    ),
     "a small loss": (
         lambda content, _: another(content, loss=torch.ones(()).to(torch.float8_e4m3fn)),
         "^sent a loss that is not a number$",

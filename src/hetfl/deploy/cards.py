@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from hetfl.config import Settings, validate
 from hetfl.data.store import Card, read_card, read_dataset
@@ -24,13 +27,13 @@ class ClientCard(Settings):
         checksum: of the prepared data set.
     """
 
-    client: int
+    client: int = Field(ge=0)
     dataset: str
     title: str
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
-    train: list[int]
-    test: list[int]
+    train: list[Annotated[int, Field(ge=0)]]
+    test: list[Annotated[int, Field(ge=0)]]
     checksum: str
 
 
@@ -76,6 +79,10 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
         for name in ("dataset", "class_names", "image_shape"):
             if getattr(card, name) != getattr(first, name):
                 raise HetflError(f"client {card.client}: {name} differs from that of client {first.client}")
+        for side, counts in (("train", card.train), ("test", card.test)):
+            if len(counts) != len(card.class_names):
+                classes = f"{len(counts)} classes are counted and {len(card.class_names)} named"
+                raise HetflError(f"client {card.client}: {side}: {classes}; let hetfl card write it again")
     if first.dataset not in params.partitions:
         raise unknown("data set", first.dataset, params.partitions, "params.yaml: partitions")
     splits = params.partitions[first.dataset].splits

@@ -11,13 +11,15 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import (
@@ -77,6 +79,30 @@ class Waits:
             self._next *= 2
 
 
+@contextmanager
+def at_work(task: RuntimeHttpClient) -> Iterator[None]:
+    """Within, Flower hears every :data:`HEARTBEAT` seconds that an answer is worked at.
+
+    It gives up a message of whose answer it hears nothing for a minute, and a round of training can take longer.
+    """
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(HEARTBEAT):
+            try:
+                task.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except Exception as error:  # the next one may come through
+                log.warning("the SuperNode's Runtime API: %s: %s", type(error).__name__, error)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> None:
     """Take each message that the SuperNode has received to the worker, and give it the reply; for good.
 
@@ -101,7 +127,8 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
             with RuntimeHttpClient.from_server_address(address, True, None, [version, token]) as task:
                 message, context, _, _ = pull_task_input(task)
                 try:
-                    reply = app(message=message, context=context)
+                    with at_work(task):
+                        reply = app(message=message, context=context)
                 except Exception as error:
                     log.error("%s", error)
                     reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)

@@ -93,7 +93,7 @@ class Worker:
             )
         log.info("%s: takes part with clients %s", wanted.cell, ", ".join(map(str, self.node.clients)))
         engine, folder = self._engine(cell, own.clients), self.kept.begin(wanted.run, wanted.cell)
-        return Host(engine, Draws(cell.seed), wanted.run, folder, trusts=False)
+        return Host(engine, Draws(cell.seed), wanted.run, folder, trusts=False, clients=[*self.node.clients])
 
     def _finish(self, run: str) -> None:
         """Forget what only a run that goes on needs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -189,9 +188,11 @@ class Exchange:
         return update
 
 
-_FIGURES: TypeAdapter[dict[str, Number | list[Number | list[Number]]]] = TypeAdapter(
-    dict[str, Number | list[Number | list[Number]]]
-)
+_FIGURES: TypeAdapter[dict[str, Number | list[Number]]] = TypeAdapter(dict[str, Number | list[Number]])
+
+
+LONGEST = 1e9
+"""Seconds that nothing takes: 30 years."""
 
 
 def _check_figures(update: Update) -> None:
@@ -202,7 +203,7 @@ def _check_figures(update: Update) -> None:
     """
     if update.loss.dim() or update.loss.dtype not in LOSSES:
         raise HetflError("sent a loss that is not a number")
-    if not update.seconds.keys() <= SECONDS or not all(0 <= taken < math.inf for taken in update.seconds.values()):
+    if not update.seconds.keys() <= SECONDS or not all(0 <= taken < LONGEST for taken in update.seconds.values()):
         raise HetflError("sent seconds that are not those of a clock")
     try:
         _FIGURES.validate_python(update.observed, strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,12 +216,20 @@ class Host:
             one they are gone with the process, and a question that is asked twice is worked on twice.
         trusts: whether the server belongs to whoever has the clients. Elsewhere private states neither go to it nor
             come from it, and a message leaves only if it has the names, types and shapes that its method declares.
+        clients: those that live here; None: all of the engine's.
     """
 
     def __init__(
-        self, engine: LocalEngine, draws: Draws, run: str = "", folder: Path | None = None, trusts: bool = True
+        self,
+        engine: LocalEngine,
+        draws: Draws,
+        run: str = "",
+        folder: Path | None = None,
+        trusts: bool = True,
+        clients: Collection[int] | None = None,
     ) -> None:
         self.engine, self.draws, self.run, self.folder, self.trusts = engine, draws, run, folder, trusts
+        self.clients = range(len(engine.models)) if clients is None else clients
         self._points = None if folder is None else ResumePoints(folder / "states", keep=POINTS)
         # The rounds of the states from which clients begin, and of their latest ones; None before the first request.
         self._begun: tuple[int, int] | None = None
@@ -268,6 +276,8 @@ class Host:
     def _parts(self, request: Request) -> Iterator[Reply]:
         question, engine = request.question, self.engine
         draws = self.draws.at(question.round)
+        if others := [task.client for task in request.tasks if task.client not in self.clients]:
+            raise HetflError(f"node.clients: has no client {others[0]}, which the server has in server.nodes here")
         if question.states and not self.trusts:
             raise HetflError("this node gives no private state")
         if question.kind == "restore":
