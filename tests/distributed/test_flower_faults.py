@@ -42,6 +42,22 @@ def same(deployment: Deployment, cell, lines) -> bool:
     return [line.model_copy(update=bare).model_dump() for line in read_rounds(folder, finished=True)] == lines
 
 
+def test_an_answer_that_takes_more_than_a_minute_is_waited_for(digits, sequential, tmp_path):
+    """Flower gives up a message of whose answer it hears nothing for a minute."""
+    cell = digits_project.cells_of(digits)["scaffold"]
+    with Deployment(digits, [cell], tmp_path / "deployment", nodes=2, missing="wait", insecure=True) as deployment:
+        deployment.begin()
+        deployment.until(lambda: deployment.lines(cell) >= 1, 240, "the start")
+        began = time.monotonic()
+        deployment.signal("node-1", "worker", signal.SIGSTOP)
+        time.sleep(75)
+        deployment.signal("node-1", "worker", signal.SIGCONT)
+        assert deployment.ended("server", 300) == 0, deployment.log("server")[-3000:]
+        assert same(deployment, cell, sequential("scaffold")[0])
+        took = time.monotonic() - began
+        ROWS.append(("an answer takes 75 s (scaffold)", 1, f"record bit-identical, after {took:.0f} s", "nothing"))
+
+
 def test_a_server_that_waits_loses_nothing(digits, sequential, tmp_path):
     every = digits_project.cells_of(digits)
     cells = [every[name] for name in ("scaffold", "fedhpl", "fedavg", "fedtgp", "sgpt", "fedmd")]
