@@ -190,6 +190,16 @@ def test_clients_of_other_owners_fail_for_a_round(toy_engine):
     assert ours.client_states() == {}
 
 
+def test_a_test_that_fails_elsewhere_is_told_and_left_out(toy_engine, caplog):
+    transport = Here(engine := toy_engine("fedavg"), HOSTS, trusted=False)
+    ours = remote(engine, transport, deadline=60.0)
+    server, _ = rounds.start(ours, Draws(0))
+    tasks = [Task(k, engine.method.downlink(server, k)) for k in range(3)]
+    transport.dies = lambda host, given: host == "other"
+    assert [bool(score.samples) for score in ours.test(tasks, Draws(0).at(1))] == [True, False, True]
+    assert caplog.messages == ["client 1 was lost; its score is left out"]
+
+
 def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypatch):
     """Whatever went wrong in the client's own process: nothing of its message leaves it."""
     engine = toy_engine("fedavg")

@@ -137,12 +137,17 @@ class RemoteEngine:
         yield from self._work("fine_tune", tasks, draws)
 
     def test(self, tasks: Iterable[Task], draws: Draws, rule: str = "", samples: Samples = "test") -> Iterator[Score]:
-        """See :meth:`Engine.test`. The score of a client that fails, or is of other samples, is one of no samples."""
+        """See :meth:`Engine.test`.
+
+        The score of a client that fails, or is of other samples, is one of no samples, and a line says so.
+        """
         tasks = list(tasks)
         question = Question(run=self.run, kind="test", round=draws.round, rule=rule, samples=samples)
         found = {answer.client: answer for answer in self._ask(question, tasks)}
         for task in tasks:
             score = found[task.client]
+            if isinstance(score, Failure):
+                log.warning("client %d %s; its score is left out", score.client, score.reason)
             if not isinstance(score, Score) or not self._is_whole(score, samples):
                 score = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0)
             yield score
