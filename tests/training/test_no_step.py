@@ -10,6 +10,7 @@ from toy import LOCAL_ENGINES
 from hetfl.draws import Draws
 from hetfl.message import ServerState
 from hetfl.methods.base import Uplinks
+from hetfl.training.client_run import used_samples
 from hetfl.training.engines import make_engine
 
 COLLECTING = {
@@ -49,6 +50,14 @@ def test_who_takes_no_step_sends_no_rows(toy_engine, method, size):
     assert ends[0].keys() == ends[1].keys()
     for name, tensor in ends[0].items():
         torch.testing.assert_close(ends[1][name], tensor, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "drop_last", "used"), [(False, False, 17), (True, False, 16), (False, True, 16)]
+)
+def test_a_last_batch_of_one_sample_counts_without_batch_normalisation(toy_engine, batch_norm, drop_last, used):
+    phase = toy_engine("fedavg", batch_size=16, drop_last=bool(drop_last)).method.phases(1)[0]
+    assert used_samples(17, phase, bool(batch_norm)) == used
 
 
 def test_scaffolds_control_stays_where_no_step_was_taken(toy_engine):
