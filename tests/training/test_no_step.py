@@ -56,8 +56,8 @@ def test_who_takes_no_step_sends_no_rows(toy_engine, method, size):
     ("batch_norm", "drop_last", "used"), [(False, False, 17), (True, False, 16), (False, True, 16)]
 )
 def test_a_last_batch_of_one_sample_counts_without_batch_normalisation(toy_engine, batch_norm, drop_last, used):
-    phase = toy_engine("fedavg", batch_size=16, drop_last=bool(drop_last)).method.phases(1)[0]
-    assert used_samples(17, phase, bool(batch_norm)) == used
+    phase = toy_engine("fedavg", batch_size=16, drop_last=drop_last).method.phases(1)[0]
+    assert used_samples(17, phase, batch_norm) == used
 
 
 def test_scaffolds_control_stays_where_no_step_was_taken(toy_engine):

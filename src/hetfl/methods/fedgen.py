@@ -34,7 +34,7 @@ class FedGen(Scratch):
 
     The generator's batch normalisation always uses the statistics of its batch, so it has no running ones to send.
     The server keeps the clients' ``samples`` [K] and ``counts`` [C] or ``labels`` [n], the mean head (before it, the
-    group :data:`FIRST`), and the groups ``generator`` and ``adam``.
+    group ``first``), and the groups ``generator`` and ``adam``.
     """
 
     numerics = 1

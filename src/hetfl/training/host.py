@@ -277,7 +277,7 @@ class Host:
         question, engine = request.question, self.engine
         draws = self.draws.at(question.round)
         if others := [task.client for task in request.tasks if task.client not in self.clients]:
-            raise HetflError(f"node.clients: has no client {others[0]}, which the server has in server.nodes here")
+            raise HetflError(f"node.clients: has no client {others[0]}, which server.nodes lists at the server")
         if question.states and not self.trusts:
             raise HetflError("this node gives no private state")
         if question.kind == "restore":
