@@ -23,16 +23,18 @@ from hetfl.data.store import Subset, read_dataset, write_dataset
 from hetfl.draws import Draws, seeded_library_code
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
-from hetfl.experiments.plan import Cell, Workspace
+from hetfl.experiments.plan import Cell, DataSettings, Params, Workspace
 from hetfl.experiments.record import Record
 from hetfl.files import write_json
 from hetfl.methods import METHODS
 from hetfl.models.registry import creator, weights_path
 from hetfl.schema import METRICS, Metrics, Round, Run, needed_run, read_metrics, read_rounds
+from hetfl.tables.records import Records
 from hetfl.tensors import write_tensors
 from hetfl.training.state import State
 
 CLIENTS, CLASSES, ROUNDS, MODEL = 5, 3, 2, "digits_vit_base"
+NO_CELLS = Params(data=DataSettings(), partitions={}, models={})
 made = ExitStack()
 """What is removed when the tests end."""
 
@@ -97,9 +99,16 @@ def trained() -> Trained:
     workspace, cell = project()
     run_cell(cell, workspace, torch.device("cpu"))
     evaluate_cell(cell, workspace, torch.device("cpu"))
-    folder, metrics = workspace.runs / cell.path, read_metrics(workspace.evaluations / cell.path)
+    folder = workspace.runs / cell.path
+    run = needed_run(folder)
+    metrics = read_metrics(workspace.evaluations / cell.path, run)
     assert metrics is not None
-    return Trained(folder, needed_run(folder), read_rounds(folder, finished=True), metrics)
+    return Trained(folder, run, read_rounds(folder, finished=True), metrics)
+
+
+def records_below(root: Path) -> Records:
+    """All records below a root, those of cells that no settings describe too."""
+    return Records(Workspace(root), NO_CELLS)
 
 
 def make_run(path: Path | str | None = None, **changes: Any) -> Run:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from record_factory import make_round, write_metrics, write_record
+from record_factory import NO_CELLS, make_round, records_below, write_metrics, write_record
 
 from hetfl.experiments.plan import Workspace
 from hetfl.report.table import build_table
 from hetfl.site.build import build_site
-from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
 
 CLIENTS = 5
@@ -112,7 +111,7 @@ def make(root: Path, spec: TableSpec = SPEC, printed: dict[str, Any] | None = No
         for row, cells in spec.entries.items()
     }
     spec = spec.model_copy(update={"entries": entries})
-    return build_table(spec, Records(Workspace(root)))
+    return build_table(spec, records_below(root))
 
 
 def cell_of(table: dict[str, Any], row: str, column: str) -> dict[str, Any]:
@@ -138,6 +137,6 @@ def pages(tables: Path, root: Path | None = None, methods: Collection[str] = ())
     workspace = Workspace(root or tables)
     workspace.tables, workspace.report = tables, tables / "report"
     with mock.patch("hetfl.site.build._vega", return_value=""):  # bundling it takes seconds
-        build_site(workspace, methods=methods)
+        build_site(workspace, NO_CELLS, methods)
     found = workspace.report.rglob("*.html")
     return {path.relative_to(workspace.report).as_posix(): path.read_text() for path in found}

@@ -13,7 +13,7 @@ from record_factory import ROUNDS, make_round, make_run, trained, write_metrics,
 from hetfl.errors import HetflError
 from hetfl.experiments.record import Record
 from hetfl.files import read_json, write_json
-from hetfl.schema import FORMAT, Round, read_metrics, read_rounds, read_run
+from hetfl.schema import FORMAT, Round, needed_run, read_metrics, read_rounds, read_run
 
 PATH = Path("toy/fedhpl/fedhpl/iid-s0")
 
@@ -115,7 +115,8 @@ def test_records_of_format_1_are_read_by_their_names_for_fields(tmp_path):
 
     found = {"accuracy": [0.5], "average": 0.5, "lowest": 0.5, "highest": 0.5, "fingerprint": "f"}
     write_json(tmp_path / "metrics.json", found | {"also": {"top-2": {"window_pooled": 0.25}}})
-    metrics = read_metrics(tmp_path)
+    ended = run.model_copy(update={"status": "complete", "fingerprint": "f"})
+    metrics = read_metrics(tmp_path, ended)
     assert metrics is not None and metrics.figure("window_pooled", "top-2") == 0.25
     assert "extra" in metrics.as_json()
 
@@ -144,11 +145,20 @@ def test_a_record_from_before_there_were_formats_is_read(tmp_path):
 
 
 def test_what_is_not_there_is_none(tmp_path):
-    assert read_run(tmp_path / "absent") is read_metrics(tmp_path / "absent") is None
+    run = needed_run(write_record(tmp_path / "runs", PATH, map(make_round, range(3))))
+    assert read_run(tmp_path / "absent") is read_metrics(tmp_path / "absent", run) is None
     folder = write_metrics(tmp_path, PATH)
     write_json(folder / "metrics.json", read_json(folder / "metrics.json") | {"avrage": 1.0})
     with pytest.raises(HetflError, match=r"metrics.json: has an unknown field 'avrage'; did you mean 'average'\?"):
-        read_metrics(folder)
+        read_metrics(folder, run)
+
+
+def test_an_evaluation_is_of_one_finished_run(tmp_path):
+    run = needed_run(write_record(tmp_path / "runs", PATH, map(make_round, range(3))))
+    folder = write_metrics(tmp_path, PATH, fingerprint=run.fingerprint)
+    assert read_metrics(folder, run) is not None
+    assert read_metrics(folder, run.model_copy(update={"fingerprint": "0" * 64})) is None
+    assert read_metrics(folder, run.model_copy(update={"status": "running"})) is None
 
 
 def test_checking_a_thousand_rounds_takes_no_longer_than_reading_their_json_twice(tmp_path):

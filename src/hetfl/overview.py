@@ -16,7 +16,7 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.metrics.accuracy import known
 from hetfl.planning import WORDS
-from hetfl.schema import METRICS, Round, Run, read_rounds, read_run, record_folders
+from hetfl.schema import Round, Run, read_metrics, read_rounds, read_run, record_folders
 from hetfl.targets import cells_of
 
 NAMED = 8
@@ -126,8 +126,15 @@ def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
         return One(cell.path.as_posix(), found, 100 * kept.metrics.average, best and 100 * best, True)
     begun = found.state not in ("not run", "broken")
     accuracies = _accuracies(workspace.runs / cell.path, cell.settings) if begun else (None, None)
-    evaluated = (workspace.evaluations / cell.path / METRICS).is_file()
-    return One(cell.path.as_posix(), found, *accuracies, evaluated)
+    return One(cell.path.as_posix(), found, *accuracies, _is_evaluated(cell.path, workspace))
+
+
+def _is_evaluated(path: Path, workspace: Workspace) -> bool:
+    try:
+        run = read_run(workspace.runs / path)
+        return run is not None and read_metrics(workspace.evaluations / path, run) is not None
+    except HetflError:
+        return False
 
 
 def _adhoc(params: Params, workspace: Workspace) -> list[One]:
@@ -143,9 +150,9 @@ def _adhoc(params: Params, workspace: Workspace) -> list[One]:
             found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), None, None, False))
             continue
         if run is not None:
-            evaluated = (workspace.evaluations / path / METRICS).is_file()
             now = _status(run, folder, is_locked(path, workspace))
-            found.append(One(path.as_posix(), now, *_accuracies(folder, run.settings), evaluated))
+            accuracies = _accuracies(folder, run.settings)
+            found.append(One(path.as_posix(), now, *accuracies, _is_evaluated(path, workspace)))
     return found
 
 

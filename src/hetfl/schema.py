@@ -452,15 +452,25 @@ def read_round(line: bytes, path: Path, number: int | None = None) -> Round:
     return parse(Round, line, f"{path}: {which}", "train the cell again")
 
 
-def read_metrics(folder: Path) -> Metrics | None:
-    """Read the ``metrics.json`` of a cell's evaluation; None if the file does not exist.
+def read_metrics(folder: Path, run: Run) -> Metrics | None:
+    """Read the ``metrics.json`` of a run's evaluation.
+
+    Args:
+        folder: of the evaluation.
+        run: the run.
+
+    Returns:
+        None if the run is not finished, or its folder has no evaluation, or one of another run.
 
     Raises:
         HetflError: the file is damaged.
     """
     path = folder / METRICS
-    content = content_of(path)
-    return None if content is None else parse(Metrics, content, f"{path}:", "evaluate the cell again")
+    content = content_of(path) if run.complete else None
+    if content is None:
+        return None
+    found = parse(Metrics, content, f"{path}:", "evaluate the cell again")
+    return found if found.fingerprint == run.fingerprint else None
 
 
 def content_of(path: Path) -> bytes | None:

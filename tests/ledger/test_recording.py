@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from ledger_helpers import cell_of, checkout, entry_of, record, write
-from record_factory import rewrite_rounds, rewrite_run
+from record_factory import rewrite_rounds, rewrite_run, write_metrics
 from settings_files import EMBEDDED_PARAMS, PAPERS, ROOT
-from table_helpers import CELLS, PARAMS, entries
+from table_helpers import CELLS, PARAMS, by_place, entries
 from typer.testing import CliRunner
 
 from hetfl.cli import app
@@ -20,7 +20,7 @@ from hetfl.experiments.plan import Workspace, cells
 from hetfl.figures.catalogue import figure
 from hetfl.figures.sources import Sources
 from hetfl.ledger.recording import Recorded, kept_in_git, record_cells
-from hetfl.overview import overview
+from hetfl.overview import overview, render
 from hetfl.report.formats import render_text
 from hetfl.report.make import make_table
 from hetfl.report.table import build_table
@@ -140,6 +140,10 @@ def test_a_table_is_the_same_from_compact_records(workspace, name, monkeypatch):
     table = make_table(name, workspace)
     assert sum(bool(cell["seeds"]) for cell in table["cells"]) >= 3
     assert files(folder) == before
+    shutil.rmtree(workspace.results)
+    with pytest.raises(HetflError, match=rf"tables/{name}/{name}.json: stays, since none of its cells is finished"):
+        make_table(name, workspace)
+    assert files(folder) == before
 
 
 def made(spec: TableSpec, workspace: Workspace):
@@ -160,6 +164,33 @@ def test_a_stale_record_is_shown_as_not_run_with_the_reason(workspace, fedproto)
     assert stale["value"] is None and "Seed 0 is stale: lr 0.02, now 0.01." in stale["footnote"]
     text = render_text(table)
     assert "Seed 0 is stale: lr 0.02, now 0.01." in text and "71.50" not in text
+
+
+def test_a_stale_run_is_no_number_of_the_table_and_gives_way_to_a_record_in_git(workspace, fedproto):
+    def of_table():
+        return by_place(made(spec, workspace))["fedproto", "blocks"]
+
+    spec = table_spec("fedtgp-table-10", PARAMS)
+    cell = write(workspace, fedproto, rounds=3)
+    assert of_table()["value"] is not None
+    changed = {"settings": {**cell.settings, "lr": 0.02}, "fingerprint": "0" * 64}
+    rewrite_run(workspace.runs / cell.path, changed)
+    write_metrics(workspace.evaluations, cell.path, fingerprint="0" * 64)
+    stale = of_table()
+    assert (stale["status"], stale["value"]) == ("stale", None)
+    assert "Seed 0 is stale: lr 0.02, now 0.01." in stale["footnote"]
+    other = Workspace(workspace.root / "elsewhere")
+    write(other, fedproto, rounds=60)
+    record_cells([cell], other, workspace)
+    assert of_table()["value"] == 71.5
+
+
+def test_status_names_a_run_whose_evaluation_is_of_another_one(workspace, fedproto):
+    cell = write(workspace, fedproto, rounds=3)
+    assert "not evaluated" not in render(overview([str(cell.path)], PARAMS, workspace))
+    write_metrics(workspace.evaluations, cell.path, fingerprint="0" * 64)
+    shown = render(overview([str(cell.path)], PARAMS, workspace))
+    assert f"trained and not evaluated; hetfl evaluate does it:\n  {cell.path}" in shown
 
 
 def test_a_damaged_record_is_said_in_the_table(workspace, fedproto):

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import yaml
-from record_factory import make_round, rewrite_rounds, write_metrics, write_record
+from record_factory import make_round, records_below, rewrite_rounds, write_metrics, write_record
 from settings_files import ROOT
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, Workspace, load_params
+from hetfl.experiments.plan import Params, load_params
 from hetfl.report.formats import filled, render_latex, render_markdown, render_text
 from hetfl.report.shown import best_cells, show
 from hetfl.report.table import build_table
 from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import CHOSEN, table_spec
-from hetfl.tables.records import Records, validated
+from hetfl.tables.records import validated
 from hetfl.tables.results import results
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tables.verdict import mean_interval
@@ -71,12 +71,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def cells(spec: TableSpec, root: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    table = build_table(spec, Records(Workspace(root)))
+    table = build_table(spec, records_below(root))
     return {(cell["row"], cell["column"]): cell for cell in filled(table)["cells"]}
 
 
 def test_no_client_chooses_the_round_in_which_it_is_tested(root: Path):
-    lines = results([entry("base-a", "validated_pooled")], Records(Workspace(root)))
+    lines = results([entry("base-a", "validated_pooled")], records_below(root))
     # The first client is tested in round 3, best for the second, and the second in round 2, best for the first.
     assert [*lines.value] == pytest.approx([100 * (5 + 6) / 40] * 3)
     assert validated(lines.record[0]) == 11 / 40
@@ -95,7 +95,7 @@ def test_a_choice_is_worth_the_mean_difference_of_runs_of_one_seed(spec: TableSp
 
 
 def test_differences_have_a_sign_and_an_interval_in_every_face(spec: TableSpec, root: Path):
-    table = build_table(spec, Records(Workspace(root)))
+    table = build_table(spec, records_below(root))
     for face in (render_markdown, render_text, render_latex):
         shown = face(table)
         assert "+5.00" in shown and "-1.21 to +11.21" in shown and "42.50" in shown
@@ -103,14 +103,14 @@ def test_differences_have_a_sign_and_an_interval_in_every_face(spec: TableSpec, 
 
 
 def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: TableSpec, root: Path):
-    table = filled(build_table(spec, Records(Workspace(root))))
+    table = filled(build_table(spec, records_below(root)))
     assert not best_cells(table)
     worth = {**table["cells"][-1], "value": -0.001, "interval": [-0.002, 0.002]}
     shown = show(table, worth, set())
     assert (shown.number, shown.range) == ("0.00", "-0.00 to +0.00")  # ends have their signs: does it contain zero?
     for seed in GAINS:
         write(root, "choice-b", seed, 3)
-    table = filled(build_table(spec, Records(Workspace(root))))
+    table = filled(build_table(spec, records_below(root)))
     assert best_cells(table) == {("choice-b", column) for column in CHOSEN}
 
 
@@ -138,7 +138,7 @@ def test_a_difference_to_a_run_that_diverged_is_marked(spec: TableSpec, root: Pa
     folder = root / "runs/e/fedproto/base-a/s-s1"
     last = {3: {"diverged": [0]}}
     rewrite_rounds(folder, [line.model_copy(update=last.get(line.round, {})) for line in read_rounds(folder)])
-    table = filled(build_table(spec, Records(Workspace(root))))
+    table = filled(build_table(spec, records_below(root)))
     assert {show(table, cell, set()).marks for cell in table["cells"]} == {" §"}
     [worth] = [cell for cell in table["cells"] if (cell["row"], cell["column"]) == ("choice-b", "last_pooled")]
     assert [run.get("base_diverged") for run in worth["provenance"]] == [None, 3, None]
@@ -168,7 +168,7 @@ def test_a_split_that_the_other_row_lacks_shows_no_difference(tmp_path: Path):
     rows = {"fedavg": {"splits": ["iid"]}, "fedprox": {"against": "fedavg", "splits": ["iid", "dir"]}}
     spec = table_spec("mine", settings_with(rows, tmp_path))
     assert [*spec.entries["fedprox"]] == ["iid-last", "iid-best"] and "dir-last" in spec.columns
-    assert build_table(spec, Records(Workspace(tmp_path)))["cells"]
+    assert build_table(spec, records_below(tmp_path))["cells"]
 
 
 def test_another_test_of_the_same_runs_is_compared_with_the_usual_one(tmp_path: Path):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from record_factory import make_round, rewrite_rounds, rewrite_run
+from record_factory import make_round, records_below, rewrite_rounds, rewrite_run
 from table_factory import (
     CLIENTS,
     COLUMNS,
@@ -32,14 +32,12 @@ from table_factory import (
 )
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Workspace
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
 from hetfl.report.formats import render_markdown, render_text
 from hetfl.report.table import write_table
 from hetfl.schema import needed_run, read_rounds
-from hetfl.tables.records import Records
 from hetfl.tables.spec import Block, TableSpec
 
 if TYPE_CHECKING:
@@ -204,7 +202,7 @@ def test_fine_tuning_is_the_last_value_and_no_round_of_communication(experiment:
     assert after["down"]["total"]["elements"] == before["down"]["total"]["elements"] + CLIENTS * 30000
     assert after["down"] | {"total": None} == before["down"] | {"total": None}
     assert "Rounds: 5." in render_text(table)
-    accuracy_curves(table, Records(Workspace(experiment)), tmp_path)
+    accuracy_curves(table, records_below(experiment), tmp_path)
 
 
 def one_cell(row: str, **more: Any) -> TableSpec:
@@ -259,9 +257,7 @@ def test_the_best_round_of_all_test_samples_together(finished: Path, tmp_path: P
     assert r"printed 90.00$\pm$0.30 (+1.65), better" in tex and ",90.0,0.3,1.65" in csv_
     for text in (md, render_text(table)):
         assert "over all their test samples" in " ".join(text.split()) and "highest client" not in text
-    curves = [
-        draw(table, Records(Workspace(finished)), tmp_path)[0] for draw in (accuracy_curves, communication_figure)
-    ]
+    curves = [draw(table, records_below(finished), tmp_path)[0] for draw in (accuracy_curves, communication_figure)]
     assert all("Pooled accuracy (%)" in path.read_text() for path in curves)
     page = pages(tmp_path)[f"tables/{table['table']}.html"]
     assert "printed 90.00±0.30 (+1.65), better" in page and "Correct predictions of all clients" in page
@@ -337,7 +333,7 @@ def test_a_run_that_diverged_does_not_set_the_range_of_a_figure(experiment: Path
     rewrite_rounds(
         folder, [line.model_copy(update=lost if line.round == ROUNDS else {}) for line in read_rounds(folder)]
     )
-    table, records = make(experiment), Records(Workspace(experiment))
+    table, records = make(experiment), records_below(experiment)
     limits = []
 
     def keep(figure: Figure, path: Path) -> list[Path]:
@@ -420,8 +416,8 @@ def test_nothing_run(tmp_path: Path) -> None:
     assert {cell["status"] for cell in table["cells"]} == {"not run"}
     write_table(table, tmp_path / "tables")
     assert "nothing run yet" in render_text(table)
-    accuracy_curves(table, Records(Workspace(tmp_path)), tmp_path / "figures")
-    communication_figure(table, Records(Workspace(tmp_path)), tmp_path / "figures")
+    accuracy_curves(table, records_below(tmp_path), tmp_path / "figures")
+    communication_figure(table, records_below(tmp_path), tmp_path / "figures")
     pages(tmp_path / "tables")
 
 
@@ -431,7 +427,11 @@ def other_evaluation(root: Path, cell: str) -> None:
 
 
 DAMAGES = {
-    "evaluation of another run": (other_evaluation, "broken", "run the evaluate stage of digits-homogeneous again"),
+    "evaluation of another run": (
+        other_evaluation,
+        "not evaluated",
+        "run the evaluate stage of digits-homogeneous",
+    ),
     "damaged rounds": (
         lambda root, cell: write_text(root / "runs" / cell / "rounds.jsonl", '{"round": 1'),
         "broken",
@@ -499,7 +499,7 @@ def drawn(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 
 def figures(root: Path, folder: Path) -> list[Path]:
-    table, records = make(root), Records(Workspace(root))
+    table, records = make(root), records_below(root)
     return accuracy_curves(table, records, folder) + communication_figure(table, records, folder)
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
-from record_factory import make_metrics, make_round, make_run, write_metrics, write_record
+from record_factory import make_metrics, make_round, make_run, records_below, write_metrics, write_record
 from table_factory import pages
 
 from hetfl.experiments.evaluation import of_window
-from hetfl.experiments.plan import Workspace
 from hetfl.figures.curves import accuracy_curves
 from hetfl.report.formats import filled, render_csv, render_latex, render_markdown, render_text
 from hetfl.report.table import build_table, write_table
-from hetfl.tables.records import Record, Records, accuracy_of
+from hetfl.tables.records import Record, accuracy_of
 from hetfl.tables.spec import Entry, TableSpec
 
 ROUNDS, WINDOW = 6, 2
@@ -72,7 +71,7 @@ def table(tmp_path: Path) -> dict[str, Any]:
         decimals=2,
         curves=True,
     )
-    return build_table(spec, Records(Workspace(tmp_path)))
+    return build_table(spec, records_below(tmp_path))
 
 
 def test_cells_are_means_over_the_window_and_its_variance_stands_apart(table: dict[str, Any]):
@@ -113,7 +112,7 @@ def test_every_face_of_a_table_tells_the_variance_from_a_deviation(table: dict[s
 
 def test_the_site_shows_the_variance_and_calls_it_no_range_of_clients(table: dict[str, Any], tmp_path: Path):
     write_table(table, tmp_path / "tables")
-    accuracy_curves(table, Records(Workspace(tmp_path)), tmp_path / "figures")
+    accuracy_curves(table, records_below(tmp_path), tmp_path / "figures")
     text = pages(tmp_path / "tables")["tables/windowed.html"]
     assert '<span class="range">var 100.00</span>' in text and "clients from" not in text
     assert "printed 60.60 var 25.00 (-0.10), match" in text
@@ -129,7 +128,7 @@ def test_curves_show_each_column_s_own_accuracy(table: dict[str, Any], tmp_path:
         return plot(axes, x, y, *more, **style)
 
     monkeypatch.setattr(Axes, "plot", spy)
-    accuracy_curves(table, Records(Workspace(tmp_path)), tmp_path / "figures")
+    accuracy_curves(table, records_below(tmp_path), tmp_path / "figures")
     assert drawn == {
         ("s = 10", "FGPT"): [10.5, 20.5, 30.5, 40.5, 50.5, 70.5],
         ("s = 10", "FGPT-U"): [60.5, 80.5],

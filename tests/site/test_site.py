@@ -16,6 +16,7 @@ from unittest import mock
 from urllib.parse import unquote
 
 import pytest
+from record_factory import NO_CELLS, records_below
 from table_factory import SPEC, cell_spec, make, pages, write_cell, write_experiment
 
 from hetfl.errors import HetflError
@@ -30,7 +31,6 @@ from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
 from hetfl.site.methods import _described, _said, _settings, certificates, idea
 from hetfl.site.tables import tied
-from hetfl.tables.records import Records
 from hetfl.tracking.mlflow_views import VIEW, view_key
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -48,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_table(table, workspace.tables)
     other = SPEC.model_copy(update={"name": "fedhpl-table-1", "title": "Table 1 <b>", "note": ""})
     write_table(make(root, other, printed={"fedhpl": {"iid": 91.5}, "local": {"iid": 90.0}}), workspace.tables)
-    accuracy_curves(table, Records(workspace), root)
+    accuracy_curves(table, records_below(root), root)
     drawing = workspace.partition("digits", "iid", 0) / "samples.svg"
     drawing.parent.mkdir(parents=True)
     shutil.copy(root / "digits-homogeneous-curves.svg", drawing)
@@ -58,7 +58,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source["fingerprint"]: operations[cell["row"]] for cell in table["cells"] for source in cell["provenance"]
     }
     write_json(workspace.scratch / NAME, known)
-    build_site(workspace, methods=("fedhpl", "fedavg", "fedprox"))
+    build_site(workspace, NO_CELLS, ("fedhpl", "fedavg", "fedprox"))
     return workspace.report
 
 
@@ -153,11 +153,11 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
     lines = [line(tables[0], verdict="match", ours="90.3"), line(tables[0], verdict="worse", ours="80.0")]
     lines += [line(tables[1], reason="data"), line(tables[2], verdict="counted", because="differs", doubts=("Odd.",))]
     book = Ledger(lines, {name: {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}} for name in tables}, {})
-    params: Any = SimpleNamespace(experiments={})
+    params = NO_CELLS.model_copy()
     changes = {"ledger": lambda *_: book, "load_params": lambda _: params, "_vega": lambda _: "", "PAPER_TABLES": {}}
     changes["table_names"] = lambda given: tables if given is params else []
     with mock.patch.multiple("hetfl.site.build", **changes):
-        page = build_site(Workspace(tmp_path), SimpleNamespace(experiments={}), methods=["fedavg"])  # type: ignore[arg-type]
+        page = build_site(Workspace(tmp_path), NO_CELLS, ["fedavg"])
     row = re.compile(r'<th scope="row">(?:<a href="#\w+">)?(\w+).*?</th>(.*?)</tr>', re.DOTALL)
     totals = {name: re.findall(r"<td>(.*?)</td>", rest) for name, rest in row.findall(page.read_text())}
     # Printed; match, better, worse, differs, in progress; counted, which agrees or differs; not run for want of

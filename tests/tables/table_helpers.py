@@ -10,9 +10,11 @@ from record_factory import make_round, write_metrics, write_record
 from settings_files import PAPER_PARAMS as PARAMS
 
 from hetfl.experiments.evaluation import of_window
+from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Workspace, cells
 from hetfl.report.formats import render_text
 from hetfl.report.table import build_table, write_table
+from hetfl.schema import Inputs
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
@@ -58,18 +60,19 @@ def write_run(
         extra = {name: {"accuracy": accuracy, "pooled": pooled + n / 100} for name, n in tested.items()}
         figures = {"diagnostics": dict.fromkeys(cosines, number / 1000), "clients": {}}
         lines.append(make_round(number, up=size, down=size, accuracy=accuracy, pooled=pooled, extra=extra, **figures))
+    inputs = {"dataset": cell.dataset, "partition": f"{cell.dataset}/{cell.split}", "weights": {}}
+    known = changes.get("fingerprint", fingerprint(cell, Inputs(**inputs)))
     run = {
-        "fingerprint": "f" * 64,
+        "fingerprint": known,
         "dataset": cell.dataset,
         "models": cell.models,
         "settings": cell.settings,
         "rounds": rounds,
         "parameters": {"trainable": [35338] * 5, "total": [35338] * 5},
-        "inputs": {"dataset": cell.dataset, "partition": f"{cell.dataset}/{cell.split}", "weights": {}},
+        "inputs": inputs,
     }
     write_record(root / "runs", entry.path(seed), lines, **run | changes)
     metrics = {"average": sum(accuracy) / 5, "lowest": min(accuracy), "highest": max(accuracy), "pooled": pooled}
-    known = changes.get("fingerprint", "f" * 64)
     write_metrics(
         root / "evaluations", entry.path(seed), fingerprint=known, **metrics, **of_window(lines, cell.settings)
     )

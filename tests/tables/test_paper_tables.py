@@ -10,6 +10,7 @@ from table_helpers import CELLS, PARAMS, built, cells_of, entries, identities, r
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import weights_read
+from hetfl.schema import needed_run
 from hetfl.tables.catalogue import PAPER_TABLES, table_spec
 
 NOT_APPLICABLE = {
@@ -151,7 +152,8 @@ def test_settings_are_fedhpls():
 def test_one_run_fills_every_cell_it_serves(tmp_path):
     entry = table_spec("fedhpl-table-1", PARAMS).entries["fedhpl"]["cifar10-iid"]
     write_run(tmp_path, entry, rounds=10)
-    of = {"run": f"runs/{entry.path(0)}", "seed": 0, "fingerprint": "f" * 64}
+    run = needed_run(tmp_path / "runs" / entry.path(0))
+    of = {"run": f"runs/{entry.path(0)}", "seed": 0, "fingerprint": run.fingerprint}
     shown = {name: {k: c for k, c in cells_of(name, tmp_path).items() if c["seeds"]} for name in PAPER_TABLES}
     assert {name: list(found) for name, found in shown.items() if found} == {
         "fedhpl-table-1": [("fedhpl", "cifar10-parameters"), ("fedhpl", "cifar10-iid")],

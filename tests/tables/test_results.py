@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import make_round, write_metrics, write_record
+from record_factory import make_round, records_below, write_metrics, write_record
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Workspace
 from hetfl.figures.curves import curve_points
-from hetfl.tables.records import Records
 from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Entry
 
@@ -50,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_line_for_each_seed_of_each_cell(root: Path):
     entries = [entry(), entry(statistic="parameters", seeds=[1]), entry(round=2, seeds=[0])]
-    frame = results(entries, Records(Workspace(root)))
+    frame = results(entries, records_below(root))
     assert frame[["statistic", "round", "seed", "status"]].values.tolist() == [
         ["average", 0, 0, "done"],
         ["average", 0, 1, "done"],
@@ -69,7 +67,7 @@ def test_a_line_for_each_seed_of_each_cell(root: Path):
 
 
 def test_sizes_are_one_client_s_over_the_rounds_that_send(root: Path):
-    line = results([entry()], Records(Workspace(root))).iloc[0]
+    line = results([entry()], records_below(root)).iloc[0]
     assert (line.up_elements, line.up_bytes, line.up_first, line.up_last) == (150, 600, 200, 100)
     assert (line.up_varies, line.down_varies, line.down_elements) == (True, False, 0)
     assert (line.up_registration_elements, line.up_total_bytes) == (10, 4 * 610)
@@ -77,14 +75,14 @@ def test_sizes_are_one_client_s_over_the_rounds_that_send(root: Path):
 
 def test_a_pivot_over_seeds_finds_its_cell(root: Path):
     cells = [entry(), entry(statistic="highest")]
-    frame = results(cells, Records(Workspace(root)))
+    frame = results(cells, records_below(root))
     means = frame[frame.status == "done"].groupby(CELL)["value"].agg(["mean", "count"])
     assert [means.loc[cell_of(cell)].tolist() for cell in cells] == [[21, 2], [21, 2]]
 
 
 def test_a_cell_that_is_asked_for_twice_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch):
     read = []
-    records = Records(Workspace(root))
+    records = records_below(root)
     real = records.get
     monkeypatch.setattr(records, "get", lambda *given: read.append(given) or real(*given))
     assert len(results([entry(), entry(printed=3.0)], records)) == len(read) == 4
@@ -93,18 +91,18 @@ def test_a_cell_that_is_asked_for_twice_is_read_once(root: Path, monkeypatch: py
 def test_a_damaged_record_says_what_is_wrong_without_a_folder_of_this_machine(root: Path, tmp_path: Path):
     write(tmp_path, 0)
     (tmp_path / "runs/e/fedhpl/r/iid-s0/rounds.jsonl").write_text("{}\n")
-    line = results([entry()], Records(Workspace(tmp_path))).iloc[0]
+    line = results([entry()], records_below(tmp_path)).iloc[0]
     assert line.status == "broken" and line.problem.startswith("runs/e/fedhpl/r/iid-s0/rounds.jsonl: ")
     assert str(tmp_path) not in line.problem
 
 
 def test_the_run_behind_a_table_is_found_by_its_fingerprint(root: Path):
-    records = Records(Workspace(root))
+    records = records_below(root)
     record = records.get(entry(), 0)
     assert record is not None and records.get(entry(), 0) is record
     source = {"run": record.path, "fingerprint": record.run.fingerprint}
     changed = source | {"fingerprint": "9" * 64}
-    for some in (records, Records(Workspace(root))):
+    for some in (records, records_below(root)):
         assert some.of(source) == record and some.of(changed) is None
     cell = {"row": "r", "column": "iid", "provenance": [changed]}
     table = {"rows": {"r": "R"}, "columns": {"iid": "IID"}, "cells": [cell]}

@@ -1,11 +1,13 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+from filelock import FileLock
 from mlflow_helpers import describe, sync_forked, write_cell
 from record_factory import write_metrics
 
@@ -253,6 +255,43 @@ def test_other_settings_supersede(root, client, request):
     assert {run.data.tags["fingerprint"] for run in runs_of(client, name)} == {"old", "fedhpl-iid-1"}
 
 
+def test_another_checkout_s_runs_stay_where_both_write_to_one_database(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'shared' / 'mlflow.db'}")
+    roots = [tmp_path / name for name in ("first", "second")]
+    for root in roots:
+        folder = write_cell(root, describe("both", fingerprint=root.name))
+        sync([folder], root)
+        shutil.rmtree(root)
+    client = MlflowMirror(tmp_path / "third").open()
+    found = {run.data.tags["fingerprint"]: run for run in runs_of(client, "both")}
+    assert found.keys() == {"first", "second"}
+    for run in found.values():
+        # The files do not depend on the checkout that came first.
+        files = tmp_path / "shared" / "artifacts" / run.info.run_id / "artifacts" / "record"
+        assert {path.name for path in files.iterdir()} == {"run.json", "rounds.jsonl"}
+
+
+def test_a_stopped_run_is_not_shown_as_running(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, describe(name, status="running"))
+    lock = root / ".hetfl" / "locks" / f"{name}.fedhpl.fedhpl.iid-s0.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        sync([folder], root)
+        assert [run.info.status for run in runs_of(client, name)] == ["RUNNING"]
+    sync([folder], root)
+    assert [run.info.status for run in runs_of(client, name)] == ["KILLED"]
+
+    mirror = MlflowMirror(root)
+    mirror.told(Event(folder, read_run(folder)))
+    mirror._write(folder)
+    assert [run.info.status for run in runs_of(client, name)] == ["RUNNING"]
+    mirror.close()
+    assert [run.info.status for run in runs_of(client, name)] == ["KILLED"]
+    sync([write_cell(root, describe(name))], root)
+    assert [run.info.status for run in runs_of(client, name)] == ["FINISHED"]
+
+
 def test_a_run_of_another_format_is_replaced(root, client, request):
     name = request.node.name
     folder = write_cell(root, describe(name))
@@ -275,6 +314,15 @@ def test_same_settings_with_other_numbers_supersede(root, client, request):
     assert round(run.data.metrics["accuracy/average"]) == 67
 
 
+def test_an_evaluation_of_another_run_is_not_this_one_s(root, client, request):
+    name = request.node.name
+    folder = write_cell(root, describe(name))
+    write_metrics(root / "evaluations", f"{name}/fedhpl/fedhpl/iid-s0", best_average=0.915, fingerprint="0" * 64)
+    sync([folder], root)
+    (run,) = runs_of(client, name)
+    assert "best round/average" not in run.data.metrics and "evaluation" not in run.data.tags
+
+
 def test_evaluation_may_come_later(root, client, request):
     name = request.node.name
     folder = write_cell(root, describe(name))
@@ -282,7 +330,8 @@ def test_evaluation_may_come_later(root, client, request):
     cell = f"{name}/fedhpl/fedhpl/iid-s0"
     evaluation = root / "evaluations" / cell
     for accuracy in (0.915, 0.925):
-        write_metrics(root / "evaluations", cell, best_average=accuracy, extra={"top-2": {"window_pooled": 0.5}})
+        found = {"best_average": accuracy, "extra": {"top-2": {"window_pooled": 0.5}}}
+        write_metrics(root / "evaluations", cell, fingerprint="fedhpl-iid-0", **found)
         (evaluation / "per_class.csv").write_text("class,accuracy\n")
         sync([folder], root)
         sync([folder], root)

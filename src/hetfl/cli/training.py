@@ -183,7 +183,7 @@ def reproduce(
     print(describe(plan))
     if dry_run:
         return
-    found = compare(plan, train_anew(plan, params), accuracy, size)
+    found = compare(plan, train_anew(plan), accuracy, size)
     print("\n".join(found.lines))
     if not found.good:
         raise HetflError(f"{plan.cell.path.as_posix()}: differs from its record by more than it may, see above")

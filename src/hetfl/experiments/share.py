@@ -94,9 +94,8 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
             if run is None:
                 continue
             found = {f"{RUNS}/{file}": folder / file for file in (RUN, ROUNDS, MODEL)}
-            metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
-            if metrics is not None and metrics.fingerprint == run.fingerprint:
-                evaluation = workspace.evaluations / cell.path
+            evaluation = workspace.evaluations / cell.path
+            if read_metrics(evaluation, run) is not None:
                 found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
             points = point_files(workspace.resume_points(cell) / run.fingerprint)
             if not run.complete and not points:

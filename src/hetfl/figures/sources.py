@@ -43,14 +43,9 @@ class Sources:
             do about it.
     """
 
-    def __init__(self, workspace: Workspace, params: Params | None = None) -> None:
-        self.workspace, self.notes = workspace, list[str]()
+    def __init__(self, workspace: Workspace, params: Params) -> None:
+        self.workspace, self.params, self.notes = workspace, params, list[str]()
         self._records = Records(workspace, params)
-
-    @property
-    def params(self) -> Params:
-        """The settings of the checkout."""
-        return self._records.params
 
     def records(self, entry: Entry, whole: bool = False) -> list[Record]:
         """The records of a cell's seeds that are there; if ``whole``, those with all files of their evaluation."""

@@ -86,12 +86,11 @@ def compact_of(cell: Cell, workspace: Workspace) -> Compact | None:
     if run is None:
         return None
     files = {name: sha256_file(folder / name) for name in (ROUNDS, MODEL)} if run.complete else {}
-    metrics = read_metrics(workspace.evaluations / cell.path) if run.complete else None
-    own = metrics is not None and metrics.fingerprint == run.fingerprint
+    metrics = read_metrics(workspace.evaluations / cell.path, run)
     rounds = read_rounds(folder, finished=run.complete)
     if not run.complete and not any(line.round for line in rounds):
         return None  # nothing is trained
-    return compact(run, rounds, metrics if own else None, files, get_args(Cosine))
+    return compact(run, rounds, metrics, files, get_args(Cosine))
 
 
 def write_csv(folder: Path) -> None:

@@ -37,6 +37,7 @@ class Plan:
         cell: the cell.
         record: what it is compared with.
         compute: the record's engine, precision and threads, on this machine's device.
+        params: the settings of the checkout.
         workspace: the checkout, with folders of its own for what is trained.
         entries: the printed numbers that the cell stands for, by table, row and column.
     """
@@ -44,6 +45,7 @@ class Plan:
     cell: Cell
     record: Compact
     compute: ComputeSettings
+    params: Params
     workspace: Workspace
     entries: dict[str, Entry]
 
@@ -80,7 +82,7 @@ def plan_reproduction(cell: Cell, workspace: Workspace, params: Params) -> Plan:
         if entry.comparable and cell.path in map(entry.path, entry.seeds)
     }
     own = Entry(experiment=cell.experiment, method=cell.method, row=cell.row, split=cell.split, seeds=[cell.seed])
-    return Plan(cell, record, compute, _apart(workspace), entries or {"average": own})
+    return Plan(cell, record, compute, params, _apart(workspace), entries or {"average": own})
 
 
 def _apart(workspace: Workspace) -> Workspace:
@@ -107,7 +109,7 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def reproduce(plan: Plan, params: Params) -> Compact:
+def reproduce(plan: Plan) -> Compact:
     """Train and evaluate the cell in folders of its own; an interrupted training goes on where it was.
 
     Neither ``runs/`` nor ``results/`` is written.
@@ -119,8 +121,8 @@ def reproduce(plan: Plan, params: Params) -> Compact:
         HetflError: an input is missing or is not the recorded one; nothing was trained.
     """
     cell, workspace = plan.cell, plan.workspace
-    check_fit(params, [cell])
-    check_needs([cell], params, workspace)
+    check_fit(plan.params, [cell])
+    check_needs([cell], plan.params, workspace)
     reads = inputs(cell, workspace)
     if why := differences(plan.record.run, cell, reads):
         raise HetflError(f"{cell.path.as_posix()}: its record was made with other inputs ({'; '.join(why)})")
@@ -211,7 +213,7 @@ class _Only(Records):
     """One compact record and no other."""
 
     def __init__(self, plan: Plan, record: Compact) -> None:
-        super().__init__(Workspace(plan.workspace.scratch / "nothing"))
+        super().__init__(Workspace(plan.workspace.scratch / "nothing"), plan.params)
         self._one = plan.cell, record
 
     def compact(self, path: Any) -> Compact | None:

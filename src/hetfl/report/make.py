@@ -8,9 +8,10 @@ from typing import Any
 import yaml
 
 from hetfl.compact import WAYS
+from hetfl.errors import HetflError
 from hetfl.experiments.plan import Workspace, load_params
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
-from hetfl.files import clear_leftovers, write_text
+from hetfl.files import clear_leftovers, read_json, write_text
 from hetfl.report.table import build_table, write_table
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec
 from hetfl.tables.records import Records
@@ -28,7 +29,8 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
         What the table's JSON file holds.
 
     Raises:
-        HetflError: there is no such table, or its cells were made from different inputs.
+        HetflError: there is no such table, or its cells were made from different inputs, or none of them is finished
+            here while the table that is there has some: that one stays.
     """
     params, folder = load_params(workspace.params), workspace.table(name)
     clear_leftovers(folder)
@@ -37,7 +39,12 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
         write_table(table, folder)
         return table
     spec, records = table_spec(name, params), Records(workspace, params)
-    table = build_table(spec, records)
+    table, there = build_table(spec, records), folder / f"{name}.json"
+    if not _shows(table) and there.exists() and _shows(read_json(there)):
+        raise HetflError(
+            f"{there.relative_to(workspace.root)}: stays, since none of its cells is finished here; hetfl show "
+            f"{name} prints it, dvc pull or hetfl import brings cells, hetfl plan says what training them takes"
+        )
     write_table(table, folder)
     write_text(folder / METRICS, yaml.safe_dump(headline(table), sort_keys=False))
     if spec.curves:
@@ -46,6 +53,11 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
         accuracy_curves(table, records, folder)
         communication_figure(table, records, folder)
     return table
+
+
+def _shows(table: Mapping[str, Any]) -> bool:
+    """Whether a table has a number of a run."""
+    return any(cell["seeds"] for cell in table["cells"])
 
 
 def headline(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -51,21 +51,21 @@ class Project:
 
     Attributes:
         base: from the site's root to the project, such as ``../papers/``.
-        records: its records, with its settings; None without settings.
+        records: its records, with its settings.
         tables: by name; every table of a paper is there, with the printed numbers alone where nothing is run.
         book: the ledger, where the project has all papers.
     """
 
     workspace: Workspace
     base: str
-    records: Records | None
+    records: Records
     runs: Runs
     tables: dict[str, Table]
     rows: dict[str, Rows]
     book: Ledger | None
 
     @classmethod
-    def read(cls, workspace: Workspace, params: Params | None, base: str) -> Project:
+    def read(cls, workspace: Workspace, params: Params, base: str) -> Project:
         """Read a project's tables.
 
         Raises:
@@ -75,20 +75,17 @@ class Project:
         tables: dict[str, Table] = {
             table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))
         }
-        runs, book = Runs(records, Links(workspace.root), base), None
-        if params:
-            known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
-            book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
-            for name in known:
-                if name not in tables and name in PAPER_TABLES:
-                    spec = PAPER_TABLES[name](params)
-                    tables[name] = filled(build_table(spec, records))
-        settled = records if params else None
-        rows = {name: Rows(table, runs, settled) for name, table in tables.items()}
-        return cls(workspace, base, settled, runs, tables, rows, book)
+        known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
+        book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
+        for name in known:
+            if name not in tables and name in PAPER_TABLES:
+                tables[name] = filled(build_table(PAPER_TABLES[name](params), records))
+        runs = Runs(records, Links(workspace.root), base)
+        rows = {name: Rows(table, runs, records) for name, table in tables.items()}
+        return cls(workspace, base, records, runs, tables, rows, book)
 
 
-def build_site(workspace: Workspace, params: Params | None = None, methods: Collection[str] = tuple(METHODS)) -> Path:
+def build_site(workspace: Workspace, params: Params, methods: Collection[str] = tuple(METHODS)) -> Path:
     """Write the folder ``report/`` anew from what the other stages left, here and in the projects inside.
 
     Every ``<name>.json`` below ``tables/`` has a page, and so has every table of a paper. Every record that a table
@@ -96,7 +93,7 @@ def build_site(workspace: Workspace, params: Params | None = None, methods: Coll
 
     Args:
         workspace: the checkout.
-        params: its settings; None: only the checkout's tables that are there, without the ledger.
+        params: its settings.
         methods: those that have a page.
 
     Returns:
@@ -106,7 +103,7 @@ def build_site(workspace: Workspace, params: Params | None = None, methods: Coll
         HetflError: a JSON file in a tables folder is not a table, or a record is damaged.
     """
     projects = [Project.read(workspace, params, "../")]
-    for inner in inner_projects(workspace.root) if params else ():
+    for inner in inner_projects(workspace.root):
         place, name = Workspace(inner), inner.relative_to(workspace.root).as_posix()
         projects.append(Project.read(place, load_params(place.params), f"../{name}/"))
     with atomic_folder(workspace.report) as folder:

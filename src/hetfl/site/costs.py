@@ -26,7 +26,7 @@ NAME = "operations.json"
 class Operations:
     """Operations of the slowest client in a round, by fingerprint of the run; counted once."""
 
-    def __init__(self, workspace: Workspace, records: Records | None) -> None:
+    def __init__(self, workspace: Workspace, records: Records) -> None:
         self._workspace, self._records = workspace, records
         self._file = workspace.scratch / NAME
         self._known: dict[str, float] = read_json(self._file) if self._file.exists() else {}
@@ -35,7 +35,7 @@ class Operations:
     def of(self, record: Record) -> float | None:
         """Of a record's run; None where its settings are not those of the checkout any more, or data are missing."""
         key = record.run.fingerprint
-        if key not in self._known and self._records is not None:
+        if key not in self._known:
             count = self._count(record, self._records)
             if count is None:
                 return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from hetfl.compact import WAYS
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Cell, Params, weights_read
+from hetfl.experiments.plan import Cell, weights_read
 from hetfl.figures.style import MARKERS, PALETTE, looks
 from hetfl.methods import METHODS
 from hetfl.report.formats import footnotes
@@ -47,11 +47,11 @@ class Rows:
     Args:
         table: as its JSON file holds it, filled.
         runs: the records that it names.
-        records: of the checkout, with its settings; None: rows without runs are told by their names.
+        records: of the checkout, with its settings; rows without runs that they do not have are told by their names.
     """
 
-    def __init__(self, table: Table, runs: Runs, records: Records | None) -> None:
-        planned = _planned(table["table"], records) if records else {}
+    def __init__(self, table: Table, runs: Runs, records: Records) -> None:
+        planned = _planned(table["table"], records)
         self.methods: dict[str, str] = {}
         self.kinds: dict[str, str] = {}
         for row in table["rows"]:
@@ -75,9 +75,8 @@ def look_of(index: int, kind: str | None) -> dict[str, Any]:
 
 def _planned(name: str, records: Records) -> dict[str, Cell]:
     """A cell of each row, by the settings; none where the table is no table of runs."""
-    params: Params = records.params
     try:
-        spec = table_spec(name, params)
+        spec = table_spec(name, records.params)
     except HetflError:
         return {}
     first = {row: next(iter(some.values())) for row, some in spec.entries.items() if some}

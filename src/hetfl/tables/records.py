@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
@@ -15,9 +14,9 @@ import numpy as np
 from hetfl.compact import Compact, read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import differences
-from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
+from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.metrics.accuracy import known
-from hetfl.schema import METRICS, Metrics, Round, Run, divergence, read_metrics, read_rounds, read_run
+from hetfl.schema import Metrics, Round, Run, divergence, read_metrics, read_rounds, read_run
 from hetfl.tables.spec import Entry
 
 
@@ -149,35 +148,30 @@ class Records:
     """The records of a checkout; each is read once.
 
     They are in ``runs/`` and ``evaluations/``. Where these have no finished record of a cell, its compact record in
-    ``results/`` is read, if it is of the same settings and versions as the checkout.
+    ``results/`` is read. Only records of the same settings and versions as the checkout count.
 
     Args:
         workspace: the checkout.
-        params: its settings; read from params.yaml where they are needed first.
+        params: its settings.
     """
 
-    def __init__(self, workspace: Workspace, params: Params | None = None) -> None:
-        self.workspace = workspace
-        if params is not None:
-            self.params = params
+    def __init__(self, workspace: Workspace, params: Params) -> None:
+        self.workspace, self.params = workspace, params
         self._records: dict[Path, Record | None] = {}
         self._compacts: dict[Path, Compact | None] = {}
         self._cells: dict[str, dict[Path, Cell]] = {}
-
-    @cached_property
-    def params(self) -> Params:
-        """The settings of the checkout."""
-        return load_params(self.workspace.params)
 
     def get(self, entry: Entry, seed: int) -> Record | None:
         """The record of one seed of a cell, or None while it is not trained to the end or not evaluated.
 
         Raises:
-            HetflError: the evaluation belongs to another run than the one that lies there, or a file is damaged.
+            HetflError: a file is damaged.
         """
         path = entry.path(seed)
         if path not in self._records:
-            self._records[path] = self._local(path) or self.from_compact(path)
+            found = self._local(path)
+            current = None if found is None or self._because(found.run, path) else found
+            self._records[path] = current or self.from_compact(path)
         record = self._records[path]
         return record if record is None or entry.round is None else record.until(entry.round)
 
@@ -186,25 +180,24 @@ class Records:
 
         Returns:
             ``not run``; ``in progress``, and in which round; ``not evaluated`` where training is complete, and what
-            to run; or ``stale`` where there is only a compact record of other settings or versions, and which they
-            are.
+            to run; or ``stale`` where there is only a record of other settings or versions, and which they are.
 
         Raises:
             HetflError: a record is damaged.
         """
         path = entry.path(seed)
         run = read_run(self.workspace.runs / path)
+        why = self.stale(path) if run is None else self._because(run, path)
+        if why and (run is None or run.complete):
+            return "stale", why
         if entry.round is None and run is not None and run.complete:
             return "not evaluated", f"run the evaluate stage of {entry.experiment}"
-        if run is None and (why := self.stale(path)):
-            return "stale", why
         played = max(self._begun(path, run), default=0)
         return ("in progress", f"round {played}") if played else ("not run", "")
 
     def _begun(self, path: Path, run: Run | None) -> Iterator[int]:
         """The last rounds of a cell's unfinished runs, here and in git, if they are of its settings and versions."""
-        cell = self.cell(path) if run is not None and not run.complete else None
-        if run is not None and cell is not None and not differences(run, cell, run.inputs):
+        if run is not None and not run.complete and not self._because(run, path):
             yield sum(line.round >= 1 for line in read_rounds(self.workspace.runs / path))
         kept = self.compact(path)
         if kept is not None and not kept.finished and not self.stale(path):
@@ -250,9 +243,12 @@ class Records:
         """Why a cell's compact record is of other settings or versions than here; empty if it is not."""
         if (found := self.compact(path)) is None:
             return ""
-        if (cell := self.cell(path)) is None:
-            return "there is no such cell"
-        return "; ".join(differences(found.run, cell, found.run.inputs))
+        return self._because(found.run, path) if self.cell(path) else "there is no such cell"
+
+    def _because(self, run: Run, path: Path) -> str:
+        """Why a record is of other settings or versions than the cell of its path; empty if it is not."""
+        cell = self.cell(path)
+        return "" if cell is None else "; ".join(differences(run, cell, run.inputs))
 
     def from_compact(self, path: Path) -> Record | None:
         """A cell's compact record if it is trained, evaluated, and of the settings and versions of here."""
@@ -263,13 +259,8 @@ class Records:
         """The record in ``runs/`` and ``evaluations/``."""
         folder, evaluation = self.workspace.runs / path, self.workspace.evaluations / path
         run = read_run(folder)
-        if run is None or not run.complete or (metrics := read_metrics(evaluation)) is None:
+        if run is None or (metrics := read_metrics(evaluation, run)) is None:
             return None
-        if metrics.fingerprint != run.fingerprint:
-            raise HetflError(
-                f"{evaluation / METRICS}: fingerprint {metrics.fingerprint[:12]} is not that of the run "
-                f"({run.fingerprint[:12]}); run the evaluate stage of {path.parts[0]} again"
-            )
         return Record(f"runs/{path.as_posix()}", run, read_rounds(folder, finished=True), metrics)
 
 

@@ -23,8 +23,10 @@ _REFUSED = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EROFS, "SQLITE
 """Those that are of the disk, as the operating system's errors."""
 WAIT = 20.0
 """Seconds to wait for whoever is writing to a database."""
-ARTIFACTS = "mlruns/artifacts"
-"""Where MLflow's files of the checkout's own database lie, seen from the repository's root."""
+FILES = "artifacts"
+"""The folder of MLflow's files beside a database."""
+ARTIFACTS = f"mlruns/{FILES}"
+"""That of the checkout's own database, seen from the repository's root."""
 
 
 # A mirror must neither hold up a run when it is away nor write into its display, unless the user wants it to.

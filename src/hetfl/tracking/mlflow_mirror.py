@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from hetfl.errors import FailedCellsError, HetflError, foreseen, one_line
+from hetfl.errors import FailedCellsError, HetflError, foreseen, one_line, without_password
 from hetfl.experiments.events import Event
 from hetfl.files import sha256_file
 from hetfl.schema import METRICS, PER_CLASS, ROUNDS, RUN, Run, read_metrics, read_rounds, read_run, record_folders
@@ -23,6 +23,7 @@ from hetfl.tracking.follow import following
 from hetfl.tracking.mlflow_content import FORMAT, datasets, description, experiment_tags, params, tags
 from hetfl.tracking.mlflow_database import (
     ARTIFACTS,
+    FILES,
     create_database,
     origin,
     place_artifacts,
@@ -83,12 +84,16 @@ def sync(folders: Iterable[Path], root: Path = Path()) -> int:
         FailedCellsError: records are damaged or MLflow refuses them; all others are mirrored.
         HetflError: MLflow is not installed or cannot be reached.
     """
-    mirror, failures = MlflowMirror(root), {}
+    from hetfl.experiments.plan import Workspace  # these import torch, which a mirror beside training does without
+    from hetfl.experiments.status import is_locked
+
+    mirror, workspace, failures = MlflowMirror(root), Workspace(root), {}
     recorded = [folder for folder in folders if (folder / RUN).exists()]
     for folder in recorded:
         client = mirror.open()
         try:
-            mirror.mirror(folder)
+            if mirror.mirror(folder) and not is_locked(Path(*folder.parts[-4:]), workspace):
+                mirror.stop(folder)
         except Exception as error:
             with mirror.reaching():  # without MLflow, no other cell can be mirrored either
                 client.search_experiments(max_results=1)
@@ -167,8 +172,8 @@ class MlflowMirror:
         # Another database than the checkout's own may hold what no record can bring back, and be of other folders.
         self._own = self._database == self.root / "mlruns" / "mlflow.db"
         # Beside the database, since checkouts may share one.
-        place = self.root / "mlruns" if self._database is None else self._database.parent
-        self._lock = FileLock(place / ".lock", timeout=60)
+        self._beside = self.root / "mlruns" if self._database is None else self._database.parent
+        self._lock = FileLock(self._beside / ".lock", timeout=60)
         self._client: Any = None
         self._experiments: dict[str, str] = {}
         self._places: dict[Path, _Place] = {}
@@ -183,11 +188,20 @@ class MlflowMirror:
             self._write(event.folder)
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write what is not written yet; what is not finished by now was stopped."""
         for folder in list(self._behind):
             self._write(folder)
         if self._experiments:
+            for folder in self._due.keys() & self._places.keys():
+                self.stop(folder)
             self.describe()
+
+    def stop(self, folder: Path) -> None:
+        """Say of a cell's run, unless it is finished, that nobody trains it now."""
+        place = self._places[folder]
+        if place.status == "RUNNING":
+            self._client.update_run(place.run_id, status="KILLED")
+            place.status = "KILLED"
 
     def _write(self, folder: Path) -> None:
         began = time.monotonic()
@@ -202,6 +216,7 @@ class MlflowMirror:
         except Exception as error:
             # Closing a mirror that has failed must not fail again for every cell.
             self._behind.clear()
+            self._experiments.clear()
             raise origin(error, self._database) from error
         now = time.monotonic()
         self._due[folder] = now + max(EVERY, SHARE * (now - began))
@@ -232,7 +247,8 @@ class MlflowMirror:
         if place.status != status and run.complete:
             client.log_inputs(place.run_id, datasets(run))
             self._add_files(place, self._files(folder, run))
-            self._add_model(place, folder, run)
+            with self._lock:
+                self._add_model(place, folder, run)
             client.set_terminated(place.run_id, status, milliseconds(run.finished or run.started))
         elif place.status != status:
             client.update_run(place.run_id, status=status)
@@ -323,10 +339,11 @@ class MlflowMirror:
         if name not in self._experiments:
             found = self._client.get_experiment_by_name(name)
             if found is None:
-                location = None if self.uri.startswith(REMOTE) else (self.root / ARTIFACTS).as_uri()
+                location = None if self.uri.startswith(REMOTE) else (self._beside / FILES).as_uri()
                 identity = self._client.create_experiment(name, artifact_location=location)
             elif found.lifecycle_stage != "active":
-                remedy = f"mlflow experiments restore --experiment-id {found.experiment_id}, or mlflow gc"
+                restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+                remedy = f"MLFLOW_TRACKING_URI={without_password(self.uri)} {restore}"
                 raise HetflError(f"MLflow: experiment {name!r} was deleted; bring it back with {remedy}")
             else:
                 identity = found.experiment_id
@@ -363,7 +380,8 @@ class MlflowMirror:
             run_id = mine.info.run_id
             if mine.info.lifecycle_stage != "active":
                 self._client.restore_run(run_id)
-            for found in runs:
+            # Where several checkouts write, the others' runs of this cell may be the ones that their records show.
+            for found in runs if self._own else ():
                 ours = found.info.run_id != run_id and "fingerprint" in found.data.tags
                 if ours and found.info.lifecycle_stage == "active":
                     self._client.delete_run(found.info.run_id)
@@ -425,7 +443,7 @@ class MlflowMirror:
                 _link(path, local / under / path.name)
 
     def _add_model(self, place: _Place, folder: Path, run: Run) -> None:
-        """Add a finished run's model, unless a mirror that was killed has added it."""
+        """Add a finished run's model, unless another mirror has added it; the caller holds the lock."""
         from mlflow.entities import LoggedModelOutput
 
         found = self._client.search_logged_models([place.experiment], f"source_run_id = '{place.run_id}'")
@@ -439,7 +457,7 @@ class MlflowMirror:
             if local is None:
                 self._client.log_model_artifacts(model.model_id, str(target))
         self._client.finalize_logged_model(model.model_id, "READY")
-        self._client.log_outputs(place.run_id, [LoggedModelOutput(model.model_id, step=run.rounds)])
+        self._client.log_outputs(place.run_id, [LoggedModelOutput(model.model_id, step=place.last)])
 
     def _folder(self, place: str) -> Path | None:
         """The folder that an artifact URI names relative to the root; None for one that MLflow writes to itself."""
@@ -447,11 +465,11 @@ class MlflowMirror:
 
     def _add_evaluation(self, place: _Place, run: Run) -> None:
         folder = self.root / "evaluations" / run.path
-        found = read_metrics(folder)
+        found = read_metrics(folder, run)
         if found is None or (checksum := sha256_file(folder / METRICS)) == place.evaluation:
             return
         self._add_files(place, {folder / name: "evaluation" for name in (METRICS, PER_CLASS)})
-        metrics = evaluated(found, time.time_ns() // 1_000_000, run.rounds)
+        metrics = evaluated(found, time.time_ns() // 1_000_000, place.last)
         self._log(place.run_id, metrics=metrics, tags={"evaluation": checksum})
         place.evaluation = checksum
 
