@@ -55,7 +55,7 @@ def record(workspace: Workspace, cell: Cell, seconds: float, rounds: int, state:
     }
     write_record(workspace.runs, cell.path, lines, state, **told | changes)
     if state == "running":
-        with ResumePoints(workspace.resume_points(cell) / told["fingerprint"]) as points:
+        with ResumePoints(workspace.resume_points(cell.path) / told["fingerprint"]) as points:
             points.save(State(rounds, {"x": torch.zeros(1)}))
 
 

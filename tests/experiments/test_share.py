@@ -46,7 +46,7 @@ def write(workspace: Workspace, cell: Cell, status: str = "complete", rounds: in
     if status == "complete":
         write_metrics(workspace.evaluations, cell.path, fingerprint=found)
     else:
-        with ResumePoints(workspace.resume_points(cell) / found) as points:
+        with ResumePoints(workspace.resume_points(cell.path) / found) as points:
             points.save(State(rounds, {"round": torch.tensor(rounds)}))
     return found
 
@@ -90,7 +90,7 @@ def test_of_two_runs_the_one_that_is_further_stays(every, here, there, tmp_path)
     found = write(here, cell)
     export_cells([cell], here, path)
     assert outcomes(path, every, there) == {name: "taken over"}
-    assert Record(there.runs / cell.path).is_complete(found) and not there.resume_points(cell).exists()
+    assert Record(there.runs / cell.path).is_complete(found) and not there.resume_points(cell.path).exists()
 
 
 def test_a_run_of_other_settings_moves_nothing_aside(every, here, there, tmp_path):
@@ -101,7 +101,7 @@ def test_a_run_of_other_settings_moves_nothing_aside(every, here, there, tmp_pat
     export_cells([other], here, path)
     assert outcomes(path, every, there) == {name: "kept as superseded"}
     assert Record(there.runs / cell.path).is_complete(own)
-    assert Superseded(there.runs, cell.path).restore(theirs)  # as training does when the settings come back
+    assert Superseded(there, cell.path).restore(theirs)  # as training does when the settings come back
     write(here, other, "running")
     export_cells([other], here, path)
     assert outcomes(path, every, there) == {name: "refused"}
@@ -117,7 +117,7 @@ def test_a_finished_run_on_other_data_moves_ours_aside(every, here, there, tmp_p
     export_cells([cell], here, path)
     assert outcomes(path, every, there) == {cell.path.as_posix(): "taken over"}
     assert Record(there.runs / cell.path).is_complete(newer)
-    assert [run.fingerprint for _, run in Superseded(there.runs, cell.path).runs()] == [own]
+    assert [run.fingerprint for _, run in Superseded(there, cell.path).runs()] == [own]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_nothing_is_lost_to_a_run_on_other_data(every, here, there, tmp_path, ou
     own = write(there, cell, ours, rounds=1)
     other = write(here, cell, theirs, rounds=5, reads=READS.model_copy(update={"dataset": "e"}))
     export_cells([cell], here, path)
-    before = files(there.runs / cell.path) | files(there.resume_points(cell))
+    before = files(there.runs / cell.path) | files(there.resume_points(cell.path))
     outcome = "kept as superseded" if theirs == "complete" else "refused"
     assert outcomes(path, every, there) == {cell.path.as_posix(): outcome}
-    assert files(there.runs / cell.path) | files(there.resume_points(cell)) == before
-    kept = [run.fingerprint for _, run in Superseded(there.runs, cell.path).runs()]
+    assert files(there.runs / cell.path) | files(there.resume_points(cell.path)) == before
+    kept = [run.fingerprint for _, run in Superseded(there, cell.path).runs()]
     assert Record(there.runs / cell.path).read().fingerprint == own and kept == [other] * (theirs == "complete")
 
 

@@ -37,7 +37,7 @@ def write(workspace: Workspace, cell: Cell, state: str = "complete", rounds: int
     lines = [make_round(number) for number in range(rounds + 1)]
     write_record(workspace.runs, cell.path, lines, state, fingerprint=found, inputs=reads, settings=cell.settings)
     if state == "running":
-        with ResumePoints(workspace.resume_points(cell) / found) as points:
+        with ResumePoints(workspace.resume_points(cell.path) / found) as points:
             points.save(State(rounds, {"x": torch.zeros(1)}))
     return found
 
@@ -67,7 +67,7 @@ def test_a_record_of_other_settings_is_not_done(workspace, cell):
 
 def test_a_finished_record_that_training_would_bring_back_is_done(workspace, cell):
     write(workspace, cell)
-    Superseded(workspace.runs, cell.path).make_way("another")
+    Superseded(workspace, cell.path).make_way("another")
     write(workspace, cell, reads=READS.model_copy(update={"dataset": "e"}))
     assert status(cell, workspace).state == "done"
 

@@ -34,10 +34,12 @@ from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
 from hetfl.experiments.schedule import run_cells
+from hetfl.experiments.status import status as status_of
 from hetfl.experiments.superseded import listing
 from hetfl.experiments.versions import ENGINE
 from hetfl.files import read_json
 from hetfl.models.registry import creator
+from hetfl.schema import needed_run
 from hetfl.tensors import read_tensors, write_tensors
 from hetfl.tracking.mlflow_mirror import sync
 from hetfl.tracking.mlflow_model import _load_pyfunc
@@ -280,7 +282,7 @@ def test_changed_setting_trains_its_row_only_and_the_finished_record_comes_back(
     }
     assert read_json(project / "runs" / CELLS[1] / "run.json")["settings"]["lr"] == 0.002
     assert result(project, CELLS[1])[0][1] != was[0][1]
-    (aside,) = listing(project / "runs")
+    (aside,) = listing(Workspace(project))
     assert (aside["cell"], aside["now"]) == (CELLS[1].as_posix(), "complete")
     write_params(project)
     assert run_stage(project, "train", "tiny") == (0, "")
@@ -657,6 +659,21 @@ def test_damaged_interruption_ends_with_the_right_numbers(
     assert played == expected
     assert result(stopped, CELLS[0]) == result(finished, CELLS[0])
     assert not any((stopped / ".hetfl/resume").glob("*"))
+
+
+def test_an_interrupted_run_goes_on_after_another_one_in_its_place(
+    finished: Path, stopped: Path, played: list[int]
+) -> None:
+    workspace = Workspace(stopped)
+    cell = cells(load_params(workspace.params), "tiny")[0]
+    other = cell.model_copy(update={"settings": {**cell.settings, "rounds": 1}})
+    run_cell(other, workspace, torch.device("cpu"))
+    assert played == [1] and needed_run(workspace.runs / CELLS[0]).rounds == 1
+    assert str(status_of(cell, workspace)) == "interrupted, round 2 of 3"
+    train_first_cell(stopped)
+    assert played == [1, 3]
+    assert result(stopped, CELLS[0]) == result(finished, CELLS[0])
+    assert status_of(other, workspace).state == "done"  # as superseded
 
 
 def test_cells_of_another_machine_are_taken_over_and_not_trained_again(

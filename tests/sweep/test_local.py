@@ -155,7 +155,7 @@ def test_a_run_on_another_machine_is_told_of_from_its_record(made, tmp_path):
     workspace, _, cells = project.plan(root)
     folder, told = workspace.runs / cells[0].path, []
     run_cell(cells[0], workspace, CPU, stop=After(1))
-    identity = next(workspace.resume_points(cells[0]).iterdir()).name
+    identity = next(workspace.resume_points(cells[0].path).iterdir()).name
     watch = Watch({folder: identity, workspace.runs / cells[1].path: "none"}, told.append)
     watch.look()
     watch.look()

@@ -135,7 +135,7 @@ def superseded(as_json: AsJson = False) -> None:
         from hetfl.experiments.plan import Workspace
         from hetfl.experiments.superseded import listing
 
-    every = listing(Workspace(Path.cwd()).runs)
+    every = listing(Workspace(Path.cwd()))
     if as_json:
         print_json(every)
         return
@@ -165,7 +165,7 @@ def prune(
 
     workspace = Workspace(Path.cwd())
     removed, freed = remove(workspace, everything)
-    kept = len(listing(workspace.runs))
+    kept = len(listing(workspace))
     print(f"{removed} superseded records removed, {decimal(freed)} freed, {kept} kept")
 
 

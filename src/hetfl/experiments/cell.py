@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -171,7 +170,7 @@ def run_cell(
     torch.set_num_threads(compute.threads)
     reads = inputs(cell, workspace)
     identity = fingerprint(cell, reads)
-    record, earlier = Record(workspace.runs / cell.path, callback), Superseded(workspace.runs, cell.path)
+    record, earlier = Record(workspace.runs / cell.path, callback), Superseded(workspace, cell.path)
     lock = workspace.lock(cell.path)
     with terminable(), _locked(lock, stop) as mine:
         if mine and (
@@ -194,16 +193,13 @@ def run_cell(
             setup = (there := elsewhere(identity))
             engines, noted = nullcontext(there.engine), there.noted
         earlier.make_way(identity)
-        points = workspace.resume_points(cell)
-        for other in points.glob("*"):
-            if other.name != identity:
-                ResumePoints(other).clear()
-        with engines as engine, ResumePoints(points / identity) as resume:
+        earlier.go_on(identity)
+        points = workspace.resume_points(cell.path) / identity
+        with engines as engine, ResumePoints(points) as resume:
             run = description(cell, workspace, setup, engine.name, reads, identity)
             needed = compute.uplinks_needed
             if run_rounds(engine, setup.draws, record, resume, run, stop, needed, noted) is None:
                 return False
-        shutil.rmtree(points, ignore_errors=True)  # a file browser's files may be there
         earlier.trim()
         return True
 

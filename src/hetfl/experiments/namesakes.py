@@ -87,7 +87,7 @@ def _copy(source: Path, cell: Cell, workspace: Workspace, fingerprint: str) -> N
         "split": cell.split,
         "copy_of": run.copy_of or source.relative_to(workspace.runs).as_posix(),
     }
-    Superseded(workspace.runs, cell.path).make_way(fingerprint)
+    Superseded(workspace, cell.path).make_way(fingerprint)
     with atomic_folder(target) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         write_json(folder / RUN, run.model_copy(update=names).as_json())

@@ -196,9 +196,9 @@ class Workspace:
         """The file of a cell's compact record."""
         return self.results / f"{path.as_posix()}.json"
 
-    def resume_points(self, cell: Cell) -> Path:
-        """The folder of a cell's resume points, one folder per fingerprint."""
-        return self.scratch / "resume" / ".".join(cell.path.parts)
+    def resume_points(self, path: Path) -> Path:
+        """The folder of the resume points of a cell's path, one folder per fingerprint."""
+        return self.scratch / "resume" / ".".join(path.parts)
 
     def lock(self, path: Path) -> Path:
         """The lock file for changes of the record at a cell's path."""

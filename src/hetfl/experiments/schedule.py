@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import traceback
 from collections import deque
@@ -21,6 +20,7 @@ from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record
+from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.workers import Worker, end, orphaned
 from hetfl.methods.registry import mistake
 
@@ -63,7 +63,7 @@ def unfinished(
             complete = False  # training it says what is wrong with its record, and does not stop the others
         if complete:
             record.tell(record.read())
-            shutil.rmtree(workspace.resume_points(cell), ignore_errors=True)
+            Superseded(workspace, cell.path).trim()
         else:
             pending.append(cell)
     return pending

@@ -97,7 +97,7 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
             evaluation = workspace.evaluations / cell.path
             if read_metrics(evaluation, run) is not None:
                 found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
-            points = point_files(workspace.resume_points(cell) / run.fingerprint)
+            points = point_files(workspace.resume_points(cell.path) / run.fingerprint)
             if not run.complete and not points:
                 continue  # there is nothing to go on from
             found |= {f"{RESUME}/{file.name}": file for file in ([] if run.complete else points[-1:])}
@@ -209,7 +209,7 @@ def _take(name: str, expected: str, folder: Path, known: Mapping[str, Cell], wor
     lock = workspace.lock(cell.path)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
-        record, earlier = Record(workspace.runs / cell.path), Superseded(workspace.runs, cell.path)
+        record, earlier = Record(workspace.runs / cell.path), Superseded(workspace, cell.path)
         if why := _other(cell, run, record.read()):
             if not run.complete:
                 return Taken(name, "refused", f"{why}, and it is not finished")
@@ -219,7 +219,7 @@ def _take(name: str, expected: str, folder: Path, known: Mapping[str, Cell], wor
             return Taken(name, "kept as superseded", why)
         if record.is_complete(run.fingerprint):
             return Taken(name, "there already")
-        points = workspace.resume_points(cell) / run.fingerprint
+        points = workspace.resume_points(cell.path) / run.fingerprint
         if not run.complete:
             theirs, ours = (_newest(place) for place in (source / RESUME, points))
             if theirs <= ours:
@@ -243,11 +243,10 @@ def _place(
     """Put a cell's files where training and evaluation would have put them; each folder appears whole."""
     earlier.make_way(run.fingerprint)
     shutil.rmtree(points, ignore_errors=True)
-    if run.complete:
-        shutil.rmtree(workspace.resume_points(cell), ignore_errors=True)
-    else:
+    if not run.complete:
         _move(source / RESUME, points)
     _move(source / RUNS, record.folder)
+    earlier.trim()
     if (source / EVALUATION / METRICS).exists():
         _move(source / EVALUATION, workspace.evaluations / cell.path)
     return Taken(cell.path.as_posix(), "taken over", "" if run.complete else f"round {_newest(points)}, not finished")

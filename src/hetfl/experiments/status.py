@@ -15,7 +15,7 @@ from hetfl.experiments.identity import differences, fingerprint, inputs
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
-from hetfl.schema import Inputs, Run
+from hetfl.schema import Inputs
 from hetfl.training.state import newest_round
 
 State = Literal["done", "in git", "running", "interrupted", "stale", "broken", "not run"]
@@ -73,24 +73,19 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         # Without its inputs here, a record is judged by those that it names itself.
         reads, lacks = run.inputs, str(error)
     identity = fingerprint(cell, reads)
-    own = Record(workspace.runs / cell.path).is_complete(identity)
-    kept = own or Superseded(workspace.runs, cell.path).holds(identity)
+    own, earlier = Record(workspace.runs / cell.path).is_complete(identity), Superseded(workspace, cell.path)
+    kept = own or earlier.holds(identity)
     if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
         return Status("done", rounds, rounds, elsewhere=not own)
     if run is None:
         begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
         return Status("running" if is_locked(cell.path, workspace) else begun, 0, rounds, lacks)
-    if run.fingerprint != identity:
+    if run.fingerprint != identity and not earlier.is_interrupted(identity):
         return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
-    return _of_run(run, cell, workspace, rounds, lacks)
-
-
-def _of_run(run: Run, cell: Cell, workspace: Workspace, rounds: int, lacks: str) -> Status:
-    """The status of a cell whose record is of its own identity and not complete."""
-    at = newest_round(workspace.resume_points(cell) / run.fingerprint) or 0
+    at = newest_round(workspace.resume_points(cell.path) / identity) or 0
     if is_locked(cell.path, workspace):
         return Status("running", at, rounds)
-    if run.complete:
+    if run.complete and run.fingerprint == identity:
         lacks = lacks or "its finished record is damaged or lacks a file"
     return Status("interrupted" if at else "not run", at, rounds, lacks)
 

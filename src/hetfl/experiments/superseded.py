@@ -1,9 +1,10 @@
-"""Superseded records: finished records that a retrained cell has replaced. They are kept, reused and pruned."""
+"""What a cell trained before: finished records that others have replaced, and interrupted runs that can go on."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from hetfl.experiments.plan import Workspace
 from hetfl.experiments.record import Record
 from hetfl.files import folder_bytes
 from hetfl.schema import RUN, Run
+from hetfl.training.state import newest_round
 
 FOLDER = ".superseded"
 """Folder below ``runs/``, beside the experiments' folders, which are DVC's outputs."""
 
+ASIDE = "record"
+"""Folder beside the resume points of an interrupted run in whose place another one trains: its record until then."""
+
 KEEP = 2
-"""Number of superseded records of a cell that are kept when its own record is finished."""
+"""Superseded records of a cell, and interrupted runs, that are kept when its own record is finished."""
 
 
 class Superseded:
@@ -28,13 +33,14 @@ class Superseded:
     complete if a process is killed, in the cell's folder or here. Callers must hold the cell's lock.
 
     Args:
-        runs: the folder of run records.
-        path: the cell's path below it.
+        workspace: the checkout.
+        path: the cell's path below ``runs/``.
     """
 
-    def __init__(self, runs: Path, path: Path) -> None:
+    def __init__(self, workspace: Workspace, path: Path) -> None:
         self.path = path
-        self.cell, self.folder = runs / path, runs / FOLDER / path
+        self.cell, self.folder = workspace.runs / path, workspace.runs / FOLDER / path
+        self._points = workspace.resume_points(path)
 
     def records(self) -> list[Record]:
         """All superseded records of the cell, the oldest first."""
@@ -47,15 +53,18 @@ class Superseded:
         return sorted(there, key=lambda pair: pair[1].finished or "")
 
     def make_way(self, fingerprint: str) -> None:
-        """Empty the cell's folder for a run with this fingerprint: a finished record of another run moves here."""
+        """Empty the cell's folder for a run with this fingerprint.
+
+        A finished record of another run moves here, and an unfinished one to its resume points.
+        """
         found = Record(self.cell).read()
         if found is None or found.fingerprint == fingerprint:
             return
-        if not found.complete:
+        target = self.folder / found.fingerprint if found.complete else self._points / found.fingerprint / ASIDE
+        if not found.complete and newest_round(target.parent) is None:  # it could not go on
             shutil.rmtree(self.cell)
             return
-        target = self.folder / found.fingerprint
-        if target.exists():  # the same run, finished twice
+        if target.exists():  # the same run, finished or interrupted twice
             shutil.rmtree(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.cell.rename(target)
@@ -76,12 +85,33 @@ class Superseded:
         source.rename(self.cell)
         return True
 
+    def is_interrupted(self, fingerprint: str) -> bool:
+        """Whether a run with this fingerprint was interrupted, and another one took its place."""
+        return (self._points / fingerprint / ASIDE / RUN).exists()
+
+    def go_on(self, fingerprint: str) -> None:
+        """Move the record of such a run back to the cell's folder, if there is one; the folder must be empty."""
+        if self.is_interrupted(fingerprint) and not (self.cell / RUN).exists():
+            if self.cell.exists():
+                shutil.rmtree(self.cell)
+            self.cell.parent.mkdir(parents=True, exist_ok=True)
+            (self._points / fingerprint / ASIDE).rename(self.cell)
+
     def trim(self) -> None:
-        """Remove all but the newest :data:`KEEP` records, if the cell's own record is finished."""
-        if Record(self.cell).finished:
-            records = self.records()
-            for record in records[: len(records) - KEEP]:
-                self.remove(record)
+        """If the cell's own record is finished, remove all others and all interrupted runs but the newest ones."""
+        if not (own := Record(self.cell)).finished:
+            return
+        records = self.records()
+        for record in records[: len(records) - KEEP]:
+            self.remove(record)
+        run = own.read()
+        assert run is not None
+        shutil.rmtree(self._points / run.fingerprint, ignore_errors=True)  # a file browser's files may be there
+        interrupted = sorted(self._points.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime)
+        for folder in interrupted[: len(interrupted) - KEEP]:
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # it is not empty, or not there
+            self._points.rmdir()
 
     def remove(self, record: Record) -> None:
         """Remove one record, and folders that become empty."""
@@ -99,11 +129,11 @@ class Superseded:
             shutil.rmtree(going, ignore_errors=True)
 
 
-def superseded(runs: Path) -> Iterator[Superseded]:
+def superseded(workspace: Workspace) -> Iterator[Superseded]:
     """The superseded records of every cell that has some."""
-    root = runs / FOLDER
+    root = workspace.runs / FOLDER
     for folder in sorted({path.parent.parent for path in root.rglob(RUN) if path.parent.name[0] != "."}):
-        yield Superseded(runs, folder.relative_to(root))
+        yield Superseded(workspace, folder.relative_to(root))
 
 
 def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
@@ -117,7 +147,7 @@ def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
         Number of removed records, and their size in bytes.
     """
     removed, freed = 0, 0
-    for cell in superseded(workspace.runs):
+    for cell in superseded(workspace):
         lock = workspace.lock(cell.path)
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
@@ -134,10 +164,10 @@ def size(record: Record) -> int:
     return folder_bytes(record.folder)
 
 
-def listing(runs: Path) -> list[dict[str, Any]]:
+def listing(workspace: Workspace) -> list[dict[str, Any]]:
     """Every superseded record: ``cell``, ``fingerprint``, ``finished``, ``bytes``, and ``now``, the cell's status."""
     listed = []
-    for cell in superseded(runs):
+    for cell in superseded(workspace):
         own = Record(cell.cell).read()
         listed += [
             {
