@@ -7,12 +7,14 @@ import typer
 
 from hetfl.cli import run
 from hetfl.errors import FailedCellsError
-from hetfl.experiments.plan import Workspace, cells, load_params, pick
-from hetfl.experiments.schedule import evaluate_cells
-from hetfl.tracking.mlflow_mirror import try_sync
 
 
 def main(experiment: str, method: Annotated[str | None, typer.Argument()] = None) -> None:
+    # These import torch for seconds, where Ctrl-C is one line in here.
+    from hetfl.experiments.plan import Workspace, cells, load_params, pick
+    from hetfl.experiments.schedule import evaluate_cells
+    from hetfl.tracking.mlflow_mirror import try_sync
+
     workspace = Workspace(Path.cwd())
     params = load_params(workspace.params)
     chosen = pick(cells(params, experiment), method=method)

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from hetfl.cli import run
-from hetfl.train import train_experiment
 
 
 def main(experiment: str, method: Annotated[str | None, typer.Argument()] = None) -> None:
+    from hetfl.train import train_experiment  # imports torch for seconds, where Ctrl-C is one line in here
+
     train_experiment(Path.cwd(), experiment, method=method)
 
 

@@ -141,7 +141,10 @@ VALUES = [
     ),
     (FEDKD, {"energy_start": 0.9, "energy_end": 0.5}, "energy_end: 0.5 should not be below energy_start"),
     (FEDKD, {"energy_start": 0.99}, "energy_end: 0.95 should not be below energy_start"),
-    ("partitions/digits/seeds", 10**12, "seeds: 1000000000000 is a number of seeds above"),
+    *(
+        ("partitions/digits/seeds", value, f"seeds: {value} is no number of seeds; use 1 to")
+        for value in (10**12, 0, -3)
+    ),
     (f"{HOMOGENEOUS}/sweep", {"lr": [0.1] + [n / 7 for n in range(1, 1100)]}, "sweep: has 1.1e\\+03 combinations"),
     (
         f"{HOMOGENEOUS}/over",

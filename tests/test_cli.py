@@ -218,6 +218,9 @@ def test_diff_of_folders_and_tables(hetfl_: Run, trained: Path, tmp_path: Path) 
         cell for cell in found(hetfl_, "diff " + names_.replace("tables", "tables/t"))["cells"] if cell["difference"]
     ]
     assert changed["difference"] == 2.5
+    table["cells"][0] |= {"value": None, "up": {"bytes": 4}}
+    (tmp_path / "two/tables/t/t.json").write_text(json.dumps(table))
+    assert "\n1 of 2 cells differ" in hetfl_("diff " + names_.replace("tables", "tables/t")).stdout
 
 
 def test_curves_are_drawn_by_round_bytes_and_seconds(hetfl_: Run) -> None:

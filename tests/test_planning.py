@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_an_unknown_time_is_not_a_small_one(table_10):
     made = Plan([forecast(table_10[0], now), forecast(table_10[1], now, None)], [], "cpu: test", 1)
     assert made.seconds is None and "more than 60 min" in summary(made)
     most = Plan([forecast(table_10[0], now, at_most=True)], [], "cpu: test", 1)
-    assert "at most 60 min" in summary(most)
+    assert ", at most 60 min" in summary(most)
+    guessed = Plan([replace(most.left[0], source="operations")], [], "cpu: test", 1)
+    assert "roughly at most 60 min" in summary(guessed)
     done = Plan([forecast(table_10[0], Status("done", 1000, 1000))], [], "cpu: test", 1)
     assert summary(done) == "plan: 1 done; nothing to train"
 

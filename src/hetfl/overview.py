@@ -53,7 +53,7 @@ class One:
 
 @dataclass(frozen=True)
 class Overview:
-    """Cells by experiment, and runs of ``hetfl run``."""
+    """Cells by experiment, and runs that are of no cell, such as those of ``hetfl run``."""
 
     experiments: dict[str, list[One]]
     adhoc: list[One]
@@ -113,7 +113,7 @@ def render(found: Overview) -> str:
     if found.adhoc:
         going = ["running, " if one.status.state == "running" else "" for one in found.adhoc]
         lines = [f"{one.path}: {now}{_far(one)}" for one, now in zip(found.adhoc, going, strict=True)]
-        parts.append(_named("in no table (hetfl run)", lines))
+        parts.append(_named("in no table (of hetfl run, or of cells that params.yaml does not have)", lines))
     return "\n\n".join(parts) or "nothing has begun; name tables or experiments to see their cells"
 
 
@@ -138,11 +138,15 @@ def _is_evaluated(path: Path, workspace: Workspace) -> bool:
 
 
 def _adhoc(params: Params, workspace: Workspace) -> list[One]:
-    """Runs of experiments that the settings do not have."""
-    found = []
+    """Runs of cells that the settings do not have."""
+    found, planned = [], dict[str, set[Path]]()
     for folder in record_folders(workspace.runs):
         path = folder.relative_to(workspace.runs)
-        if path.parts[0] in params.experiments:
+        experiment = path.parts[0]
+        if experiment not in planned:
+            there = cells(params, experiment) if experiment in params.experiments else []
+            planned[experiment] = {cell.path for cell in there}
+        if path in planned[experiment]:
             continue
         try:
             run = read_run(folder)

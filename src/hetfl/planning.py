@@ -258,15 +258,15 @@ def _sum(plan: Plan) -> str:
 
 
 def duration(plan: Plan) -> str:
-    """How long the cells that are left take; roughly, where that is known from counted operations alone."""
+    """How long the cells that are left take; roughly, where that is known from counted operations for some."""
     seconds = plan.seconds
     if seconds is None:
         known = sum(each.seconds for each in plan.left if each.seconds is not None)
         return f"more than {clock(known)}" if known else "time unknown"
     rough = any(each.source == "operations" for each in plan.left)
-    most = "at most " if any(each.at_most for each in plan.left) else "roughly " if rough else "about "
+    most = "at most " if any(each.at_most for each in plan.left) else "" if rough else "about "
     several = f", {clock(seconds / plan.at_once)} with {plan.at_once} cells at once" if plan.at_once > 1 else ""
-    return f"{most}{clock(seconds)}{several}"
+    return f"{'roughly ' if rough else ''}{most}{clock(seconds)}{several}"
 
 
 def clock(seconds: float | None) -> str:

@@ -185,6 +185,15 @@ def test_a_stale_run_is_no_number_of_the_table_and_gives_way_to_a_record_in_git(
     assert of_table()["value"] == 71.5
 
 
+def test_status_shows_a_run_of_a_row_that_the_settings_no_longer_have(workspace, fedproto):
+    cell = write(workspace, fedproto, rounds=3)
+    assert overview([], PARAMS, workspace).adhoc == []
+    gone = cell.path.parent.with_name("gone") / cell.path.name
+    (workspace.runs / gone).parent.mkdir()
+    (workspace.runs / cell.path).rename(workspace.runs / gone)
+    assert [one.path for one in overview([], PARAMS, workspace).adhoc] == [gone.as_posix()]
+
+
 def test_status_names_a_run_whose_evaluation_is_of_another_one(workspace, fedproto):
     cell = write(workspace, fedproto, rounds=3)
     assert "not evaluated" not in render(overview([str(cell.path)], PARAMS, workspace))

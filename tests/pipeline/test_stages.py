@@ -661,6 +661,13 @@ def test_damaged_interruption_ends_with_the_right_numbers(
     assert not any((stopped / ".hetfl/resume").glob("*"))
 
 
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_a_long_stage_imports_what_takes_seconds_where_ctrl_c_is_one_line(stage: str) -> None:
+    script = Path(__file__).parents[2] / "pipeline" / f"{stage}.py"
+    code = f"import runpy, sys; runpy.run_path({str(script)!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_interrupted_run_goes_on_after_another_one_in_its_place(
     finished: Path, stopped: Path, played: list[int]
 ) -> None:

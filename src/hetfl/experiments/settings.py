@@ -25,8 +25,8 @@ Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 def _counted(seeds: Any) -> Any:
     if not isinstance(seeds, int) or isinstance(seeds, bool):
         return seeds
-    if seeds > COMBINATIONS:
-        raise ValueError(f"is a number of seeds above {COMBINATIONS}; use fewer")
+    if not 1 <= seeds <= COMBINATIONS:
+        raise ValueError(f"is no number of seeds; use 1 to {COMBINATIONS}, or a list of seeds")
     return [*range(seeds)]
 
 

@@ -72,8 +72,11 @@ def render(found: Mapping[str, Any]) -> str:
         parts.append(_columns(["result", "A", "B", "B - A"], rows, ["left", "right", "right", "right"]))
         parts.append("\n".join(found["rounds"]))
     elif found["kind"] == "table":
-        changed = [cell for cell in found["cells"] if cell["difference"] or not cell["sizes_equal"]]
-        changed += [cell for cell in found["cells"] if (cell["first"] is None) != (cell["second"] is None)]
+        changed = [
+            cell
+            for cell in found["cells"]
+            if cell["difference"] or not cell["sizes_equal"] or (cell["first"] is None) != (cell["second"] is None)
+        ]
         rows = [
             (cell["row"], cell["column"], *(_number(cell[key]) for key in ("first", "second", "difference")))
             + ("" if cell["sizes_equal"] else "differ",)
