@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from record_factory import ROUNDS, make_round, make_run, trained, write_metrics, write_record
+from record_factory import ROUNDS, make_round, make_run, rewrite_rounds, trained, write_metrics, write_record
 
 from hetfl.errors import HetflError
 from hetfl.experiments.record import Record
 from hetfl.files import read_json, write_json
-from hetfl.schema import FORMAT, Round, needed_run, read_metrics, read_rounds, read_run
+from hetfl.schema import FORMAT, Round, last_round, needed_run, read_metrics, read_rounds, read_run, sound_rounds
 
 PATH = Path("toy/fedhpl/fedhpl/iid-s0")
 
@@ -142,6 +142,16 @@ def test_a_record_from_before_there_were_formats_is_read(tmp_path):
     assert run is not None and run.complete
     assert (run.format, run.numerics, run.threads, run.source) == (0, {}, None, None)
     assert Record(folder).is_complete(told["fingerprint"])
+
+
+def test_fine_tuning_has_its_own_number_where_a_run_stopped_early(tmp_path):
+    lines = [make_round(number) for number in range(3)]
+    tuned, later = make_round(2, fine_tuning=True), make_round(2)
+    for name, end, known in (("tuned", tuned, 4), ("later", later, 3)):
+        folder = write_record(tmp_path / name, PATH, lines)
+        rewrite_rounds(folder, [*lines, end.model_copy(update={"round": 9})])
+        assert len(sound_rounds(folder)) == known
+        assert last_round(folder) == (9 if known == 4 else None)
 
 
 def test_what_is_not_there_is_none(tmp_path):

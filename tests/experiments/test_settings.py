@@ -57,6 +57,10 @@ def make(tmp_path: Path) -> Make:
     return load
 
 
+def test_an_experiment_s_images_come_before_its_protocol_s(make: Make) -> None:
+    assert {cell.input.size for cell in cells(make(input={"size": 16}), "mine")} == {16}
+
+
 def test_settings_come_from_the_nearest_place(make: Make) -> None:
     params = make()
     found = {cell.row: origins(params, cell) for cell in cells(params, "mine")}

@@ -14,7 +14,7 @@ from settings_files import EMBEDDED_PARAMS as PARAMS
 from hetfl.config import read_yaml
 from hetfl.errors import HetflError
 from hetfl.tables import layout
-from hetfl.tables.counted.layout import CountedLayout
+from hetfl.tables.counted.layout import CountedLayout, rounded
 from hetfl.tables.layout import RunLayout, layouts, paper_table
 from hetfl.tables.notation import read_layouts
 from hetfl.tables.spec import Entry, TableSpec
@@ -153,3 +153,8 @@ def test_every_shared_text_of_a_file_is_used(path):
     anchors = [line.split("&")[1].split()[0] for line in path.read_text().splitlines() if line.startswith("    - &")]
     assert len(anchors) == len(shared)
     assert [name for name in anchors if f"*{name}" not in path.read_text()] == []
+
+
+@pytest.mark.parametrize(("value", "digits", "shown"), [(0.125, 2, "0.13"), (2.5, 0, "3"), (0.375, 2, "0.38")])
+def test_counted_numbers_are_rounded_half_up(value: float, digits: int, shown: str) -> None:
+    assert rounded(value, digits) == shown

@@ -160,12 +160,19 @@ def images_of(engine: LocalEngine) -> DeviceImages:
 
 
 @pytest.mark.parametrize(
-    ("method", "group"), [("fedavg", "homogeneous"), ("fedhpl", "homogeneous"), ("fedproto", "resnets")]
+    ("method", "group", "changes", "slots"),
+    [
+        ("fedavg", "homogeneous", {}, 1),
+        ("fedavg", "homogeneous", {"momentum": 0.0}, 0),
+        ("fedavg", "homogeneous", {"optimiser": "adam"}, 2),
+        ("fedhpl", "homogeneous", {}, 1),
+        ("fedproto", "resnets", {}, 1),
+    ],
 )
-def test_memory_is_predicted_from_shapes(toy_engine, method, group):
+def test_memory_is_predicted_from_shapes(toy_engine, method, group, changes, slots):
     """What a real backward pass keeps, byte for byte, beside what is held anyway."""
     engine = toy_engine(method, group)
-    run, phase, images = arrived(engine), engine.method.phase(), images_of(engine)
+    run, phase, images = arrived(engine), replace(engine.method.phase(), **changes), images_of(engine)
     model, params = run.client.model, {name: tensor.clone() for name, tensor in run.params.items()}
     names = model.names(phase.trains)
     for name in names:
@@ -175,6 +182,6 @@ def test_memory_is_predicted_from_shapes(toy_engine, method, group):
     kept = saved_bytes(lambda: engine.method.objective(model.train(), params, batch, run.received, phase), known)
     trained = sum(4 * params[name].numel() for name in names)
     held = sum(4 * tensor.numel() for tensor in [*params.values(), *run.received.values()])
-    # The gradient and the momentum have the parameters' size.
-    expected = held + 2 * trained + 4 * batch.images.numel() + kept
+    # The gradient and each slot of the optimiser have the parameters' size.
+    expected = held + (1 + slots) * trained + 4 * batch.images.numel() + kept
     assert client_bytes(engine.method, run, phase, images) == pytest.approx(expected, rel=0.01)
