@@ -31,11 +31,10 @@ from hetfl.figures.base import Figure
 from hetfl.figures.catalogue import figures
 from hetfl.files import write_text
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
+from hetfl.tables.notation import PAPERS
 from hetfl.tables.spec import Count, Entry
 
 ROOT = "dvc.yaml"
-PAPERS = ("fedhpl", "fedtgp", "fgpt")
-"""Folders with a paper's experiments, which have the paper's tables and none of their own."""
 _HEAD = "# Written by `hetfl stages` from params.yaml, */params.yaml and src/hetfl/tables/: do not edit.\n"
 _SOURCE = Path(hetfl.__file__).parent
 COUNTED_ON = [f"src/hetfl/{part}" for part in ("data", "draws.py", "message.py", "methods", "metrics", "models")]
@@ -122,7 +121,7 @@ def trained_by(params: Params) -> dict[str, set[Path]]:
 
 
 def table_names(params: Params) -> list[str]:
-    """All tables that have a stage: the papers', and one for each other experiment."""
+    """All tables that have a stage: the papers', and one for each experiment outside the papers' folders."""
     folders = {name: Path(experiment.file).parent.name for name, experiment in params.experiments.items()}
     own = [name for name, folder in folders.items() if folder not in PAPERS]
     shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]

@@ -17,7 +17,7 @@ from hetfl.training.ray import Worker, cluster, dealt
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(HetflError, match=r"^compute.engine ray: Ray is not installed; pip install 'hetfl\[ray\]'$"):
+    with pytest.raises(HetflError, match=r"^ray: is not installed; pip install 'hetfl\[ray\]'$"):
         cluster(None, 1)
 
 

@@ -40,7 +40,7 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
         return table
     spec, records = table_spec(name, params), Records(workspace, params)
     table, there = build_table(spec, records), folder / f"{name}.json"
-    if not _shows(table) and there.exists() and _shows(read_json(there)):
+    if not _tells(table) and there.exists() and any(cell["seeds"] for cell in read_json(there)["cells"]):
         raise HetflError(
             f"{there.relative_to(workspace.root)}: stays, since none of its cells is finished here; hetfl show "
             f"{name} prints it, dvc pull or hetfl import brings cells, hetfl plan says what training them takes"
@@ -55,9 +55,9 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
     return table
 
 
-def _shows(table: Mapping[str, Any]) -> bool:
-    """Whether a table has a number of a run."""
-    return any(cell["seeds"] for cell in table["cells"])
+def _tells(table: Mapping[str, Any]) -> bool:
+    """Whether a table has the number of a run, or says why one is none; it does not while all runs are elsewhere."""
+    return any(cell["seeds"] or cell["status"] in ("stale", "broken") for cell in table["cells"])
 
 
 def headline(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:

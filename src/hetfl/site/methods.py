@@ -24,7 +24,6 @@ FOLDER = Path(hetfl.methods.__file__).parent
 MESSAGES = {"register": "Once, before round 1", "uplink": "A client sends", "downlink": "The server sends"}
 EQUATIONS = {
     "objective": "A client minimises",
-    "adjust_gradients": "Its gradients become",
     "statistics": "It sums over its data",
     "aggregate": "The server computes",
     "predict": "A sample's scores",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -11,12 +10,13 @@ from typing import Any
 
 import torch
 
-from hetfl.errors import HetflError, one_line
+from hetfl.errors import one_line
 from hetfl.experiments.plan import ComputeSettings, Workspace
 from hetfl.experiments.schedule import identities, pick_device
 from hetfl.sweep.backend import POLL, Watch, do_cell
 from hetfl.sweep.choice import Choice
 from hetfl.tracking.follow import Subscriber, following
+from hetfl.training.ray import cluster, installed
 
 RETRIES = 10
 """How often a cell goes on after its worker or its node died."""
@@ -36,12 +36,7 @@ class Ray:
     """
 
     def __init__(self, workspace: Workspace, compute: ComputeSettings, address: str | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            import ray
-        except ImportError as error:
-            raise HetflError("ray: is not installed; pip install 'hetfl[ray]'") from error
-        self._ray: Any = ray
+        self._ray = installed()
         self._workspace, self._compute, self._address = workspace, compute, address
         self.device: torch.device = pick_device("cpu" if compute.device == "cpu" else "auto")
 
@@ -52,24 +47,13 @@ class Ray:
 
     def do(self, order: Sequence[Choice], until: float, subscribers: Sequence[Subscriber]) -> dict[Path, str]:
         """See :class:`hetfl.sweep.backend.Backend`. Interrupted, it stops the tasks."""
-        try:
-            self._connect()
-        except Exception as error:
-            where = self._address or "a local cluster"
-            raise HetflError(f"--address: Ray does not reach {where} ({one_line(error)})") from error
+        cluster(self._address, setting="--address")
         try:
             with following(subscribers) as tell:
                 expected = identities([choice.cell for choice in order], self._workspace)
                 return self._follow(order, until, Watch(expected, tell))
         finally:
             self._ray.shutdown()  # of an existing cluster, this only ends the connection and its tasks
-
-    def _connect(self) -> None:
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self._address:
-            self._ray.init(address=self._address, **quiet)
-        else:
-            self._ray.init(address="local", include_dashboard=False, **quiet)
 
     def _follow(self, order: Sequence[Choice], until: float, watch: Watch) -> dict[Path, str]:
         """Submit tasks, no more at once than ``jobs``, and wait for them."""

@@ -74,11 +74,11 @@ def interval(std: float | None, noise: float | None = None) -> float:
     return 2 * (std if std is not None else NOISE if noise is None else noise)
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """The ends of Student's confidence interval of the mean of at least two values."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of Student's 95 % confidence interval of the mean of at least two values."""
     from scipy.stats import t  # imports much, and few tables need it
 
-    half = float(t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
     return mean(values) - half, mean(values) + half
 
 

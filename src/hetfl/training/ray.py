@@ -216,21 +216,32 @@ def _reason(error: BaseException) -> str:
     return one_line(cause if isinstance(cause, Exception) else error)
 
 
-def cluster(address: str | None, cpus: int) -> Any:
-    """The module ``ray``, connected: this process has one cluster, until it ends.
-
-    Args:
-        address: see :class:`RaySettings`.
-        cpus: that a cluster on this machine has at least.
+def installed() -> Any:
+    """The module ``ray``, which then tells nobody that it is used.
 
     Raises:
-        HetflError: Ray is not installed, or there is no cluster at the address.
+        HetflError: Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError as error:
-        raise HetflError("compute.engine ray: Ray is not installed; pip install 'hetfl[ray]'") from error
+        raise HetflError("ray: is not installed; pip install 'hetfl[ray]'") from error
+    return ray
+
+
+def cluster(address: str | None, cpus: int = 1, setting: str = "compute.ray.address") -> Any:
+    """The module ``ray``, connected: this process has one cluster, until it ends.
+
+    Args:
+        address: see :class:`RaySettings`.
+        cpus: that a cluster on this machine has at least.
+        setting: the address's name in an error.
+
+    Raises:
+        HetflError: Ray is not installed, or there is no cluster at the address.
+    """
+    ray = installed()
     if ray.is_initialized():
         return ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -241,7 +252,7 @@ def cluster(address: str | None, cpus: int) -> Any:
         ray.init(address=address or "local", **quiet)
     except Exception as error:
         where = address or "a cluster on this machine"
-        raise HetflError(f"compute.ray.address: Ray does not reach {where} ({one_line(error)})") from error
+        raise HetflError(f"{setting}: Ray does not reach {where} ({one_line(error)})") from error
     finally:
         # Ray would end the process at once, without what is to be written when a run is stopped.
         if handler and threading.current_thread() is threading.main_thread():
