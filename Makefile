@@ -52,6 +52,7 @@ PROJECT := .
 HOST := 127.0.0.1
 PORT := 5000
 ui: $(VENV)/.ready
+	@case "$$MLFLOW_TRACKING_URI" in http*|databricks*) echo "MLFLOW_TRACKING_URI names a server of its own: open its address"; exit 1;; esac
 	@echo "http://$(HOST):$(PORT)"
 	cd $(PROJECT) && MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --app-name hetfl --workers 1 --host $(HOST) --port $(PORT) \
 	  --backend-store-uri $${MLFLOW_TRACKING_URI:-sqlite:///mlruns/mlflow.db} $(UI)
