@@ -72,6 +72,13 @@ def test_too_few_valid_uplinks_end_the_run_with_one_line(toy_engine):
         rounds.play_round(engine, server, Draws(0).at(1), needed=2)
 
 
+def test_no_more_uplinks_are_needed_than_there_are_participants(toy_engine):
+    engine = Remote(toy_engine("fedavg"))
+    server, _ = rounds.start(engine, Draws(0))
+    _, line = rounds.play_round(engine, server, Draws(0).at(1), needed=5)
+    assert line.participants == [0, 1, 2]
+
+
 def test_a_run_of_which_nothing_failed_says_nothing(toy_engine):
     engine = Remote(toy_engine("fedavg"))
     server, _ = rounds.start(engine, Draws(0))

@@ -305,6 +305,22 @@ def test_a_host_that_is_asked_twice_gives_the_same_bytes(toy_engine, tmp_path):
     assert "is of the run 'another', this host takes part in ''" in (Reply.from_bytes(host.answer(wrong)).error or "")
 
 
+def test_an_answer_that_is_an_error_is_not_kept(toy_engine, tmp_path, monkeypatch):
+    """What went wrong may be mended when the server asks again."""
+    engine = toy_engine("fedavg")
+    host = Here(engine, HOSTS, folder=tmp_path).made()
+    ask = Request(Question(kind="introduce", round=0), [Task(k, None) for k in range(3)]).to_bytes()
+
+    def broken(work):
+        raise HetflError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.method, "register", broken)
+        assert Reply.from_bytes(host.answer(ask)).error == "the disk is full"
+    reply = Reply.from_bytes(host.answer(ask))
+    assert reply.error is None and len(reply.updates) == 3
+
+
 def test_messages_keep_every_bit_and_refuse_what_is_none():
     values = torch.tensor([float("nan"), float("-inf"), -0.0])
     uplink = Message({"b": values, "a": values, "n": torch.tensor(3), "t": torch.arange(6.0).view(2, 3).t()})
