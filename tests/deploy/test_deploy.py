@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -31,7 +32,7 @@ from hetfl.deploy.settings import read_node, read_server
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
-from hetfl.experiments.plan import Workspace, cells, load_params
+from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
 from hetfl.files import write_json
 
 
@@ -324,6 +325,25 @@ def test_a_node_has_only_clients_that_its_cell_has(rehearsed):
     agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
     with pytest.raises(HetflError, match="^node-1: node.clients: 2, tiny/.* has 2 clients, numbered from 0$"):
         worker.answer(agreed, bytearray())
+
+
+@pytest.mark.parametrize(
+    ("missing", "asked", "needed"), [("wait", None, None), ("go-on", None, 1), ("wait", 2, 2), ("go-on", 2, 2)]
+)
+def test_a_round_that_waits_needs_all_uplinks_unless_fewer_are_asked_for(
+    rehearsed, monkeypatch, missing, asked, needed
+):
+    pytest.importorskip("flwr")
+    from hetfl.deploy import play
+
+    found = []
+    monkeypatch.setattr(play, "run_cell", lambda *given, **_: found.append(given[3].uplinks_needed))
+    params = load_params(rehearsed / "server" / "params.yaml")
+    params = params.model_copy(update={"compute": ComputeSettings(uplinks_needed=asked)})
+    (cell,) = cells(params, "tiny")
+    server = read_server(rehearsed / "server.yaml").model_copy(update={"missing": missing})
+    play.play(cell, params, Workspace(rehearsed / "server"), SimpleNamespace(server=server))
+    assert found == [needed]
 
 
 @pytest.mark.parametrize(

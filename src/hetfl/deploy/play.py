@@ -122,5 +122,7 @@ def play(
         carried = transport.take_carried()
         return line.model_copy(update={"nodes": {name: asdict(one) for name, one in carried.items()}})
 
-    compute = params.compute.model_copy(update={"threads": 1})
+    alone = 1 if transport.server.missing == "go-on" else None
+    needed = params.compute.uplinks_needed or alone
+    compute = params.compute.model_copy(update={"threads": 1, "uplinks_needed": needed})
     return run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere)

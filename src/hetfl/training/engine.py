@@ -119,6 +119,10 @@ class Engine(Protocol):
         """Where uplinks arrive and the server computes."""
         ...
 
+    def called(self, client: int) -> str:
+        """A client as messages call it, with its node where it lives on one: ``client 3``, ``client 3 of north``."""
+        ...
+
     def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update | Failure]:
         """Round 0: what clients do before they meet the server; uplinks are their registrations.
 

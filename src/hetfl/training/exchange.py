@@ -120,13 +120,13 @@ class Exchange:
             if client in early:
                 yield early.pop(client)
 
-    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int) -> Uplinks:
+    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int | None) -> Uplinks:
         """The valid uplinks of a round's participants, one by one; where clients are remote, all are there at once.
 
         Args:
             updates: from :meth:`training`.
             clients: the participants.
-            needed: how many uplinks must be valid; at most as many as there are participants.
+            needed: see :meth:`suffice`.
 
         Raises:
             HetflError: fewer are.
@@ -136,11 +136,24 @@ class Exchange:
         held = {update.client: update.uplink for update in updates}
         self.agree()
         held = {client: held[client] for client in clients if client not in self.failed}
-        if len(held) < min(needed, len(clients)):
-            raise HetflError(
-                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; {self.told()}"
-            )
+        self.suffice(len(held), len(clients), needed)
         return Uplinks(list(held), list(held.values()))
+
+    def suffice(self, valid: int, asked: int, needed: int | None) -> None:
+        """Check that enough clients have answered.
+
+        Args:
+            valid: how many have.
+            asked: how many could have.
+            needed: how many must have, at most all who could; None: all.
+
+        Raises:
+            HetflError: fewer have.
+        """
+        needed = asked if needed is None else min(needed, asked)
+        if valid < needed:
+            told = f"{valid} of {asked} clients answered as they should, and compute.uplinks_needed wants {needed}"
+            raise HetflError(f"{told}; {self.told()}")
 
     def agree(self) -> None:
         """Reject the valid messages whose sizes are not those of most others, where all have the same."""
@@ -154,7 +167,7 @@ class Exchange:
 
     def told(self) -> str:
         """The failures in words."""
-        shown = [f"client {client} {reason}" for client, reason in sorted(self.failed.items())]
+        shown = [f"{self.engine.called(client)} {reason}" for client, reason in sorted(self.failed.items())]
         return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
     def _check(self, update: Update, kind: Kind) -> None:

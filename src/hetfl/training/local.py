@@ -63,6 +63,10 @@ class LocalEngine:
         """Where everything is."""
         return self.federation.device
 
+    def called(self, client: int) -> str:
+        """See :meth:`Engine.called`."""
+        return f"client {client}"
+
     def client_states(self) -> dict[int, ClientState]:
         """See :meth:`Engine.client_states`."""
         return self._states.all()

@@ -123,6 +123,10 @@ class RemoteEngine:
         """See :attr:`Engine.remote`."""
         return not self.transport.trusted
 
+    def called(self, client: int) -> str:
+        """See :meth:`Engine.called`; hosts of the run itself have no names that anyone knows."""
+        return f"client {client} of {self._host_of[client]}" if self.remote else f"client {client}"
+
     def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update | Failure]:
         """See :meth:`Engine.introduce`."""
         self._states = ClientStates()
