@@ -36,12 +36,12 @@ class Grid:
     """A grid to which nodes answer at once.
 
     Attributes:
-        header: of the answers, besides the node's name.
+        header, body: of the answers, the header besides the node's name.
         changes: gives other objects for a node's reply, given the reply and its objects by Flower's number.
     """
 
     def __init__(self) -> None:
-        self.header, self.changes = {"seconds": 0.0}, {}
+        self.header, self.body, self.changes = {"seconds": 0.0}, b"answer", {}
         self.node, self.run, self._runtime_client = Node(), SimpleNamespace(run_id=1), self
         self.objects: dict[str, bytes] = {}
         self.replies: dict[str, Message] = {}
@@ -56,7 +56,7 @@ class Grid:
         key = f"message to {number}"
         name = next(name for name in NODES if NODES[name] == number)
         about = Metadata(1, "", number, 0, key, "", 0.0, 60.0, "train")
-        reply = make_message(about, pack({"node": name, **self.header}, b"answer"))
+        reply = make_message(about, pack({"node": name, **self.header}, self.body))
         objects = {one: part.deflate() for one, part in get_all_nested_objects(reply).items()}
         self.objects |= self.changes.get(name, lambda reply, objects: objects)(reply, objects)
         self.replies[key] = reply
@@ -136,6 +136,13 @@ def test_a_reply_that_cannot_be_read_is_lost_alone(transport, case):
     assert found.pop("south") == b"answer"
     assert isinstance(found["north"], Lost) and found["north"].reason.startswith("sent what cannot be read: ")
     assert "\n" not in found["north"].reason
+
+
+def test_an_answer_without_content_is_one(transport):
+    """What is missing in it is the engine's to say, which would wait for ever."""
+    transport._grid.body = b""
+    transport.send("north", b"request")
+    assert transport.receive(["north"], 5) == ("north", b"")
 
 
 def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):

@@ -198,6 +198,9 @@ def test_a_test_that_fails_elsewhere_is_told_and_left_out(toy_engine, caplog):
     transport.dies = lambda host, given: host == "other"
     assert [bool(score.samples) for score in ours.test(tasks, Draws(0).at(1))] == [True, False, True]
     assert caplog.messages == ["client 1 was lost; its score is left out"]
+    transport.dies = lambda host, given: True
+    with pytest.raises(HetflError, match="^no client has been tested; client 0 of one was lost; client 1 of other"):
+        rounds.tested(ours, server, Draws(0).at(1))
 
 
 def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypatch):

@@ -251,8 +251,7 @@ class FlowerTransport:
             carried.up += len(body)
             carried.waited += waited
             carried.worked += worked if isinstance(worked, float) and 0 <= worked <= waited else 0.0
-            if body:
-                self._ready.append((sent.host, bytes(body)))
+            self._ready.append((sent.host, bytes(body)))
 
     def _failed(self, sent: Sent, error: Error) -> None:
         """What becomes of a request that Flower or the node's app could not answer."""

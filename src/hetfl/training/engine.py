@@ -71,12 +71,24 @@ class Score:
     Attributes:
         client: its number.
         counts: [2] int64, on the device: samples that are predicted right, and samples whose scores are not finite.
-        samples: that it was tested on.
+        samples: that it was tested on; 0 where it could not be.
+        failed: why it could not be, as in :class:`Failure`.
     """
 
     client: int
     counts: Tensor
     samples: int
+    failed: str = ""
+
+
+SHOWN = 3
+"""How many failures a line names."""
+
+
+def told(engine: Engine, failed: Mapping[int, str]) -> str:
+    """Why clients failed, in words: the first ones with their reasons, and how many more there are."""
+    shown = [f"{engine.called(client)} {reason}" for client, reason in sorted(failed.items())]
+    return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
 
 class Engine(Protocol):

@@ -17,10 +17,7 @@ from hetfl.methods.base import Uplinks
 from hetfl.methods.mistakes import MistakeError
 from hetfl.schema import Number
 from hetfl.training.contract import Free, Kind, check_form, contracts
-from hetfl.training.engine import Engine, Failure, Task, Update
-
-SHOWN = 3
-"""How many failures a line names."""
+from hetfl.training.engine import Engine, Failure, Task, Update, told
 
 SECONDS = {"train", "statistics"}
 """What clients tell the seconds of."""
@@ -152,8 +149,10 @@ class Exchange:
         """
         needed = asked if needed is None else min(needed, asked)
         if valid < needed:
-            told = f"{valid} of {asked} clients answered as they should, and compute.uplinks_needed wants {needed}"
-            raise HetflError(f"{told}; {self.told()}")
+            raise HetflError(
+                f"{valid} of {asked} clients answered as they should, and compute.uplinks_needed wants {needed}; "
+                f"{self.told()}"
+            )
 
     def agree(self) -> None:
         """Reject the valid messages whose sizes are not those of most others, where all have the same."""
@@ -167,8 +166,7 @@ class Exchange:
 
     def told(self) -> str:
         """The failures in words."""
-        shown = [f"{self.engine.called(client)} {reason}" for client, reason in sorted(self.failed.items())]
-        return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+        return told(self.engine, self.failed)
 
     def _check(self, update: Update, kind: Kind) -> None:
         """Check an update against the contract of its message; values only of remote clients, see :class:`Engine`.

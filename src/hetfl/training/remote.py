@@ -60,7 +60,7 @@ class Transport(Protocol):
         ...
 
     def receive(self, hosts: Sequence[str], timeout: float | None) -> tuple[str, bytes | Lost] | None:
-        """The next reply, or a part of one, of one of some hosts; None if there is none in time.
+        """The next reply of one of some hosts, or, where they are trusted, a part of one; None if none is in time.
 
         Answers to requests that nobody waits for any more may be among them.
 
@@ -117,6 +117,8 @@ class RemoteEngine:
             raise ValueError("the hosts do not have each client once")
         self._states = ClientStates()
         self._losses: Counter[str] = Counter()
+        # Requests that each host has not answered.
+        self._owed: Counter[str] = Counter()
 
     @property
     def remote(self) -> bool:
@@ -150,10 +152,10 @@ class RemoteEngine:
         found = {answer.client: answer for answer in self._ask(question, tasks)}
         for task in tasks:
             score = found[task.client]
-            if isinstance(score, Failure):
-                log.warning("client %d %s; its score is left out", score.client, score.reason)
-            if not isinstance(score, Score) or not self._is_whole(score, samples):
-                score = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0)
+            if why := self._why_not(score, samples):
+                log.warning("client %d %s; its score is left out", task.client, why)
+                score = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0, why)
+            assert isinstance(score, Score)
             yield score
 
     def client_states(self) -> dict[int, ClientState]:
@@ -171,13 +173,12 @@ class RemoteEngine:
         """See :meth:`Engine.close`."""
         self.transport.close()
 
-    def _is_whole(self, score: Score, samples: Samples) -> bool:
-        """Whether a score is over all samples that the server knows of; a line says so if it is not."""
+    def _why_not(self, score: Update | Score | Failure, samples: Samples) -> str:
+        """Why there is no score, or none over all samples that the server knows of; empty where it is right."""
+        if not isinstance(score, Score):
+            return score.reason if isinstance(score, Failure) else "did not answer"
         size = score.samples if self.sizes is None else self.sizes[samples][score.client]
-        if score.samples != size:
-            told = "client %d was tested on %d samples, and has %d (%s); its score is left out"
-            log.warning(told, score.client, score.samples, size, samples)
-        return score.samples == size
+        return "" if score.samples == size else f"was tested on {score.samples} samples, and has {size} ({samples})"
 
     def _work(self, kind: Any, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
         question = Question(run=self.run, kind=kind, round=draws.round, states=self.transport.trusted)
@@ -204,6 +205,7 @@ class RemoteEngine:
                 yield from [Failure(k, f"did not answer within {self.deadline:g} s") for k in waiting.give_up()]
                 return
             host, content = received
+            self._owed[host] -= 1
             if isinstance(content, Lost):
                 self._losses[host] += 1
                 if self._losses[host] <= TRIES and self.transport.replace(host):
@@ -212,9 +214,9 @@ class RemoteEngine:
                     yield from self._failed(host, waiting, content.reason)
                 continue
             try:
-                if Reply.question_of(content) != question:
-                    continue  # it answers an earlier question, too late
-                reply = Reply.from_bytes(content, self.device)
+                # What answers an earlier question comes too late.
+                late = Reply.question_of(content) != question
+                reply = Reply(question) if late else Reply.from_bytes(content, self.device)
             except ValueError as error:
                 yield from self._failed(host, waiting, f"sent what {error}")
                 continue
@@ -230,6 +232,9 @@ class RemoteEngine:
                 if self.transport.trusted:
                     raise HetflError(reply.error)
                 yield from self._failed(host, waiting, f"cannot answer: {reply.error}")
+            if not self.transport.trusted and self._owed[host] <= 0:
+                # Whoever is trusted answers in parts, and others once.
+                yield from self._failed(host, waiting, "is not in the answer of its node")
 
     def _failed(self, host: str, waiting: Waiting, reason: str) -> Iterator[Failure]:
         """Give up what a host was asked.
@@ -245,6 +250,7 @@ class RemoteEngine:
             yield Failure(client, reason)
 
     def _send(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
+        self._owed[host] += 1
         self.transport.send(host, Request(question, tasks).to_bytes())
 
     def _again(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
