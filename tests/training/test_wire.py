@@ -10,8 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 from test_remote_engine import Here
+from toy import CLASSES, VARIANTS, groups_of
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.message import Message
+from hetfl.schema import ClassCounts
 from hetfl.training import rounds
 from hetfl.training.engine import Score, Update
 from hetfl.training.host import Reply
@@ -119,28 +123,69 @@ def test_figures_of_the_fine_tuning_are_checked_like_those_of_rounds(toy_engine)
     assert line.participants == [0, 2] and line.failed == {"1": "sent a loss that is not a number"}
 
 
+def counts_of(engine) -> ClassCounts:
+    """What a server knows of clients' samples."""
+    tests = [data.test_images.labels[data.test].bincount(minlength=CLASSES) for data in engine.federation.data]
+    trains = [client.class_counts.tolist() for client in engine.federation.clients]
+    return ClassCounts(train=trains, test=[row.tolist() for row in tests])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_registration_with_what_the_card_says_is_taken(toy_engine, variant):
+    method, settings = VARIANTS[variant]
+    engine = toy_engine(method, groups_of(method, settings)[0], **settings)
+    transport = Here(engine, HOSTS, trusted=False)
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, transport, counts=counts_of(engine))
+    assert rounds.start(remote, Draws(0))[0].keys() == rounds.start(engine, Draws(0))[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "value"),
+    [
+        ("fedavg", "samples", 2**31 - 1),
+        ("fedmix", "samples", 20),
+        ("fedgen-counts", "counts", 7),
+        ("fedhpl", "width", 10**6),
+        ("fedhpl-literal-counts", "class_counts", 7),
+    ],
+)
+def test_a_client_does_not_choose_how_much_it_counts(toy_engine, variant, name, value):
+    method, settings = VARIANTS[variant]
+    engine = toy_engine(method, **settings)
+
+    def more(content: bytes, _: bytes) -> bytes:
+        (update,) = Reply.from_bytes(content).updates
+        changed = {name: torch.full_like(update.uplink[name], value)}
+        return another(content, uplink=Message({**update.uplink, **changed}))
+
+    wire = Wire(engine, more, "introduce")
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, counts=counts_of(engine))
+    told = rf"client 1 of other registers with {name} \[{value}.*\], and the card of its data and its model give \["
+    with pytest.raises(HetflError, match=told):
+        rounds.start(remote, Draws(0))
+
+
 @pytest.mark.parametrize("samples", [0, 1, 10**9])
 def test_a_client_does_not_choose_on_how_many_samples_it_is_tested(toy_engine, caplog, samples):
     engine = toy_engine("fedavg", train_accuracy=True)
-    data = engine.federation.data
-    sizes = {"train": [len(one.train) for one in data], "test": [len(one.test) for one in data]}
+    counts = counts_of(engine)
 
     def scored(content: bytes, _: bytes) -> bytes:
         reply = Reply.from_bytes(content)
         return replace(reply, scores=[Score(1, torch.tensor([samples, 0]), samples)]).to_bytes()
 
     wire = Wire(engine, scored, "test")
-    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, sizes=sizes)
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, counts=counts)
     server, _ = rounds.start(remote, Draws(0))
     _, line = rounds.play_round(remote, server, Draws(0).at(1))
     _, right = rounds.play_round(engine, rounds.start(engine, Draws(0))[0], Draws(0).at(1))
     assert line.accuracy == [right.accuracy[0], None, right.accuracy[2]]
     assert line.train_accuracy == [right.train_accuracy[0], None, right.train_accuracy[2]]
-    many = [sizes["test"][k] for k in (0, 2)]
+    many = [sum(counts.test[k]) for k in (0, 2)]
     assert line.pooled == pytest.approx(
         (line.accuracy[0] * many[0] + line.accuracy[2] * many[1]) / sum(many), abs=1e-12
     )
     assert caplog.messages == [
-        f"client 1 was tested on {samples} samples, and has {sizes[part][1]} ({part}); its score is left out"
-        for part in ("test", "train")
+        f"client 1 was tested on {samples} samples, and has {sum(has[1])} ({part}); its score is left out"
+        for part, has in (("test", counts.test), ("train", counts.train))
     ]

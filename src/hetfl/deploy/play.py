@@ -24,7 +24,6 @@ from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import Round
 from hetfl.targets import cells_of
-from hetfl.training.engine import Samples
 from hetfl.training.federation import Federation
 from hetfl.training.registry import FLOWER
 from hetfl.training.remote import RemoteEngine
@@ -110,11 +109,7 @@ def play(
         transport.header = agreed.model_dump()
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
-        sizes: dict[Samples, list[int]] = {
-            "train": [sum(row) for row in counts.train],
-            "test": [sum(row) for row in counts.test],
-        }
-        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, sizes)
+        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, counts)
         federation = Federation(clients, (), classes, device)
         return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 

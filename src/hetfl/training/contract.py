@@ -26,6 +26,7 @@ from hetfl.models.outline import Outline
 from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.client_run import ClientRun
 from hetfl.training.engine import Task
+from hetfl.training.federation import Federation
 from hetfl.training.local import LocalEngine
 
 LABELS = "labels"
@@ -153,6 +154,50 @@ def check_form(method: Method, model: Model, kind: Kind, message: Message) -> di
     return (registration if kind == "registration" else uplink).sizes(message)
 
 
+def registered_counts(method: Method, models: Sequence[Model], samples: Sequence[Sequence[int]]) -> list[Message]:
+    """The counts that clients register with and that follow from their models and samples alone, by client.
+
+    Clients with blank images play the registration twice, the second time with images that show wrong classes and
+    with other public data. Integers that are the same in both follow from neither.
+
+    Args:
+        method: that registers clients.
+        models: every client's.
+        samples: every client's training samples of each class.
+    """
+    classes = torch.arange(method.num_classes)
+    held = [classes.repeat_interleave(torch.tensor(row)) for row in samples]
+    played = []
+    for times, shown in ((1, True), (2, False)):
+        public = torch.arange(method.public_classes).repeat(times) if method.public else None
+        holdings = Holdings(held, [classes] * len(held), len(classes), 8, public, method.public_classes, 8, shown)
+        engine = LocalEngine(method, _blank(method, models, holdings), Untrained(method))
+        played.append({update.client: update.uplink for update in engine.introduce(range(len(models)), Draws(0))})
+    first, second = played
+    return [
+        Message(
+            {
+                name: tensor
+                for name, tensor in first[client].items()
+                if not tensor.is_floating_point() and name in second[client] and tensor.equal(second[client][name])
+            }
+        )
+        for client in range(len(models))
+    ]
+
+
+def check_counts(known: Message, sent: Message) -> None:
+    """Check what a client registers with against what the server knows of it, from :func:`registered_counts`.
+
+    Raises:
+        HetflError: it says something else, in words that follow the client.
+    """
+    for name, tensor in known.items():
+        if name in sent and not tensor.equal(sent[name].to(tensor.device)):
+            said, right = (str(each.tolist())[:60] for each in (sent[name], tensor))
+            raise HetflError(f"registers with {name} {said}, and the card of its data and its model give {right}")
+
+
 _KNOWN: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()
 
 
@@ -167,14 +212,23 @@ def _holdings(method: Method) -> Iterator[Holdings]:
 
 def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
     """What a client registers with and sends in round 1."""
-    # Sizes of runs are also found with outlines alone, whose bodies are one vector.
-    shapes = model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
-    federation = blank_federation(method, [shapes], held, dtype=model.tensors()[0].dtype)
-    engine = LocalEngine(method, federation, Untrained(method))
+    federation = _blank(method, [model], held)
+    shapes, engine = federation.models[0], LocalEngine(method, federation, Untrained(method))
     (registration,) = (update.uplink for update in engine.introduce([0], Draws(0)))
     server = method.initial_server([shapes], {0: registration}, Draws(0))
     (update,) = engine.train([Task(0, method.downlink(server, 0))], Draws(0, 1))
     return registration, update.uplink
+
+
+def _blank(method: Method, models: Sequence[Model], held: Holdings) -> Federation:
+    """Clients with blank images, whose models are outlines."""
+    # Sizes of runs are also found with outlines alone, whose bodies are one vector.
+    outlines = {
+        model: model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
+        for model in dict.fromkeys(models)
+    }
+    dtype = models[0].tensors()[0].dtype
+    return blank_federation(method, [outlines[model] for model in models], held, dtype=dtype)
 
 
 class Untrained:

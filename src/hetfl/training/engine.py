@@ -13,6 +13,7 @@ from hetfl.draws import Draws
 from hetfl.message import Message
 from hetfl.methods.base import Method
 from hetfl.models.base import Model
+from hetfl.schema import ClassCounts
 from hetfl.training.state import ClientState
 
 Samples = Literal["test", "train"]
@@ -129,6 +130,11 @@ class Engine(Protocol):
     @property
     def device(self) -> torch.device:
         """Where uplinks arrive and the server computes."""
+        ...
+
+    @property
+    def counts(self) -> ClassCounts | None:
+        """What the server knows of the samples of remote clients; None: only what they say themselves."""
         ...
 
     def called(self, client: int) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
 from hetfl.methods.mistakes import MistakeError
 from hetfl.schema import Number
-from hetfl.training.contract import Free, Kind, check_form, contracts
+from hetfl.training.contract import Free, Kind, check_counts, check_form, contracts, registered_counts
 from hetfl.training.engine import Engine, Failure, Task, Update, told
 
 SECONDS = {"train", "statistics"}
@@ -179,8 +180,16 @@ class Exchange:
         if self.engine.remote:
             if kind != "nothing":
                 contracts(method, model)[kind == "uplink"].check_values(update.uplink)
+            if kind == "registration" and self.engine.counts is not None:
+                check_counts(self._registered[update.client], update.uplink)
             _check_figures(update)
         self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
+
+    @cached_property
+    def _registered(self) -> list[Message]:
+        """The counts of registrations that the server knows."""
+        assert self.engine.counts is not None
+        return registered_counts(self.engine.method, self.engine.models, self.engine.counts.train)
 
     def _fail(self, client: int, reason: str) -> None:
         if not self.engine.remote:

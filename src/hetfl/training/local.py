@@ -52,6 +52,7 @@ class LocalEngine:
         self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
 
     remote = False
+    counts = None
 
     @property
     def models(self) -> Sequence[Model]:

@@ -16,6 +16,7 @@ from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods.base import Method
 from hetfl.models.base import Model
+from hetfl.schema import ClassCounts
 from hetfl.training.engine import Failure, Samples, Score, Task, Update
 from hetfl.training.host import Question, Reply, Request, place
 from hetfl.training.state import ClientState, ClientStates
@@ -95,8 +96,8 @@ class RemoteEngine:
         run: the run's fingerprint, which hosts compare with theirs.
         deadline: seconds from the begin of a round's work or test after which clients that have not answered have
             failed; None: wait.
-        sizes: how many samples each client has, where the server knows it. A score over another number is none, since
-            a client would choose its share of the accuracy over all samples.
+        counts: samples of each client and class, where the server knows them. A client that registers with others, or
+            is tested on another number, is refused, since it would choose its share of a mean.
     """
 
     def __init__(
@@ -108,10 +109,10 @@ class RemoteEngine:
         transport: Transport,
         run: str = "",
         deadline: float | None = None,
-        sizes: Mapping[Samples, Sequence[int]] | None = None,
+        counts: ClassCounts | None = None,
     ) -> None:
         self.name, self.method, self.models, self.device = name, method, models, device
-        self.transport, self.run, self.deadline, self.sizes = transport, run, deadline, sizes
+        self.transport, self.run, self.deadline, self.counts = transport, run, deadline, counts
         self._host_of = {client: host for host, clients in transport.clients.items() for client in clients}
         if sorted(self._host_of) != list(range(len(models))):
             raise ValueError("the hosts do not have each client once")
@@ -177,7 +178,7 @@ class RemoteEngine:
         """Why there is no score, or none over all samples that the server knows of; empty where it is right."""
         if not isinstance(score, Score):
             return score.reason if isinstance(score, Failure) else "did not answer"
-        size = score.samples if self.sizes is None else self.sizes[samples][score.client]
+        size = score.samples if self.counts is None else sum(getattr(self.counts, samples)[score.client])
         return "" if score.samples == size else f"was tested on {score.samples} samples, and has {size} ({samples})"
 
     def _work(self, kind: Any, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
