@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 from hetfl.cli import app
 from hetfl.data.store import Dataset, Subset, write_dataset
 from hetfl.deploy.agreement import agreement
-from hetfl.deploy.cards import class_counts, client_card, write_cards
+from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.rehearse import write_deployment
@@ -33,7 +34,7 @@ from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
-from hetfl.files import write_json
+from hetfl.files import read_json, write_json
 
 
 def test_paths_begin_at_the_file(folder):
@@ -303,7 +304,9 @@ def test_clients_of_a_node_get_their_own_samples_back():
         ({"clients": 3}, "^node-1: tiny/.* has 2 clients here and 3 at the server; use one params.yaml$"),
         ({"clients": 10**12}, "has 2 clients here and 1000000000000 at the server"),
         ({"clients": 0}, "^the server's request: clients: 0"),
-        ({"settings": "0" * 64}, "^node-1: tiny/.* has other settings here than at the server"),
+        ({"classes": ["b", "a"]}, "^node-1: node.clients.1: class 0 is 'a' here and 'b' at the server; prepare it"),
+        ({"classes": ["a"]}, "^node-1: node.clients.1: class 1 is 'b' here and 'missing' at the server; prepare it"),
+        ({"data": {"1": "0" * 64}}, "^node-1: node.clients.1: has other data than the server's card says; name the"),
         ({"cell": "tiny/none"}, "has no cell 'tiny/none'"),
     ],
 )
@@ -316,6 +319,61 @@ def test_a_node_plays_only_the_cell_of_its_own_project(rehearsed, change, said):
     with pytest.raises(HetflError, match=said) as error:
         worker.answer(agreed | change, bytearray())
     assert "\n" not in str(error.value)
+
+
+def test_a_setting_that_differs_is_named(rehearsed):
+    worker = Worker(read_node(rehearsed / "node-1.yaml"))
+    (cell,) = cells(worker.params, "tiny")
+    agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
+    other = agreed | {"settings": agreed["settings"] | {"settings.lr": 0.5}}
+    with pytest.raises(HetflError, match="has settings.lr its default here and 0.5 at the server; use one"):
+        worker.answer(other, bytearray())
+
+
+def test_folders_of_two_clients_that_are_exchanged_are_noticed(rehearsed, tmp_path):
+    """The card of a rehearsed server has the checksums of the clients' data, and a run's identity none of them."""
+    workspace = Workspace(rehearsed / "server")
+    (cell,) = cells(load_params(workspace.params), "tiny")
+    data = client_checksums(cell, workspace)
+    assert sorted(data) == ["0", "1"] and data["0"] != data["1"]
+    card = workspace.partition("digits", "iid", 0) / "card.json"
+    before, content = inputs(cell, workspace), card.read_text()
+    write_json(card, {key: value for key, value in read_json(card).items() if key != "checksums"})
+    assert (inputs(cell, workspace), client_checksums(cell, workspace)) == (before, {})
+    card.write_text(content)
+    agreed = agreement(cell, workspace, cell.models, "0" * 64, ("a", "b"), data)
+    assert agreed.of([1]).data == {"1": data["1"]}
+    node = read_node(rehearsed / "node-1.yaml")
+    other = rehearsed / "node-0" / "data" / "client-0"
+    worker = Worker(node.model_copy(update={"clients": {1: other}, "folder": tmp_path}))
+    with pytest.raises(HetflError, match="^node-1: node.clients.1: has the data of client 0; name the client's own"):
+        worker.answer(agreed.model_dump(mode="json"), bytearray())
+    with pytest.raises(HetflError, match="^node-1: node.clients.1: has other data than the server's card says"):
+        worker.answer(agreed.of([1]).model_dump(mode="json"), bytearray())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (None, "card.json: class_counts: has not those of each client; hetfl rehearse and hetfl cards write it"),
+        ({"train": [[5, 5], [5, 5]]}, "class_counts: has not those of each client"),
+        ({"train": [[5, 5]], "test": [[5, 5]]}, "class_counts.train: has 1 clients, 2 are needed; hetfl rehearse"),
+        ({"train": [[5, 5], [5]], "test": []}, "class_counts.train.1: are not counts of 2 classes"),
+        ({"train": [[5, 5], [5, -5]], "test": []}, "class_counts.train.1: are not counts of 2 classes"),
+    ],
+)
+def test_a_servers_card_has_the_counts_of_each_client(rehearsed, tmp_path, change, said):
+    shutil.copytree(rehearsed / "server", tmp_path, dirs_exist_ok=True)
+    workspace = Workspace(tmp_path)
+    (cell,) = cells(load_params(workspace.params), "tiny")
+    path = workspace.partition("digits", "iid", 0) / "card.json"
+    card = read_json(path)
+    write_json(
+        path, {**card, "class_counts": change} if change else {k: card[k] for k in card if k != "class_counts"}
+    )
+    with pytest.raises(HetflError) as error:
+        class_counts(cell, workspace)
+    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_node_has_only_clients_that_its_cell_has(rehearsed):

@@ -9,7 +9,7 @@ import torch
 
 from hetfl.data.store import read_card
 from hetfl.deploy.agreement import agreement
-from hetfl.deploy.cards import class_counts
+from hetfl.deploy.cards import class_counts, client_checksums
 from hetfl.deploy.settings import Server
 from hetfl.deploy.transport import FlowerTransport
 from hetfl.draws import Draws
@@ -105,8 +105,11 @@ def play(
         models = [built[cell.models[k % len(cell.models)]] for k in range(len(counts.train))]
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
-        agreed = agreement(cell, workspace, [*built], identity)
-        transport.header = agreed.model_dump()
+        data = client_checksums(cell, workspace)
+        agreed = agreement(cell, workspace, [*built], identity, card.class_names, data)
+        transport.headers = {
+            name: agreed.of(clients).model_dump(mode="json") for name, clients in transport.clients.items()
+        }
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
         engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, counts)

@@ -72,6 +72,9 @@ class FlowerTransport:
         server: its settings.
         insecure: whether to go without TLS and authentication.
         tell: is told in a line what an operator wants to know.
+
+    Attributes:
+        headers: what goes with each node's requests, by the node's name.
     """
 
     trusted = False
@@ -79,7 +82,7 @@ class FlowerTransport:
     def __init__(self, server: Server, insecure: bool = False, tell: Callable[[str], None] = print) -> None:
         self.server, self.insecure, self.tell = server, insecure, tell
         self.clients: Mapping[str, Sequence[int]] = {name: one.clients for name, one in server.nodes.items()}
-        self.header: dict[str, Any] = {}
+        self.headers: dict[str, dict[str, Any]] = {name: {} for name in self.clients}
         self._carried: dict[str, Carried] = {name: Carried() for name in self.clients}
         self._sent: dict[str, Sent] = {}
         self._waiting: list[Sent] = []
@@ -214,7 +217,7 @@ class FlowerTransport:
                 if number is None:
                     self._waiting.append(sent)  # its node was never there
                     return
-                content = pack(self.header, sent.body)
+                content = pack(self.headers[sent.host], sent.body)
                 message = Message(content, dst_node_id=number, message_type=TRAIN, ttl=self._ttl)
                 (key,) = self._grid.push_messages([message])
                 if not key:

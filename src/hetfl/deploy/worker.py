@@ -18,7 +18,7 @@ import torch
 
 from hetfl.config import validate
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Subset, read_dataset
+from hetfl.data.store import Dataset, Subset, read_card, verified_dataset
 from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, check_agreement
 from hetfl.deploy.handover import serve
 from hetfl.deploy.kept import KeptRuns
@@ -86,7 +86,8 @@ class Worker:
         if cell is None:
             raise HetflError(f"{self.workspace.params}: has no cell {wanted.cell!r}, which the server wants to run")
         own = agreement(cell, self.workspace, self._models(cell).values(), wanted.run)
-        check_agreement(wanted, own, self.node.name)
+        cards = {client: read_card(folder) for client, folder in self.node.clients.items()}
+        check_agreement(wanted, own, self.node.name, cards)
         if (last := max(self.node.clients)) >= own.clients:
             raise HetflError(
                 f"{self.node.name}: node.clients: {last}, {wanted.cell} has {own.clients} clients, numbered from 0"
@@ -101,6 +102,10 @@ class Worker:
             self._host, self._agreed = None, None
         self.kept.finish(run, self.node.keep)
 
+    def _opened(self, folder: Path) -> Dataset:
+        """A prepared data set whose contents are what its card says."""
+        return verified_dataset(folder, self.node.folder / "verified")
+
     def _models(self, cell: Cell) -> dict[int, str]:
         """The architecture of each client that lives here."""
         return {client: cell.models[client % len(cell.models)] for client in self.node.clients}
@@ -109,13 +114,13 @@ class Worker:
         """An engine with the data of this node's clients; others of the federation are in it without any."""
         node, models = self.node, self._models(cell)
         dataset, partition = joined(
-            {client: read_dataset(folder) for client, folder in node.clients.items()}, clients
+            {client: self._opened(folder) for client, folder in node.clients.items()}, clients
         )
         shared = None
         if cell.public is not None:
             if node.public is None:
                 raise HetflError(f"node.public: is missing, and {cell.method} has a public data set")
-            shared = read_dataset(node.public)
+            shared = self._opened(node.public)
         method = create(
             cell.method, cell.settings, dataset.num_classes, shared.num_classes if shared else 0, seed=cell.seed
         )
