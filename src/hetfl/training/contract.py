@@ -8,6 +8,7 @@ with the public data or the size of stored images is the same for all clients; a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +21,7 @@ from torch.nn.utils import get_total_norm
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Method, Phase
+from hetfl.methods.base import Method, Phase, Uplinks
 from hetfl.models.base import Model
 from hetfl.models.outline import Outline
 from hetfl.training.blank import Holdings, blank_federation
@@ -31,6 +32,10 @@ from hetfl.training.local import LocalEngine
 
 LABELS = "labels"
 """The name of integers that are classes; all other integers in messages are counts or indices."""
+
+LARGEST = math.sqrt(torch.finfo(torch.float32).max)
+"""The largest value in a message: of larger ones no norm, distance or variance is finite, so that one client's would
+spoil what all others get."""
 
 Kind = Literal["registration", "uplink", "nothing"]
 """What a client sends: when it registers, after its work in a round, and after fine-tuning."""
@@ -105,7 +110,7 @@ class Contract:
         return found
 
     def check_values(self, message: Message) -> None:
-        """Check that floats are finite, counts are not negative and labels are classes, each once if they say so.
+        """Check that floats are finite and not huge, counts not negative, labels classes, each once if they say so.
 
         The device is waited for once.
 
@@ -115,7 +120,9 @@ class Contract:
         floats = [tensor for tensor in message.values() if tensor.is_floating_point() and tensor.numel()]
         wrong: dict[str, Tensor] = {}
         if floats:
-            wrong["values that are not finite"] = ~get_total_norm(floats, torch.inf).isfinite()
+            largest = get_total_norm(floats, torch.inf)
+            wrong["values that are not finite"] = ~largest.isfinite()
+            wrong[f"values beyond {LARGEST:.1e}"] = largest > LARGEST
         for name, tensor in message.items():
             if tensor.is_floating_point() or not tensor.numel() or tensor.dtype == torch.bool:
                 continue
@@ -127,7 +134,7 @@ class Contract:
         if wrong:
             told = torch.stack([flag.to(torch.bool) for flag in wrong.values()]).tolist()
             if found := [name for name, flag in zip(wrong, told, strict=True) if flag]:
-                raise HetflError(f"sent {found[0]}{_where(message) if 'finite' in found[0] else ''}")
+                raise HetflError(f"sent {found[0]}{_where(message) if found[0].startswith('values') else ''}")
 
 
 def contracts(method: Method, model: Model) -> tuple[Contract, Contract]:
@@ -198,16 +205,47 @@ def check_counts(known: Message, sent: Message) -> None:
             raise HetflError(f"registers with {name} {said}, and the card of its data and its model give {right}")
 
 
+def check_downlink(method: Method, model: Model, message: Message) -> None:
+    """Check what a server sends a client with a model: a message as before or as after the first aggregation.
+
+    Raises:
+        HetflError: it is nothing that the method sends, in words that follow the server.
+    """
+    known = _KNOWN_DOWNLINKS.setdefault(method, {})
+    if model not in known:
+        played = [_played_downlinks(method, model, held) for held in _holdings(method, several=True)]
+        first, later = (Contract(method, messages) for messages in zip(*played, strict=True))
+        known[model] = first, later
+    first, later = known[model]
+    forms = (first, later) if message.keys() == first.entries.keys() else (later, first)
+    errors = []
+    for form in forms:
+        try:
+            form.sizes(message)
+            form.check_values(message)
+            return
+        except HetflError as error:
+            errors.append(error)
+    raise errors[0]
+
+
 _KNOWN: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()
+_KNOWN_DOWNLINKS: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()
 
 
-def _holdings(method: Method) -> Iterator[Holdings]:
-    """Each class once; all classes but one, three times; the first with other public data and stored images."""
+def _holdings(method: Method, several: bool = False) -> Iterator[Holdings]:
+    """Each class once; all classes but one, three times; the first with other public data and stored images.
+
+    Args:
+        method: of the clients.
+        several: whether there are two more clients with the last holding.
+    """
     classes = torch.arange(method.num_classes)
     public = torch.arange(method.public_classes)
     for train, side, times in ((classes, 8, 1), (classes[:-1].repeat_interleave(3), 8, 1), (classes, 10, 2)):
         shared = public.repeat(times) if method.public else None
-        yield Holdings([train], [classes], len(classes), side, shared, len(public), side)
+        clients = 3 if several and times > 1 else 1
+        yield Holdings([train] * clients, [classes] * clients, len(classes), side, shared, len(public), side)
 
 
 def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
@@ -218,6 +256,23 @@ def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Mess
     server = method.initial_server([shapes], {0: registration}, Draws(0))
     (update,) = engine.train([Task(0, method.downlink(server, 0))], Draws(0, 1))
     return registration, update.uplink
+
+
+def _played_downlinks(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
+    """What the server sends a client before and after the first aggregation."""
+    # How long the server learns changes no form.
+    short = {name: 1 for name in ("server_epochs", "server_steps") if hasattr(method.settings, name)}
+    settings = method.settings.model_copy(update=short)
+    method = type(method)(settings, method.num_classes, method.public_classes, method.seed)
+    clients = range(len(held.train))
+    federation = _blank(method, [model for _ in clients], held)
+    engine = LocalEngine(method, federation, Untrained(method))
+    registrations = {update.client: update.uplink for update in engine.introduce(clients, Draws(0))}
+    server = method.initial_server(federation.models, registrations, Draws(0))
+    first = method.downlink(server, 0)
+    updates = engine.train([Task(client, method.downlink(server, client)) for client in clients], Draws(0, 1))
+    uplinks = Uplinks.of({update.client: update.uplink for update in updates})
+    return first, method.downlink(method.aggregate(server, uplinks, Draws(0, 1)), 0)
 
 
 def _blank(method: Method, models: Sequence[Model], held: Holdings) -> Federation:
@@ -275,6 +330,6 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _where(message: Mapping[str, Tensor]) -> str:
-    """The first tensor whose values are not all finite."""
-    name = next((n for n, t in message.items() if t.is_floating_point() and not t.isfinite().all()), "")
+    """The first tensor whose values are not all finite, or huge."""
+    name = next((n for n, t in message.items() if t.is_floating_point() and not (t.abs() <= LARGEST).all()), "")
     return f" in {name}"

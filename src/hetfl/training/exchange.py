@@ -43,6 +43,7 @@ class Exchange:
         self.engine = engine
         self.down, self.up, self.waited = Size(), Size(), 0.0
         self.failed: dict[int, str] = {}
+        self._held: dict[int, Message] = {}
         self._noted: dict[int, Update] = {}
         self._sizes: dict[int, dict[Free, int]] = {}
 
@@ -133,9 +134,25 @@ class Exchange:
             return Uplinks(clients, self.uplinks(updates, clients))
         held = {update.client: update.uplink for update in updates}
         self.agree()
-        held = {client: held[client] for client in clients if client not in self.failed}
+        self._held = held = {client: held[client] for client in clients if client not in self.failed}
         self.suffice(len(held), len(clients), needed)
         return Uplinks(list(held), list(held.values()))
+
+    def check_state(self, server: ServerState) -> None:
+        """Check that a server's state is finite after it took in the messages of remote clients.
+
+        Raises:
+            HetflError: it is not; the line names the client that sent the largest values.
+        """
+        floats = {name: tensor for name, tensor in server.items() if tensor.is_floating_point() and tensor.numel()}
+        broken = [name for name, tensor in floats.items() if not tensor.isfinite().all()] if self._held else []
+        if broken:
+            sizes = {client: _largest(message) for client, message in self._held.items()}
+            client = max(sizes, key=sizes.__getitem__)
+            raise HetflError(
+                f"{broken[0]} of the server is no longer finite; the largest values, up to {sizes[client]:.1e}, were "
+                f"those of {self.engine.called(client)}"
+            )
 
     def suffice(self, valid: int, asked: int, needed: int | None) -> None:
         """Check that enough clients have answered.
@@ -209,6 +226,12 @@ class Exchange:
 
 
 _FIGURES: TypeAdapter[dict[str, Number | list[Number]]] = TypeAdapter(dict[str, Number | list[Number]])
+
+
+def _largest(message: Message) -> float:
+    """The largest value of a message."""
+    floats = [tensor for tensor in message.values() if tensor.is_floating_point() and tensor.numel()]
+    return max((float(tensor.abs().max()) for tensor in floats), default=0.0)
 
 
 LONGEST = 1e9

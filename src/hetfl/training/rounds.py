@@ -63,7 +63,7 @@ def play_round(
         its ``failed``, and everything else goes on as if they had not been chosen.
 
     Raises:
-        HetflError: fewer uplinks are valid.
+        HetflError: fewer uplinks are valid, or those of remote clients leave the server a state that is not finite.
     """
     method, exchange = engine.method, Exchange(engine)
     chosen = participants(len(members(engine)), method.settings.participation, draws)
@@ -74,6 +74,7 @@ def play_round(
     following = method.aggregate(server, noting(uplinks, method.compared, compared), draws)
     for _ in updates:
         pass  # of a method that does not look at them
+    exchange.check_state(following)
     aggregated = time.perf_counter()
     tests = tests_after(engine, following, draws)
     evaluated = time.perf_counter()
