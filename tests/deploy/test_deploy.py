@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -29,12 +30,16 @@ from hetfl.deploy.cards import class_counts, client_card, client_checksums, writ
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.rehearse import write_deployment
+from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
 from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
 from hetfl.files import read_json, write_json
+from hetfl.message import Message
+from hetfl.training.engine import Task
+from hetfl.training.host import Host, Question, Reply, Request
 
 
 def test_paths_begin_at_the_file(folder):
@@ -216,7 +221,7 @@ def test_bytes_are_handed_over(worker):
     body = os.urandom(3_000_000)
     assert ask(worker, {}, body) == body[::-1]
     assert ask(worker, {}, b"") == b""
-    with pytest.raises(HandoverError, match="HetflError: no such cell"):
+    with pytest.raises(HandoverError, match="^no such cell$"):
         ask(worker, {"fail": 1}, b"x")
     assert ask(worker, {}, b"after an error") == b"rorre na retfa"
 
@@ -319,6 +324,28 @@ def test_a_node_plays_only_the_cell_of_its_own_project(rehearsed, change, said):
     with pytest.raises(HetflError, match=said) as error:
         worker.answer(agreed | change, bytearray())
     assert "\n" not in str(error.value)
+
+
+def test_errors_leave_a_node_without_its_paths_and_are_noted(rehearsed, tmp_path):
+    node = read_node(rehearsed / "node-1.yaml").model_copy(update={"folder": tmp_path / "f"})
+    worker = Worker(node)
+    (cell,) = cells(worker.params, "tiny")
+    agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
+    asked = Request(Question(run="0" * 64, kind="train", round=1), [Task(1, Message())]).to_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Host, "_check_request", lambda *given: None)
+        error = Reply.from_bytes(worker.answer(agreed, bytearray(asked))).error
+    assert (
+        error
+        == f"node.folder/state/{'0' * 64}: "
+        + "has no states of clients from before round 1; a host that "
+        + ("lost them cannot go on")
+    )
+    broken = HandoverError(f"{node.project}/params.yaml: no; {node.clients[1]}/card.json: no; /etc/x/y.txt is no key")
+    other = noted_error(node, broken)
+    assert other == "node.project/params.yaml: no; node.clients.1/card.json: no; y.txt is no key"
+    noted = [json.loads(line)["error"] for line in (node.folder / "sent.jsonl").read_text().splitlines()]
+    assert noted == [error, other]
 
 
 def test_a_setting_that_differs_is_named(rehearsed):

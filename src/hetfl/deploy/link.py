@@ -36,6 +36,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from hetfl.deploy.client_app import client_app
 from hetfl.deploy.processes import end_with_parent, free_port, keep_running, new_secret
+from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import Node, read_node
 from hetfl.errors import HetflError
 
@@ -131,7 +132,8 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
                         reply = app(message=message, context=context)
                 except Exception as error:
                     log.error("%s", error)
-                    reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+                    reason = noted_error(node, error)
+                    reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
                 push_message(task, reply, context)
                 push_task_output(task, context, SubStatus.COMPLETED, "")
         except Exception as error:  # the server asks again what it gets no answer to

@@ -5,11 +5,11 @@ It answers requests that come over its Unix socket, one after another, and notes
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, che
 from hetfl.deploy.handover import serve
 from hetfl.deploy.kept import KeptRuns
 from hetfl.deploy.processes import end_with_parent
+from hetfl.deploy.sent import note, without_places
 from hetfl.deploy.settings import Node, read_node
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -70,9 +71,7 @@ class Worker:
             self._host, self._agreed = None, None  # so that never two backbones are in memory
             self._host, self._agreed = self._joined(wanted), wanted
         answer = self._host.answer(bytes(body))
-        if answer:
-            self._note(wanted, answer, time.perf_counter() - began)
-        return answer
+        return self._noted(wanted, answer, time.perf_counter() - began) if answer else b""
 
     def _joined(self, wanted: Agreement) -> Host:
         """The host of this node's clients in a run."""
@@ -139,11 +138,14 @@ class Worker:
         )
         return make_engine(method, federation, node.engine)
 
-    def _note(self, wanted: Agreement, answer: bytes, seconds: float) -> None:
-        """Write down what leaves the node, in full to ``sent.jsonl`` and in short to the log."""
+    def _noted(self, wanted: Agreement, answer: bytes, seconds: float) -> bytes:
+        """The answer, without paths in its error; it is in ``sent.jsonl`` in full, and in the log in short."""
         reply = Reply.from_bytes(answer)
-        common: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cell": wanted.cell}
-        common |= {"round": reply.question.round, "kind": reply.question.kind}
+        if reply.error is not None:
+            log.error("%s", reply.error)
+            reply = replace(reply, error=without_places(self.node, reply.error))
+            answer = reply.to_bytes()
+        common: dict[str, Any] = {"cell": wanted.cell, "round": reply.question.round, "kind": reply.question.kind}
         lines: list[dict[str, Any]] = []
         for update in reply.updates:
             shapes = {name: list(tensor.shape) for name, tensor in update.uplink.items()}
@@ -154,8 +156,7 @@ class Worker:
         lines += [{"client": score.client, "figures": ["right", "not finite", "samples"]} for score in reply.scores]
         if reply.error:
             lines.append({"error": reply.error})
-        with (self.node.folder / "sent.jsonl").open("a") as file:
-            file.writelines(json.dumps({**common, **line}) + "\n" for line in lines)
+        note(self.node, [{**common, **line} for line in lines])
         for line in lines:
             names = [f"{name}{shape}" for name, shape in line.get("tensors", {}).items()]
             shown = ", ".join([*names[:4], *([f"and {len(names) - 4} more"] if len(names) > 4 else [])])
@@ -163,6 +164,7 @@ class Worker:
             client = f"client {line['client']}: " if "client" in line else ""
             log.info("%s round %d, %s: %s%s", wanted.cell, common["round"], common["kind"], client, what)
         log.info("%s: worked %.2f s", wanted.cell, seconds)
+        return answer
 
 
 def joined(datasets: Mapping[int, Dataset], clients: int) -> tuple[Dataset, Partition]:
