@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+import torch
 import yaml
 from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
@@ -32,6 +33,7 @@ from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.rehearse import write_deployment
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
+from hetfl.deploy.superlink import Control, check_address
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
@@ -84,6 +86,90 @@ def test_a_key_is_for_its_owner_only(folder, tmp_path, mode):
     key.chmod(mode)
     with pytest.raises(HetflError, match="others may read .*; chmod 600 it"):
         read_server(write(folder, "server", {**SERVER, "key": str(key)}))
+
+
+@pytest.fixture
+def keys(folder, tmp_path):
+    """Files with keys of another kind."""
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
+    public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
+    for name, content in {"ed.key": private, "ed.pub": public, "none.key": b"x", "none.pub": b"x"}.items():
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o600)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["ed", "none"])
+def test_keys_of_another_kind_are_refused(folder, keys, name):
+    wanted = "should be an OpenSSH key of an elliptic curve .* without a password; hetfl certs makes one$"
+    with pytest.raises(HetflError, match=f"node.yaml: node.key: .*/{name}.key {wanted}"):
+        read_node(write(folder, "node", {**NODE, "key": str(keys / f"{name}.key")}))
+    nodes = {
+        "north": {**SERVER["nodes"]["north"], "key": str(keys / f"{name}.pub")},
+        "south": SERVER["nodes"]["south"],
+    }
+    with pytest.raises(HetflError, match=f"server.yaml: server.nodes.north.key: .*/{name}.pub {wanted}"):
+        read_server(write(folder, "server", {**SERVER, "nodes": nodes}))
+
+
+def test_two_nodes_do_not_have_one_key(folder, tmp_path):
+    shutil.copyfile(folder / "certs/north.pub", tmp_path / "copy.pub")
+    nodes = {**SERVER["nodes"], "south": {"key": str(tmp_path / "copy.pub"), "clients": [2]}}
+    with pytest.raises(HetflError, match="server.nodes.south.key: .*/copy.pub is the key of north, too; hetfl certs"):
+        read_server(write(folder, "server", {**SERVER, "nodes": nodes}))
+
+
+def test_an_address_where_nobody_can_listen_is_one_line():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(HetflError, match=f"^server.address: 127.0.0.1:{port}: another process listens there"):
+            check_address("127.0.0.1", port)
+    with pytest.raises(HetflError, match="192.0.2.1:9092: is no address of this machine; use one that it has"):
+        check_address("192.0.2.1", 9092)
+
+
+def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("hetfl.deploy.superlink.PATIENCE", 0.1)
+    server = read_server(write(folder, "server", {**SERVER, "address": "127.0.0.1:1"}))
+    log, told = tmp_path / "superlink.log", []
+    log.write_text("begins\nno such certificate\n\n")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); exit(3)"]) as process:
+        with pytest.raises(
+            HetflError, match="ended with status 3; the last line of .*superlink.log is: no such cert"
+        ):
+            Control(server, b"secret", False).wait(process, log, told.append)
+    assert told and told[0].startswith("the SuperLink at 127.0.0.1:1 does not answer yet (ConnectError")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": "cuda:9"}, "error: node.device: 'cuda:9' but torch sees no GPU; use auto or cpu"),
+        ({"clients": {"1": "empty"}}, "card.json"),
+    ],
+)
+def test_a_node_with_a_mistake_in_its_own_files_ends_with_one_line(rehearsed, change, said):
+    if "device" in change and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (rehearsed / "empty").mkdir(exist_ok=True)
+    (rehearsed / "empty" / "card.json").write_text("{}")
+    content = yaml.safe_load((rehearsed / "node-1.yaml").read_text())["node"] | change
+    done = subprocess.run(
+        [sys.executable, "-m", "hetfl", "join", str(write(rehearsed, "node", content))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and len(errors) == 1 and said in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_other_part_of_a_file_is_no_part(folder):

@@ -189,7 +189,7 @@ class FlowerTransport:
             secret = new_secret(folder)
             self._process = start(self.server, self.insecure, secret)
             self._control = Control(self.server, secret.read_bytes(), self.insecure)
-            self._control.wait(self._process)
+            self._control.wait(self._process, folder / "superlink.log", self.tell)
             keys = {name: one.key for name, one in self.server.nodes.items() if one.key}
             self._names: dict[int, str] = {} if self.insecure else self._control.register(keys)
             self._told.clear()

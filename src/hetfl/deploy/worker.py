@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ import torch
 
 from hetfl.config import validate
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Subset, read_card, verified_dataset
+from hetfl.data.store import Dataset, Subset, read_card, read_dataset, verified_dataset
 from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, check_agreement
 from hetfl.deploy.handover import serve
 from hetfl.deploy.kept import KeptRuns
-from hetfl.deploy.processes import end_with_parent
+from hetfl.deploy.processes import end_with_parent, ends_in_one_line
 from hetfl.deploy.sent import note, without_places
 from hetfl.deploy.settings import Node, read_node
 from hetfl.draws import Draws
@@ -50,8 +51,10 @@ class Worker:
         self.node = node
         self.workspace = Workspace(node.project)
         self.params: Params = load_params(self.workspace.params)
-        self.device = pick_device(node.device)
+        self.device = pick_device(node.device, "node.device")
         self.kept = KeptRuns(node.state)
+        for folder in [*node.clients.values(), *([node.public] if node.public else [])]:
+            read_dataset(folder)  # so that a mistake ends the node before it connects
         self._agreed: Agreement | None = None
         self._host: Host | None = None
 
@@ -203,8 +206,6 @@ def run(file: Path, insecure: bool) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
-        run(Path(sys.argv[1]), "--insecure" in sys.argv)
-    except HetflError as error:
-        sys.exit(f"error: {error}")
+        ends_in_one_line(partial(run, Path(sys.argv[1]), "--insecure" in sys.argv))
     except KeyboardInterrupt:
         sys.exit(130)
