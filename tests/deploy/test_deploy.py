@@ -140,11 +140,10 @@ def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_p
     server = read_server(write(folder, "server", {**SERVER, "address": "127.0.0.1:1"}))
     log, told = tmp_path / "superlink.log", []
     log.write_text("begins\nno such certificate\n\n")
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); exit(3)"]) as process:
-        with pytest.raises(
-            HetflError, match="ended with status 3; the last line of .*superlink.log is: no such cert"
-        ):
-            Control(server, b"secret", False).wait(process, log, told.append)
+    ended = "ended with status 3; the last line of .*superlink.log is: no such certificate"
+    program = "import time; time.sleep(2); exit(3)"
+    with subprocess.Popen([sys.executable, "-c", program]) as process, pytest.raises(HetflError, match=ended):
+        Control(server, b"secret", False).wait(process, log, told.append)
     assert told and told[0].startswith("the SuperLink at 127.0.0.1:1 does not answer yet (ConnectError")
 
 

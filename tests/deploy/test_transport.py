@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,7 @@ class Grid:
         self.header, self.body, self.changes = {"seconds": 0.0}, b"answer", {}
         self.node, self.run, self._runtime_client = Node(), SimpleNamespace(run_id=1), self
         self.objects: dict[str, bytes] = {}
+        self.pulled: list[str] = []
         self.replies: dict[str, Message] = {}
 
     def get_nodes(self):
@@ -72,6 +74,7 @@ class Grid:
         return found
 
     def PullObject(self, request):  # noqa: N802
+        self.pulled.append(request.object_id)
         content = self.objects[request.object_id]
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
@@ -143,6 +146,20 @@ def test_an_answer_without_content_is_one(transport):
     transport._grid.body = b""
     transport.send("north", b"request")
     assert transport.receive(["north"], 5) == ("north", b"")
+
+
+def test_of_an_answer_that_is_too_long_no_more_than_its_bound_is_taken(transport):
+    told = "sent what cannot be read: ValueError: it has more than the 8000000 bytes that its clients' messages can"
+    for long in (os.urandom(60_000_000), bytes(60_000_000)):  # of the latter Flower keeps one part
+        transport._grid.body, transport._grid.pulled = long, []
+        transport.send("north", b"request", 8_000_000)
+        host, lost = transport.receive(["north"], 5)
+        assert host == "north" and isinstance(lost, Lost) and lost.reason.startswith(told)
+        assert len(transport._grid.pulled) < 12
+    for right in (os.urandom(8_000_000), bytes(8_000_000)):
+        transport._grid.body = right
+        transport.send("north", b"request", 8_000_000)
+        assert transport.receive(["north"], 5) == ("north", right)
 
 
 def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):

@@ -49,7 +49,7 @@ class Here:
         self.silent: set[str] = set()
         self.changes = lambda host, content: content
 
-    def send(self, host: str, request: bytes) -> None:
+    def send(self, host: str, request: bytes, most: int = 0) -> None:
         self.waiting[host].append(request)
 
     def receive(self, hosts, timeout):

@@ -17,6 +17,7 @@ from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.schema import ClassCounts
 from hetfl.training import rounds
+from hetfl.training.contract import contracts
 from hetfl.training.engine import Score, Update
 from hetfl.training.host import Reply
 from hetfl.training.remote import RemoteEngine
@@ -163,6 +164,27 @@ def test_a_client_does_not_choose_how_much_it_counts(toy_engine, variant, name, 
     told = rf"client 1 of other registers with {name} \[{value}.*\], and the card of its data and its model give \["
     with pytest.raises(HetflError, match=told):
         rounds.start(remote, Draws(0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_message_is_longer_than_the_bound_of_its_contract(two_rounds, variant):
+    method, settings = VARIANTS[variant]
+    played = two_rounds(method, groups_of(method, settings)[-1], **settings)
+    for client, update in played.updates.items():
+        registration, uplink = contracts(played.engine.method, played.engine.models[client])
+        rows = max(played.engine.federation.clients[client].samples, CLASSES)
+        assert update.uplink.size.bytes <= uplink.most_bytes(rows, 20) < 40 * update.uplink.size.bytes + 10**5
+        (own,) = played.engine.introduce([client], Draws(0))
+        assert own.uplink.size.bytes <= registration.most_bytes(rows, 20)
+
+
+def test_a_reply_longer_than_its_clients_messages_can_be_is_refused(toy_engine):
+    engine = toy_engine("fedavg")
+    wire = Wire(engine, lambda content, _: another(content, uplink={"w": torch.zeros(10**6)}))
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, counts=counts_of(engine))
+    server, _ = rounds.start(remote, Draws(0))
+    _, line = rounds.play_round(remote, server, Draws(0).at(1))
+    assert re.match(r"sent what has \d+ bytes, and \d+ are the most that is read", line.failed["1"])
 
 
 @pytest.mark.parametrize("samples", [0, 1, 10**9])

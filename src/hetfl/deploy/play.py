@@ -94,7 +94,9 @@ def play(
     def elsewhere(identity: str) -> Elsewhere:
         card = read_card(workspace.dataset(cell.dataset))
         classes = len(card.class_names)
-        public = 0 if cell.public is None else len(read_card(workspace.dataset(cell.public.dataset)).class_names)
+        shared = None if cell.public is None else read_card(workspace.dataset(cell.public.dataset))
+        public = 0 if shared is None else len(shared.class_names)
+        common = max([*card.image_shape, *([] if shared is None else shared.subset_sizes.values())])
         method = create(cell.method, cell.settings, classes, public, seed=cell.seed)
         options = method.model_options()
         built = {
@@ -112,7 +114,7 @@ def play(
         }
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
-        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, counts)
+        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, counts, common)
         federation = Federation(clients, (), classes, device)
         return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 

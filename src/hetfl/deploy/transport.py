@@ -20,6 +20,7 @@ from hetfl.deploy.messages import QUERY, TRAIN, pack, pull
 from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
+from hetfl.training.host import LIMIT
 from hetfl.training.remote import Lost
 
 HEARTBEAT = 10.0
@@ -40,12 +41,14 @@ class Sent:
         host: name of the node.
         body: the request.
         began: when it was first sent, by :func:`time.monotonic`.
+        most: bytes of the answer.
         activated: when the node had last connected, as Flower says it.
     """
 
     host: str
     body: bytes
     began: float
+    most: int
     activated: str = ""
 
 
@@ -94,9 +97,9 @@ class FlowerTransport:
         self._connect()
         threading.Thread(target=self._live, daemon=True).start()
 
-    def send(self, host: str, request: bytes) -> None:
+    def send(self, host: str, request: bytes, most: int = LIMIT) -> None:
         """See :meth:`Transport.send`."""
-        self._push(Sent(host, request, time.monotonic()))
+        self._push(Sent(host, request, time.monotonic(), most))
 
     def receive(self, hosts: Sequence[str], timeout: float | None) -> tuple[str, bytes | Lost] | None:
         """See :meth:`Transport.receive`."""
@@ -149,7 +152,7 @@ class FlowerTransport:
         ends = time.monotonic() + seconds
         while self._told:
             with contextlib.suppress(httpx.HTTPError):
-                for key, answer in pull(self._grid, list(self._told)):
+                for key, answer in pull(self._grid, dict.fromkeys(self._told, 0)):
                     if not isinstance(answer, Error):
                         self._told.pop(key, None)
             if self._told and time.monotonic() > ends:
@@ -239,7 +242,7 @@ class FlowerTransport:
         """Take the replies that have arrived."""
         if not self._sent:
             return
-        for key, answer in pull(self._grid, list(self._sent)):
+        for key, answer in pull(self._grid, {key: sent.most for key, sent in self._sent.items()}):
             sent = self._sent.pop(key, None)
             if sent is None:
                 continue
@@ -317,7 +320,7 @@ class FlowerTransport:
         left = {key: number for key, number in zip(self._grid.push_messages(asked), strangers, strict=True) if key}
         ends = time.monotonic() + 30
         while left and time.monotonic() < ends:
-            for key, answer in pull(self._grid, list(left)):
+            for key, answer in pull(self._grid, dict.fromkeys(left, 0)):
                 number = left.pop(key, None)
                 name = answer[0].get("node") if isinstance(answer, tuple) else None
                 if number is not None and isinstance(name, str) and name in self.clients:

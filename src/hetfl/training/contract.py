@@ -72,6 +72,8 @@ class Contract:
 
     def __init__(self, method: Method, messages: Sequence[Message]) -> None:
         self._method = ref(method)  # which is the key that contracts are kept by
+        # What stands for a matrix, such as its singular vectors, has at most three times its elements.
+        self._forms = 1 if type(method).contents is Method.contents else 3
         self.classes = method.num_classes
         first, more, other = (method.contents(message) for message in messages)
         self.needed = [name for name in first if name in more]
@@ -108,6 +110,19 @@ class Contract:
                 wanted = [size if isinstance(size, int) else found.get(size, "n") for size in entry.shape]
                 raise HetflError(f"sent {name} of shape {list(tensor.shape)}, and it has {_shape(wanted)}")
         return found
+
+    def most_bytes(self, own: int, common: int) -> int:
+        """The most bytes of a message.
+
+        Args:
+            own: the largest size that is a client's own, such as its number of samples.
+            common: the largest that all clients share, such as the number of public samples.
+        """
+        total = 0
+        for entry in self.entries.values():
+            sizes = [size if isinstance(size, int) else common if size.common else own for size in entry.shape]
+            total += math.prod(max(1, size) for size in sizes) * entry.dtype.itemsize
+        return self._forms * total
 
     def check_values(self, message: Message) -> None:
         """Check that floats are finite and not huge, counts not negative, labels classes, each once if they say so.

@@ -17,8 +17,9 @@ from hetfl.message import Message
 from hetfl.methods.base import Method
 from hetfl.models.base import Model
 from hetfl.schema import ClassCounts
+from hetfl.training.contract import contracts
 from hetfl.training.engine import Failure, Samples, Score, Task, Update
-from hetfl.training.host import Question, Reply, Request, place
+from hetfl.training.host import LIMIT, SENDS, Kind, Question, Reply, Request, place
 from hetfl.training.state import ClientState, ClientStates
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ ROOM = 256 * 2**20
 once, so that a method that sends all clients the same asks all of them at once."""
 AHEAD = 4
 """Updates for each host that are taken before that of the oldest task. They wait for their turn in memory."""
+FIGURES = 2**20
+"""Bytes that a reply may have for each client besides its message: losses, figures and headers."""
 TRIES = 3
 """How often in a row a host that is lost is replaced before its clients have failed."""
 
@@ -56,8 +59,14 @@ class Transport(Protocol):
         """Whether hosts belong to whoever runs the server, so that clients' private states may leave them."""
         ...
 
-    def send(self, host: str, request: bytes) -> None:
-        """Hand a host a request, after those that it has; returns without waiting for the answer."""
+    def send(self, host: str, request: bytes, most: int = LIMIT) -> None:
+        """Hand a host a request, after those that it has; returns without waiting for the answer.
+
+        Args:
+            host: its name.
+            request: the request.
+            most: bytes of the answer, where hosts are not trusted; a longer one is not taken but is a :class:`Lost`.
+        """
         ...
 
     def receive(self, hosts: Sequence[str], timeout: float | None) -> tuple[str, bytes | Lost] | None:
@@ -97,7 +106,9 @@ class RemoteEngine:
         deadline: seconds from the begin of a round's work or test after which clients that have not answered have
             failed; None: wait.
         counts: samples of each client and class, where the server knows them. A client that registers with others, or
-            is tested on another number, is refused, since it would choose its share of a mean.
+            is tested on another number, is refused, since it would choose its share of a mean. They also bound what
+            is taken from a host.
+        common: the largest size that clients share: of the public data, and the side of stored images.
     """
 
     def __init__(
@@ -110,9 +121,11 @@ class RemoteEngine:
         run: str = "",
         deadline: float | None = None,
         counts: ClassCounts | None = None,
+        common: int = 0,
     ) -> None:
         self.name, self.method, self.models, self.device = name, method, models, device
         self.transport, self.run, self.deadline, self.counts = transport, run, deadline, counts
+        self.common = common
         self._host_of = {client: host for host, clients in transport.clients.items() for client in clients}
         if sorted(self._host_of) != list(range(len(models))):
             raise ValueError("the hosts do not have each client once")
@@ -216,8 +229,9 @@ class RemoteEngine:
                 continue
             try:
                 # What answers an earlier question comes too late.
+                most = self._most(question.kind, host)
                 late = Reply.question_of(content) != question
-                reply = Reply(question) if late else Reply.from_bytes(content, self.device)
+                reply = Reply(question) if late else Reply.from_bytes(content, self.device, most)
             except ValueError as error:
                 yield from self._failed(host, waiting, f"sent what {error}")
                 continue
@@ -252,7 +266,21 @@ class RemoteEngine:
 
     def _send(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
         self._owed[host] += 1
-        self.transport.send(host, Request(question, tasks).to_bytes())
+        self.transport.send(host, Request(question, tasks).to_bytes(), self._most(question.kind, host))
+
+    def _most(self, kind: Kind, host: str) -> int:
+        """The most bytes of a host's answer: what its clients' contracts allow, and :data:`FIGURES` for each."""
+        if self.transport.trusted or self.counts is None:
+            return LIMIT
+        total, sent = 0, SENDS.get(kind, "nothing")
+        for client in self.transport.clients[host]:
+            total += FIGURES
+            if sent != "nothing":
+                # Twice, since a method may send a row for each sample and one for each class.
+                rows = 2 * max(sum(self.counts.train[client]), self.method.num_classes)
+                contract = contracts(self.method, self.models[client])[sent == "uplink"]
+                total += contract.most_bytes(rows, 2 * self.common)
+        return min(total, LIMIT)
 
     def _again(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
         """Ask a host that has replaced a lost one what that one has not answered."""
