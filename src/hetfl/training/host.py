@@ -215,7 +215,8 @@ class Host:
         folder: where the clients' states are kept from round to round, and the answers of the newest round; without
             one they are gone with the process, and a question that is asked twice is worked on twice.
         trusts: whether the server belongs to whoever has the clients. Elsewhere private states neither go to it nor
-            come from it, and a message leaves only if it has the names, types and shapes that its method declares.
+            come from it, what it asks and sends must be what its method asks and sends, and a message leaves only if
+            it has the names, types and shapes that its method declares.
         clients: those that live here; None: all of the engine's.
     """
 
