@@ -15,9 +15,10 @@ from toy import CLASSES, VARIANTS, groups_of
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message
+from hetfl.methods.base import Statistics
 from hetfl.schema import ClassCounts
 from hetfl.training import rounds
-from hetfl.training.contract import contracts
+from hetfl.training.contract import contracts, registered_counts
 from hetfl.training.engine import Score, Update
 from hetfl.training.host import Reply
 from hetfl.training.remote import RemoteEngine
@@ -138,6 +139,24 @@ def test_a_registration_with_what_the_card_says_is_taken(toy_engine, variant):
     transport = Here(engine, HOSTS, trusted=False)
     remote = RemoteEngine("here", engine.method, engine.models, engine.device, transport, counts=counts_of(engine))
     assert rounds.start(remote, Draws(0))[0].keys() == rounds.start(engine, Draws(0))[0].keys()
+
+
+def test_what_a_client_registers_of_its_images_is_its_own_to_say(toy_engine, monkeypatch):
+    """Here how many of them its first model predicts rightly, which no card knows."""
+    engine = toy_engine("fedavg")
+    method, register = engine.method, engine.method.register
+
+    def right(model, params, batch, received):
+        return Statistics({"right": (model(params, batch.images).logits.argmax(1) == batch.labels).sum()})
+
+    monkeypatch.setattr(method, "statistics_source", lambda round: "own")
+    monkeypatch.setattr(method, "statistics", right)
+    monkeypatch.setattr(
+        method, "register", lambda work: Message({**register(work), "right": work.statistics.sums["right"]})
+    )
+    found = registered_counts(method, engine.models, counts_of(engine).train)
+    assert [message["samples"].item() for message in found] == [15, 19, 26]
+    assert all(list(message) == ["samples"] for message in found)
 
 
 @pytest.mark.parametrize(
