@@ -22,7 +22,7 @@ def test_the_writer_fills_every_field_and_readers_give_back_what_it_wrote():
     made = trained()
     told = read_json(made.folder / "run.json")
     assert told["format"] == FORMAT == made.run.format
-    assert set(type(made.run).model_fields) - set(told) == {"diverged", "changes", "copy_of"}
+    assert set(type(made.run).model_fields) - set(told) == {"diverged", "failed", "changes", "copy_of"}
     assert made.run.as_json() == told
     lines = (made.folder / "rounds.jsonl").read_text().splitlines()
     assert [json.dumps(line.as_json()) for line in made.rounds] == lines and len(lines) == ROUNDS + 1

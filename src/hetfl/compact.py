@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from hetfl.errors import HetflError
-from hetfl.schema import Accuracies, Metrics, Part, Round, Run, Share, Traffic, content_of, divergence, parse
+from hetfl.schema import Accuracies, Metrics, Part, Round, Run, Share, Traffic, content_of, parse, troubles
 
 FORMAT = 1
 """Format of the compact records that this version writes."""
@@ -181,7 +181,7 @@ def compact(
     told |= {"curves": _curves(run, rounds, diagnostics)} if run.complete else {}
     return Compact(
         format=FORMAT,
-        run=run.model_copy(update=divergence(rounds)),
+        run=run.model_copy(update=troubles(rounds)),
         played=sum(line.round >= 1 and not line.fine_tuning for line in rounds),
         seconds=round(sum(sum(line.seconds.values()) for line in rounds), 1),
         peak_memory=max(memory, default=None),

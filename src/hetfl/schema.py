@@ -132,10 +132,14 @@ class Round(Part):
         return Accuracies.model_construct(accuracy=self.accuracy, pooled=self.pooled)
 
 
-def divergence(rounds: Iterable[Round]) -> dict[str, int]:
-    """The field ``diverged`` of a run with these rounds; nothing where all is finite."""
-    first = next((line.round for line in rounds if line.diverged), None)
-    return {} if first is None else {"diverged": first}
+def troubles(rounds: Iterable[Round]) -> dict[str, int]:
+    """The fields ``diverged`` and ``failed`` of a run with these rounds; without one that has nothing to tell."""
+    found: dict[str, int] = {}
+    for line in rounds:
+        for name in ("diverged", "failed"):
+            if getattr(line, name):
+                found.setdefault(name, line.round)
+    return found
 
 
 class Inputs(Part):
@@ -200,6 +204,7 @@ class Run(Part):
         finished: when the run was completed; None before.
         class_names: of the data sets that are not in the catalogue, by data set.
         diverged: the first round in which a client's loss or logits were not finite.
+        failed: the first round that went on without a client that had a part in it, see :class:`Round`.
         copy_of: the cell that was trained, if this one has its identity under another name.
     """
 
@@ -239,6 +244,7 @@ class Run(Part):
     finished: str | None = None
     class_names: dict[str, list[str]] = {}
     diverged: int | None = None
+    failed: int | None = None
     copy_of: str | None = None
 
     @field_validator("public", mode="before")

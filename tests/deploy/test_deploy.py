@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -12,10 +14,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
+import torch
 import yaml
 from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
@@ -23,16 +27,21 @@ from typer.testing import CliRunner
 from hetfl.cli import app
 from hetfl.data.store import Dataset, Subset, write_dataset
 from hetfl.deploy.agreement import agreement
-from hetfl.deploy.cards import class_counts, client_card, write_cards
+from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.rehearse import write_deployment
+from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
+from hetfl.deploy.superlink import Control, check_address
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
-from hetfl.experiments.plan import Workspace, cells, load_params
-from hetfl.files import write_json
+from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
+from hetfl.files import read_json, write_json
+from hetfl.message import Message
+from hetfl.training.engine import Task
+from hetfl.training.host import Host, Question, Reply, Request
 
 
 def test_paths_begin_at_the_file(folder):
@@ -77,6 +86,89 @@ def test_a_key_is_for_its_owner_only(folder, tmp_path, mode):
     key.chmod(mode)
     with pytest.raises(HetflError, match="others may read .*; chmod 600 it"):
         read_server(write(folder, "server", {**SERVER, "key": str(key)}))
+
+
+@pytest.fixture
+def keys(folder, tmp_path):
+    """Files with keys of another kind."""
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
+    public = key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
+    for name, content in {"ed.key": private, "ed.pub": public, "none.key": b"x", "none.pub": b"x"}.items():
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o600)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["ed", "none"])
+def test_keys_of_another_kind_are_refused(folder, keys, name):
+    wanted = "should be an OpenSSH key of an elliptic curve .* without a password; hetfl certs makes one$"
+    with pytest.raises(HetflError, match=f"node.yaml: node.key: .*/{name}.key {wanted}"):
+        read_node(write(folder, "node", {**NODE, "key": str(keys / f"{name}.key")}))
+    nodes = {
+        "north": {**SERVER["nodes"]["north"], "key": str(keys / f"{name}.pub")},
+        "south": SERVER["nodes"]["south"],
+    }
+    with pytest.raises(HetflError, match=f"server.yaml: server.nodes.north.key: .*/{name}.pub {wanted}"):
+        read_server(write(folder, "server", {**SERVER, "nodes": nodes}))
+
+
+def test_two_nodes_do_not_have_one_key(folder, tmp_path):
+    shutil.copyfile(folder / "certs/north.pub", tmp_path / "copy.pub")
+    nodes = {**SERVER["nodes"], "south": {"key": str(tmp_path / "copy.pub"), "clients": [2]}}
+    with pytest.raises(HetflError, match="server.nodes.south.key: .*/copy.pub is the key of north, too; hetfl certs"):
+        read_server(write(folder, "server", {**SERVER, "nodes": nodes}))
+
+
+def test_an_address_where_nobody_can_listen_is_one_line():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(HetflError, match=f"^server.address: 127.0.0.1:{port}: another process listens there"):
+            check_address("127.0.0.1", port)
+    with pytest.raises(HetflError, match="192.0.2.1:9092: is no address of this machine; use one that it has"):
+        check_address("192.0.2.1", 9092)
+
+
+def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("hetfl.deploy.superlink.PATIENCE", 0.1)
+    server = read_server(write(folder, "server", {**SERVER, "address": "127.0.0.1:1"}))
+    log, told = tmp_path / "superlink.log", []
+    log.write_text("begins\nno such certificate\n\n")
+    ended = "ended with status 3; the last line of .*superlink.log is: no such certificate"
+    program = "import time; time.sleep(2); exit(3)"
+    with subprocess.Popen([sys.executable, "-c", program]) as process, pytest.raises(HetflError, match=ended):
+        Control(server, b"secret", False).wait(process, log, told.append)
+    assert told and told[0].startswith("the SuperLink at 127.0.0.1:1 does not answer yet (ConnectError")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": "cuda:9"}, "error: node.device: 'cuda:9' but torch sees no GPU; use auto or cpu"),
+        ({"clients": {"1": "empty"}}, "card.json"),
+    ],
+)
+def test_a_node_with_a_mistake_in_its_own_files_ends_with_one_line(rehearsed, change, said):
+    if "device" in change and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (rehearsed / "empty").mkdir(exist_ok=True)
+    (rehearsed / "empty" / "card.json").write_text("{}")
+    content = yaml.safe_load((rehearsed / "node-1.yaml").read_text())["node"] | change
+    done = subprocess.run(
+        [sys.executable, "-m", "hetfl", "join", str(write(rehearsed, "node", content))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and len(errors) == 1 and said in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_other_part_of_a_file_is_no_part(folder):
@@ -214,7 +306,7 @@ def test_bytes_are_handed_over(worker):
     body = os.urandom(3_000_000)
     assert ask(worker, {}, body) == body[::-1]
     assert ask(worker, {}, b"") == b""
-    with pytest.raises(HandoverError, match="HetflError: no such cell"):
+    with pytest.raises(HandoverError, match="^no such cell$"):
         ask(worker, {"fail": 1}, b"x")
     assert ask(worker, {}, b"after an error") == b"rorre na retfa"
 
@@ -302,7 +394,9 @@ def test_clients_of_a_node_get_their_own_samples_back():
         ({"clients": 3}, "^node-1: tiny/.* has 2 clients here and 3 at the server; use one params.yaml$"),
         ({"clients": 10**12}, "has 2 clients here and 1000000000000 at the server"),
         ({"clients": 0}, "^the server's request: clients: 0"),
-        ({"settings": "0" * 64}, "^node-1: tiny/.* has other settings here than at the server"),
+        ({"classes": ["b", "a"]}, "^node-1: node.clients.1: class 0 is 'a' here and 'b' at the server; prepare it"),
+        ({"classes": ["a"]}, "^node-1: node.clients.1: class 1 is 'b' here and 'missing' at the server; prepare it"),
+        ({"data": {"1": "0" * 64}}, "^node-1: node.clients.1: has other data than the server's card says; name the"),
         ({"cell": "tiny/none"}, "has no cell 'tiny/none'"),
     ],
 )
@@ -317,6 +411,83 @@ def test_a_node_plays_only_the_cell_of_its_own_project(rehearsed, change, said):
     assert "\n" not in str(error.value)
 
 
+def test_errors_leave_a_node_without_its_paths_and_are_noted(rehearsed, tmp_path):
+    node = read_node(rehearsed / "node-1.yaml").model_copy(update={"folder": tmp_path / "f"})
+    worker = Worker(node)
+    (cell,) = cells(worker.params, "tiny")
+    agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
+    asked = Request(Question(run="0" * 64, kind="train", round=1), [Task(1, Message())]).to_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Host, "_check_request", lambda *given: None)
+        error = Reply.from_bytes(worker.answer(agreed, bytearray(asked))).error
+    assert (
+        error
+        == f"node.folder/state/{'0' * 64}: "
+        + "has no states of clients from before round 1; a host that "
+        + ("lost them cannot go on")
+    )
+    broken = HandoverError(f"{node.project}/params.yaml: no; {node.clients[1]}/card.json: no; /etc/x/y.txt is no key")
+    other = noted_error(node, broken)
+    assert other == "node.project/params.yaml: no; node.clients.1/card.json: no; y.txt is no key"
+    noted = [json.loads(line)["error"] for line in (node.folder / "sent.jsonl").read_text().splitlines()]
+    assert noted == [error, other]
+
+
+def test_a_setting_that_differs_is_named(rehearsed):
+    worker = Worker(read_node(rehearsed / "node-1.yaml"))
+    (cell,) = cells(worker.params, "tiny")
+    agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
+    other = agreed | {"settings": agreed["settings"] | {"settings.lr": 0.5}}
+    with pytest.raises(HetflError, match="has settings.lr its default here and 0.5 at the server; use one"):
+        worker.answer(other, bytearray())
+
+
+def test_folders_of_two_clients_that_are_exchanged_are_noticed(rehearsed, tmp_path):
+    """The card of a rehearsed server has the checksums of the clients' data, and a run's identity none of them."""
+    workspace = Workspace(rehearsed / "server")
+    (cell,) = cells(load_params(workspace.params), "tiny")
+    data = client_checksums(cell, workspace)
+    assert sorted(data) == ["0", "1"] and data["0"] != data["1"]
+    card = workspace.partition("digits", "iid", 0) / "card.json"
+    before, content = inputs(cell, workspace), card.read_text()
+    write_json(card, {key: value for key, value in read_json(card).items() if key != "checksums"})
+    assert (inputs(cell, workspace), client_checksums(cell, workspace)) == (before, {})
+    card.write_text(content)
+    agreed = agreement(cell, workspace, cell.models, "0" * 64, ("a", "b"), data)
+    assert agreed.of([1]).data == {"1": data["1"]}
+    node = read_node(rehearsed / "node-1.yaml")
+    other = rehearsed / "node-0" / "data" / "client-0"
+    worker = Worker(node.model_copy(update={"clients": {1: other}, "folder": tmp_path}))
+    with pytest.raises(HetflError, match="^node-1: node.clients.1: has the data of client 0; name the client's own"):
+        worker.answer(agreed.model_dump(mode="json"), bytearray())
+    with pytest.raises(HetflError, match="^node-1: node.clients.1: has other data than the server's card says"):
+        worker.answer(agreed.of([1]).model_dump(mode="json"), bytearray())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (None, "card.json: class_counts: has not those of each client; hetfl rehearse and hetfl cards write it"),
+        ({"train": [[5, 5], [5, 5]]}, "class_counts: has not those of each client"),
+        ({"train": [[5, 5]], "test": [[5, 5]]}, "class_counts.train: has 1 clients, 2 are needed; hetfl rehearse"),
+        ({"train": [[5, 5], [5]], "test": []}, "class_counts.train.1: are not counts of 2 classes"),
+        ({"train": [[5, 5], [5, -5]], "test": []}, "class_counts.train.1: are not counts of 2 classes"),
+    ],
+)
+def test_a_servers_card_has_the_counts_of_each_client(rehearsed, tmp_path, change, said):
+    shutil.copytree(rehearsed / "server", tmp_path, dirs_exist_ok=True)
+    workspace = Workspace(tmp_path)
+    (cell,) = cells(load_params(workspace.params), "tiny")
+    path = workspace.partition("digits", "iid", 0) / "card.json"
+    card = read_json(path)
+    write_json(
+        path, {**card, "class_counts": change} if change else {k: card[k] for k in card if k != "class_counts"}
+    )
+    with pytest.raises(HetflError) as error:
+        class_counts(cell, workspace)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
 def test_a_node_has_only_clients_that_its_cell_has(rehearsed):
     node = read_node(rehearsed / "node-1.yaml")
     worker = Worker(node.model_copy(update={"clients": {1: node.clients[1], 2: node.clients[1]}}))
@@ -324,6 +495,25 @@ def test_a_node_has_only_clients_that_its_cell_has(rehearsed):
     agreed = agreement(cell, worker.workspace, cell.models, "0" * 64).model_dump()
     with pytest.raises(HetflError, match="^node-1: node.clients: 2, tiny/.* has 2 clients, numbered from 0$"):
         worker.answer(agreed, bytearray())
+
+
+@pytest.mark.parametrize(
+    ("missing", "asked", "needed"), [("wait", None, None), ("go-on", None, 1), ("wait", 2, 2), ("go-on", 2, 2)]
+)
+def test_a_round_that_waits_needs_all_uplinks_unless_fewer_are_asked_for(
+    rehearsed, monkeypatch, missing, asked, needed
+):
+    pytest.importorskip("flwr")
+    from hetfl.deploy import play
+
+    found = []
+    monkeypatch.setattr(play, "run_cell", lambda *given, **_: found.append(given[3].uplinks_needed))
+    params = load_params(rehearsed / "server" / "params.yaml")
+    params = params.model_copy(update={"compute": ComputeSettings(uplinks_needed=asked)})
+    (cell,) = cells(params, "tiny")
+    server = read_server(rehearsed / "server.yaml").model_copy(update={"missing": missing})
+    play.play(cell, params, Workspace(rehearsed / "server"), SimpleNamespace(server=server))
+    assert found == [needed]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -36,14 +37,15 @@ class Grid:
     """A grid to which nodes answer at once.
 
     Attributes:
-        header: of the answers, besides the node's name.
+        header, body: of the answers, the header besides the node's name.
         changes: gives other objects for a node's reply, given the reply and its objects by Flower's number.
     """
 
     def __init__(self) -> None:
-        self.header, self.changes = {"seconds": 0.0}, {}
+        self.header, self.body, self.changes = {"seconds": 0.0}, b"answer", {}
         self.node, self.run, self._runtime_client = Node(), SimpleNamespace(run_id=1), self
         self.objects: dict[str, bytes] = {}
+        self.pulled: list[str] = []
         self.replies: dict[str, Message] = {}
 
     def get_nodes(self):
@@ -56,7 +58,7 @@ class Grid:
         key = f"message to {number}"
         name = next(name for name in NODES if NODES[name] == number)
         about = Metadata(1, "", number, 0, key, "", 0.0, 60.0, "train")
-        reply = make_message(about, pack({"node": name, **self.header}, b"answer"))
+        reply = make_message(about, pack({"node": name, **self.header}, self.body))
         objects = {one: part.deflate() for one, part in get_all_nested_objects(reply).items()}
         self.objects |= self.changes.get(name, lambda reply, objects: objects)(reply, objects)
         self.replies[key] = reply
@@ -72,6 +74,7 @@ class Grid:
         return found
 
     def PullObject(self, request):  # noqa: N802
+        self.pulled.append(request.object_id)
         content = self.objects[request.object_id]
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
@@ -136,6 +139,27 @@ def test_a_reply_that_cannot_be_read_is_lost_alone(transport, case):
     assert found.pop("south") == b"answer"
     assert isinstance(found["north"], Lost) and found["north"].reason.startswith("sent what cannot be read: ")
     assert "\n" not in found["north"].reason
+
+
+def test_an_answer_without_content_is_one(transport):
+    """What is missing in it is the engine's to say, which would wait for ever."""
+    transport._grid.body = b""
+    transport.send("north", b"request")
+    assert transport.receive(["north"], 5) == ("north", b"")
+
+
+def test_of_an_answer_that_is_too_long_no_more_than_its_bound_is_taken(transport):
+    told = "sent what cannot be read: ValueError: it has more than the 8000000 bytes that its clients' messages can"
+    for long in (os.urandom(60_000_000), bytes(60_000_000)):  # of the latter Flower keeps one part
+        transport._grid.body, transport._grid.pulled = long, []
+        transport.send("north", b"request", 8_000_000)
+        host, lost = transport.receive(["north"], 5)
+        assert host == "north" and isinstance(lost, Lost) and lost.reason.startswith(told)
+        assert len(transport._grid.pulled) < 12
+    for right in (os.urandom(8_000_000), bytes(8_000_000)):
+        transport._grid.body = right
+        transport.send("north", b"request", 8_000_000)
+        assert transport.receive(["north"], 5) == ("north", right)
 
 
 def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):

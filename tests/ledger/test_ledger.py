@@ -124,6 +124,10 @@ def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
     record_cells([cell], workspace, workspace)
     assert line_of(workspace, *place).says == "worse; seed 0 diverged in round 7"
     assert "** worse; seed 0 diverged in round 7" in files(workspace, PARAMS)[PAGE]
+    rewrite_run(workspace.runs / cell.path, {"failed": 2})
+    record_cells([cell], workspace, workspace)
+    told = "worse; seed 0 diverged in round 7, seed 0 went on without a client in round 2"
+    assert line_of(workspace, *place).says == told
 
 
 def test_runs_that_diverged_say_nothing_of_the_noise(workspace, fedproto):

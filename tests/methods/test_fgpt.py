@@ -20,6 +20,7 @@ from hetfl.message import Message, ServerState
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.fedpr import null_space
+from hetfl.methods.parts.balanced_groups import mean_keys
 from hetfl.models import ModelOptions, build
 from hetfl.models.grouped import orthogonal
 from hetfl.training.engines import make_engine
@@ -270,6 +271,13 @@ def test_sgpt_prefers_what_was_seldom_picked():
     assert method.picks(params, batch, {"picks": torch.tensor([90, 10, 0])}).tolist() == [2, 2]
     assert method.picks(params, batch, {"picks": torch.tensor([90, 1, 9])}).tolist() == [1, 1]
     assert method.choose(params, batch, {}).tolist() == [0, 0]  # prediction knows no picks
+
+
+def test_a_key_that_was_seldom_picked_is_the_plain_mean():
+    """Of the first group two picks are few, of the second three are not, and the third has none."""
+    keys = torch.tensor([[[0.0], [0.0], [0.0]], [[8.0], [8.0], [8.0]]])
+    counts = torch.tensor([[2, 0, 0], [0, 3, 0]])
+    assert mean_keys(keys, counts, few=2).flatten().tolist() == [4.0, 8.0, 4.0]
 
 
 def test_sgpt_trains_in_turn(toy_engine):

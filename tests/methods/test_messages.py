@@ -97,6 +97,7 @@ REASONS = {
     "fedproto": ("means", lambda t: t[:1], r"^sent labels of shape \[3\], and it has \[1\]$"),
     "fgpt": ("counts", lambda t: -t, "^sent negative counts$"),
     "fedkd": ("auxiliary.head.bias", lambda t: t / 0, "^sent values that are not finite in auxiliary.head.bias$"),
+    "pt-fedavg": ("head.bias", lambda t: t + 3e38, r"^sent values beyond 1.8e\+19 in head.bias$"),
     "fedbabu": ("", lambda t: t, r"^sent sudo, which its method does not send$"),
 }
 
@@ -111,6 +112,19 @@ def test_the_reason_says_what_is_wrong(two_rounds, method):
     with pytest.raises(HetflError, match=told):
         contract.sizes(Message(wrong))
         contract.check_values(Message(wrong))
+
+
+def test_a_server_that_is_no_longer_finite_names_the_client_with_the_largest_values(toy_engine, five, monkeypatch):
+    engine = Replaying(toy_engine("fedavg", partition=five))
+    server, _ = rounds.start(engine, Draws(0))
+    large = {"head.bias": torch.full((CLASSES,), 1e9)}
+    engine.hostile = lambda update: Update(**{**vars(update), "uplink": Message({**update.uplink, **large})})
+    aggregate = engine.method.aggregate
+    spoiled = {"head.bias": torch.full((CLASSES,), torch.nan)}
+    monkeypatch.setattr(engine.method, "aggregate", lambda *given: aggregate(*given) | {"model": spoiled})
+    told = r"^model/head.bias of the server is no longer finite; the largest values, up to 1.0e\+09, .* client 1$"
+    with pytest.raises(HetflError, match=told):
+        rounds.play_round(engine, server, Draws(0).at(1))
 
 
 def test_clients_that_share_public_data_send_as_many_rows_as_most(toy_engine, five, monkeypatch):

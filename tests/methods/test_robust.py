@@ -43,6 +43,11 @@ def test_changes_are_shortened_to_the_largest_norm():
     assert math.dist(found, [1.0, 1.0]) < 1
 
 
+def test_a_change_with_noise_is_not_shortened_again():
+    """The client shortened it before it added the noise, which a second time would take away."""
+    assert after(largest_change=1.0, noise=0.5) == after()
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu", "pfedpt", "pt-fedavg", "fedmix"])
 def test_settings_that_ask_for_the_mean_change_nothing(toy_engine, method):
     ends = []

@@ -327,6 +327,16 @@ def test_a_diverged_run_is_marked_everywhere(experiment: Path, tmp_path: Path) -
     assert texts[3].count(r"\S{}") == 2
 
 
+def test_a_run_that_went_on_without_a_client_is_marked_everywhere(experiment: Path, tmp_path: Path) -> None:
+    assert "¶" not in render_text(make(experiment))
+    rewrite_run(experiment / "runs/digits-homogeneous/local/local/iid-s2", {"failed": 3})
+    table = make(experiment)
+    texts = [path.read_text() for path in write_table(table, tmp_path / "tables")]
+    for text in (texts[1], render_text(table), pages(tmp_path / "tables")[f"tables/{table['table']}.html"]):
+        assert text.count("¶") == 2 and "Local, IID: seed 2 in round 3." in re.sub(r"\s+", " ", text)
+    assert texts[3].count(r"\P{}") == 2
+
+
 def test_a_run_that_diverged_does_not_set_the_range_of_a_figure(experiment: Path, tmp_path: Path) -> None:
     folder = experiment / "runs/digits-homogeneous/local/local/iid-s0"
     lost = {"accuracy": [0.0] * CLIENTS, "pooled": 0.0, "diverged": [*range(CLIENTS)]}

@@ -59,6 +59,18 @@ def test_a_diverged_cell_says_when():
     assert "accuracy 0.0 (0.0-0.0), diverged in round 2, up" in last
 
 
+def test_a_round_without_a_client_is_told_once_for_each_client():
+    out, progress = plain(1, 5)
+    progress.told(Event(FOLDER, run()))
+    for number, failed in ((1, {}), (2, {"1": "did not answer"}), (3, {"1": "did not answer", "4": "was lost"})):
+        progress.told(Event(FOLDER, None, [line(number, failed=failed)]))
+    finish(progress)
+    first, second, last, *_ = out.getvalue().splitlines()
+    assert first.endswith(": client 1 did not answer; round 2 went on without it")
+    assert second.endswith(": client 4 was lost; round 3 went on without it")
+    assert ", a client failed in round 2, up" in last
+
+
 def test_plain_heartbeat(monkeypatch):
     monkeypatch.setattr(module, "HEARTBEAT", 0.0)
     out, progress = plain(1, 10)

@@ -76,3 +76,9 @@ def test_only_participants_with_something_to_remember_have_a_state(toy_engine, m
     state, lines = run(engine, 1)
     assert len(lines[1].participants) == 2
     assert len(state.clients) == kept and set(state.clients) <= set(lines[1].participants)
+
+
+def test_a_client_that_only_looked_at_its_data_before_the_first_round_keeps_nothing(toy_engine):
+    engine = toy_engine("fedhpl", theorem=True)
+    assert len(list(engine.introduce(range(3), Draws(0)))) == 3
+    assert engine.client_states() == {}

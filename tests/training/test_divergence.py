@@ -100,9 +100,11 @@ def test_the_first_round_survives_a_resume(toy_engine, tmp_path):
     record = Record(tmp_path)
     record.begin(make_run(), completed=0)
     for number in range(4):
-        record.append(make_round(number, diverged=[2] if number in (1, 3) else []))
+        lost = {"0": "did not answer"} if number > 1 else {}
+        record.append(make_round(number, diverged=[2] if number in (1, 3) else [], failed=lost))
     again = Record(tmp_path)
     again.begin(make_run(), completed=3)
     engine = toy_engine("fedavg")
     again.finish(start(engine, Draws(0))[0])
-    assert read_json(tmp_path / "run.json")["diverged"] == 1
+    told = read_json(tmp_path / "run.json")
+    assert (told["diverged"], told["failed"]) == (1, 2)

@@ -67,9 +67,27 @@ def test_too_few_valid_uplinks_end_the_run_with_one_line(toy_engine):
     engine = Remote(toy_engine("fedavg"), c0=lost, c2=lost)
     server, _ = rounds.start(engine, Draws(0))
     rounds.play_round(engine, server, Draws(0).at(1))
-    told = r"^1 of 3 uplinks are valid, compute.uplinks_needed is 2; client 0 did not answer within 60 s; client 2 "
-    with pytest.raises(HetflError, match=told):
-        rounds.play_round(engine, server, Draws(0).at(1), needed=2)
+    told = "^1 of 3 clients answered as they should, and compute.uplinks_needed wants {}; client 0 did not"
+    for needed in (2, None):
+        with pytest.raises(HetflError, match=told.format(needed or 3)):
+            rounds.play_round(engine, server, Draws(0).at(1), needed=needed)
+
+
+def test_fine_tuning_needs_as_many_clients_as_a_round(toy_engine, monkeypatch):
+    engine = Remote(toy_engine("fedbabu"))
+    server, _ = rounds.start(engine, Draws(0))
+    tune = engine.fine_tune
+    monkeypatch.setattr(engine, "fine_tune", lambda *given: (lost(u) if u.client else u for u in tune(*given)))
+    assert rounds.play_fine_tuning(engine, server, Draws(0).at(1)).participants == [0]
+    with pytest.raises(HetflError, match="^1 of 3 clients answered as they should, and .* wants 3"):
+        rounds.play_fine_tuning(engine, server, Draws(0).at(1), needed=None)
+
+
+def test_no_more_uplinks_are_needed_than_there_are_participants(toy_engine):
+    engine = Remote(toy_engine("fedavg"))
+    server, _ = rounds.start(engine, Draws(0))
+    _, line = rounds.play_round(engine, server, Draws(0).at(1), needed=5)
+    assert line.participants == [0, 1, 2]
 
 
 def test_a_run_of_which_nothing_failed_says_nothing(toy_engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import CLASSES, most_varied
+from toy import CLASSES, VARIANTS, groups_of, most_varied
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -48,7 +49,7 @@ class Here:
         self.silent: set[str] = set()
         self.changes = lambda host, content: content
 
-    def send(self, host: str, request: bytes) -> None:
+    def send(self, host: str, request: bytes, most: int = 0) -> None:
         self.waiting[host].append(request)
 
     def receive(self, hosts, timeout):
@@ -198,6 +199,9 @@ def test_a_test_that_fails_elsewhere_is_told_and_left_out(toy_engine, caplog):
     transport.dies = lambda host, given: host == "other"
     assert [bool(score.samples) for score in ours.test(tasks, Draws(0).at(1))] == [True, False, True]
     assert caplog.messages == ["client 1 was lost; its score is left out"]
+    transport.dies = lambda host, given: True
+    with pytest.raises(HetflError, match="^no client has been tested; client 0 of one was lost; client 1 of other"):
+        rounds.tested(ours, server, Draws(0).at(1))
 
 
 def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypatch):
@@ -216,6 +220,51 @@ def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypa
     held_back = "cannot answer: a message of client 1 was held back: it sent samples, which its method does not send"
     assert {answer.client: answer.reason for answer in answers}[1] == held_back
     assert not any(Reply.from_bytes(content).updates for content in sent)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_host_takes_what_the_server_of_its_method_sends(toy_engine, variant):
+    """Before and after the first aggregation, for training and for tests."""
+    method, settings = VARIANTS[variant]
+    engine = toy_engine(method, groups_of(method, settings)[-1], **{"rounds": 2, **settings})
+    found = play(remote(engine, Here(engine, HOSTS, trusted=False, trusts=False)))
+    assert not any(line.failed for line in found[1])
+    assert found[1] == play(engine)[1]
+
+
+REFUSED = {
+    "a name": (lambda w: {**w, "sudo": torch.zeros(1)}, "sent sudo, which its method does not send"),
+    "none": (lambda w: {}, "did not send .*"),
+    "a type": (lambda w: {n: t.half() for n, t in w.items()}, "sent .* as float16, and it is float32"),
+    "a shape": (lambda w: {n: t[None] for n, t in w.items()}, "sent .* of shape .*, and it has .*"),
+    "a value": (lambda w: {n: t / 0 for n, t in w.items()}, "sent values that are not finite in .*"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_host_refuses_what_the_server_of_its_method_does_not_send(two_rounds, case):
+    played = two_rounds("fedavg", "homogeneous")
+    change, told = REFUSED[case]
+    host = Here(played.engine, HOSTS, trusts=False).made()
+    task = Task(0, Message(change(dict(played.downlinks[0]))))
+    for kind in ("train", "test"):
+        reply = Reply.from_bytes(host.answer(Request(Question(kind=kind, round=1), [task]).to_bytes()))
+        assert re.fullmatch(f"the server {told}", reply.error) and not reply.updates and not reply.scores
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        (Question(kind="train", round=1), "the server sent client 0 nothing to train with"),
+        (Question(kind="train", round=0), "the server asks for train in round 0, of rounds up to 4"),
+        (Question(kind="introduce", round=1), "the server asks for introduce in round 1, of rounds up to 4"),
+        (Question(kind="test", round=9), "the server asks for test in round 9, of rounds up to 4"),
+        (Question(kind="test", round=1, rule="x"), "the server asks for the rule 'x', which FedAvg does not have"),
+    ],
+)
+def test_a_host_refuses_questions_that_its_method_does_not_ask(toy_engine, question, told):
+    host = Here(toy_engine("fedavg"), HOSTS, trusts=False).made()
+    assert Reply.from_bytes(host.answer(Request(question, [Task(0, None)]).to_bytes())).error == told
 
 
 def test_a_server_of_others_neither_gets_nor_sets_private_states(toy_engine):
@@ -305,6 +354,22 @@ def test_a_host_that_is_asked_twice_gives_the_same_bytes(toy_engine, tmp_path):
     assert "is of the run 'another', this host takes part in ''" in (Reply.from_bytes(host.answer(wrong)).error or "")
 
 
+def test_an_answer_that_is_an_error_is_not_kept(toy_engine, tmp_path, monkeypatch):
+    """What went wrong may be mended when the server asks again."""
+    engine = toy_engine("fedavg")
+    host = Here(engine, HOSTS, folder=tmp_path).made()
+    ask = Request(Question(kind="introduce", round=0), [Task(k, None) for k in range(3)]).to_bytes()
+
+    def broken(work):
+        raise HetflError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.method, "register", broken)
+        assert Reply.from_bytes(host.answer(ask)).error == "the disk is full"
+    reply = Reply.from_bytes(host.answer(ask))
+    assert reply.error is None and len(reply.updates) == 3
+
+
 def test_messages_keep_every_bit_and_refuse_what_is_none():
     values = torch.tensor([float("nan"), float("-inf"), -0.0])
     uplink = Message({"b": values, "a": values, "n": torch.tensor(3), "t": torch.arange(6.0).view(2, 3).t()})
@@ -358,7 +423,7 @@ def test_what_waits_at_the_server_does_not_grow_with_the_clients():
 
 
 def test_a_host_plays_only_the_clients_that_live_there(toy_engine):
-    host = Here(toy_engine("fedavg"), HOSTS, clients=[1]).made()
+    host = Here(toy_engine("fedavg"), HOSTS, trusts=False, clients=[1]).made()
     ask = Request(Question(kind="introduce", round=0), [Task(1, None), Task(2, None)]).to_bytes()
     reply = Reply.from_bytes(host.answer(ask))
     assert "node.clients: has no client 2" in reply.error and not reply.updates

@@ -10,9 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 from test_remote_engine import Here
+from toy import CLASSES, VARIANTS, groups_of
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
+from hetfl.message import Message
+from hetfl.methods.base import Statistics
+from hetfl.schema import ClassCounts
 from hetfl.training import rounds
+from hetfl.training.contract import contracts, registered_counts
 from hetfl.training.engine import Score, Update
 from hetfl.training.host import Reply
 from hetfl.training.remote import RemoteEngine
@@ -67,12 +73,16 @@ CASES = {
     "a header of 10 GB": (lambda content, _: struct.pack("<Q", 10**10) + content[8:], "^sent what "),
     "a tensor of 10 GB": (lambda content, _: with_header(content, claim), "^sent what "),
     "strides beyond 64 bits": (lambda content, _: with_header(content, impossible), "^sent what .*RuntimeError"),
-    "the round before": (lambda content, earlier: earlier or content, "^did not answer within 0.01 s$"),
+    "the round before": (lambda content, earlier: earlier or content, "^is not in the answer of its node$"),
     "half of the round before": (
         lambda content, earlier: earlier[:-8] or content,
-        "^did not answer within 0.01 s$",
+        "^is not in the answer of its node$",
     ),
-    "another's number": (lambda content, _: another(content, client=0), "^did not answer within 0.01 s$"),
+    "another's number": (lambda content, _: another(content, client=0), "^is not in the answer of its node$"),
+    "nobody": (
+        lambda content, _: Reply(Reply.from_bytes(content).question).to_bytes(),
+        "^is not in the answer of its node$",
+    ),
     "not finite": (
         lambda content, _: another(content, uplink={"head.bias": torch.full((3,), torch.nan)}),
         "^did not send ",
@@ -98,7 +108,7 @@ CASES = {
 def test_what_nobody_should_send_is_refused(toy_engine, case):
     change, told = CASES[case]
     engine = toy_engine("fedavg")
-    remote = RemoteEngine("here", engine.method, engine.models, engine.device, Wire(engine, change), deadline=0.01)
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, Wire(engine, change))
     server, _ = rounds.start(remote, Draws(0))
     for round in (1, 2):
         server, line = rounds.play_round(remote, server, Draws(0).at(round))
@@ -109,34 +119,114 @@ def test_what_nobody_should_send_is_refused(toy_engine, case):
 def test_figures_of_the_fine_tuning_are_checked_like_those_of_rounds(toy_engine):
     engine = toy_engine("fedbabu")
     wire = Wire(engine, lambda content, _: another(content, loss=torch.zeros(2)), "fine_tune")
-    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, deadline=0.01)
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire)
     server, _ = rounds.start(remote, Draws(0))
     line = rounds.play_fine_tuning(remote, server, Draws(0).at(1))
     assert line.participants == [0, 2] and line.failed == {"1": "sent a loss that is not a number"}
 
 
+def counts_of(engine) -> ClassCounts:
+    """What a server knows of clients' samples."""
+    tests = [data.test_images.labels[data.test].bincount(minlength=CLASSES) for data in engine.federation.data]
+    trains = [client.class_counts.tolist() for client in engine.federation.clients]
+    return ClassCounts(train=trains, test=[row.tolist() for row in tests])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_registration_with_what_the_card_says_is_taken(toy_engine, variant):
+    method, settings = VARIANTS[variant]
+    engine = toy_engine(method, groups_of(method, settings)[0], **settings)
+    transport = Here(engine, HOSTS, trusted=False)
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, transport, counts=counts_of(engine))
+    assert rounds.start(remote, Draws(0))[0].keys() == rounds.start(engine, Draws(0))[0].keys()
+
+
+def test_what_a_client_registers_of_its_images_is_its_own_to_say(toy_engine, monkeypatch):
+    """Here how many of them its first model predicts rightly, which no card knows."""
+    engine = toy_engine("fedavg")
+    method, register = engine.method, engine.method.register
+
+    def right(model, params, batch, received):
+        return Statistics({"right": (model(params, batch.images).logits.argmax(1) == batch.labels).sum()})
+
+    monkeypatch.setattr(method, "statistics_source", lambda round: "own")
+    monkeypatch.setattr(method, "statistics", right)
+    monkeypatch.setattr(
+        method, "register", lambda work: Message({**register(work), "right": work.statistics.sums["right"]})
+    )
+    found = registered_counts(method, engine.models, counts_of(engine).train)
+    assert [message["samples"].item() for message in found] == [15, 19, 26]
+    assert all(list(message) == ["samples"] for message in found)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "value"),
+    [
+        ("fedavg", "samples", 2**31 - 1),
+        ("fedmix", "samples", 20),
+        ("fedgen-counts", "counts", 7),
+        ("fedhpl", "width", 10**6),
+        ("fedhpl-literal-counts", "class_counts", 7),
+    ],
+)
+def test_a_client_does_not_choose_how_much_it_counts(toy_engine, variant, name, value):
+    method, settings = VARIANTS[variant]
+    engine = toy_engine(method, **settings)
+
+    def more(content: bytes, _: bytes) -> bytes:
+        (update,) = Reply.from_bytes(content).updates
+        changed = {name: torch.full_like(update.uplink[name], value)}
+        return another(content, uplink=Message({**update.uplink, **changed}))
+
+    wire = Wire(engine, more, "introduce")
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, counts=counts_of(engine))
+    told = rf"client 1 of other registers with {name} \[{value}.*\], and the card of its data and its model give \["
+    with pytest.raises(HetflError, match=told):
+        rounds.start(remote, Draws(0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_message_is_longer_than_the_bound_of_its_contract(two_rounds, variant):
+    method, settings = VARIANTS[variant]
+    played = two_rounds(method, groups_of(method, settings)[-1], **settings)
+    for client, update in played.updates.items():
+        registration, uplink = contracts(played.engine.method, played.engine.models[client])
+        rows = max(played.engine.federation.clients[client].samples, CLASSES)
+        assert update.uplink.size.bytes <= uplink.most_bytes(rows, 20) < 40 * update.uplink.size.bytes + 10**5
+        (own,) = played.engine.introduce([client], Draws(0))
+        assert own.uplink.size.bytes <= registration.most_bytes(rows, 20)
+
+
+def test_a_reply_longer_than_its_clients_messages_can_be_is_refused(toy_engine):
+    engine = toy_engine("fedavg")
+    wire = Wire(engine, lambda content, _: another(content, uplink={"w": torch.zeros(10**6)}))
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, counts=counts_of(engine))
+    server, _ = rounds.start(remote, Draws(0))
+    _, line = rounds.play_round(remote, server, Draws(0).at(1))
+    assert re.match(r"sent what has \d+ bytes, and \d+ are the most that is read", line.failed["1"])
+
+
 @pytest.mark.parametrize("samples", [0, 1, 10**9])
 def test_a_client_does_not_choose_on_how_many_samples_it_is_tested(toy_engine, caplog, samples):
     engine = toy_engine("fedavg", train_accuracy=True)
-    data = engine.federation.data
-    sizes = {"train": [len(one.train) for one in data], "test": [len(one.test) for one in data]}
+    counts = counts_of(engine)
 
     def scored(content: bytes, _: bytes) -> bytes:
         reply = Reply.from_bytes(content)
         return replace(reply, scores=[Score(1, torch.tensor([samples, 0]), samples)]).to_bytes()
 
     wire = Wire(engine, scored, "test")
-    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, sizes=sizes)
+    remote = RemoteEngine("here", engine.method, engine.models, engine.device, wire, counts=counts)
     server, _ = rounds.start(remote, Draws(0))
     _, line = rounds.play_round(remote, server, Draws(0).at(1))
     _, right = rounds.play_round(engine, rounds.start(engine, Draws(0))[0], Draws(0).at(1))
     assert line.accuracy == [right.accuracy[0], None, right.accuracy[2]]
     assert line.train_accuracy == [right.train_accuracy[0], None, right.train_accuracy[2]]
-    many = [sizes["test"][k] for k in (0, 2)]
+    many = [sum(counts.test[k]) for k in (0, 2)]
     assert line.pooled == pytest.approx(
         (line.accuracy[0] * many[0] + line.accuracy[2] * many[1]) / sum(many), abs=1e-12
     )
     assert caplog.messages == [
-        f"client 1 was tested on {samples} samples, and has {sizes[part][1]} ({part}); its score is left out"
-        for part in ("test", "train")
+        f"client 1 was tested on {samples} samples, and has {sum(has[1])} ({part}); its score is left out"
+        for part, has in (("test", counts.test), ("train", counts.train))
     ]

@@ -76,7 +76,8 @@ def join(
     from hetfl.deploy.supervisor import Supervisor
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    Supervisor(file, read_node(file, insecure), insecure).run()
+    if status := Supervisor(file, read_node(file, insecure), insecure).run():
+        raise typer.Exit(status)
 
 
 @app.command(rich_help_panel=DEPLOY)

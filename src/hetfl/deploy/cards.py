@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from hetfl.config import Settings, validate
 from hetfl.data.store import Card, read_card, read_dataset
@@ -14,6 +14,10 @@ from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, Workspace
 from hetfl.files import read_json, sha256_json, write_json
 from hetfl.schema import ClassCounts
+
+CHECKSUMS = "checksums"
+"""The key of a partition's card with the checksums of the clients' data. It is no part of a run's identity."""
+WRITES = "hetfl rehearse and hetfl cards write it"
 
 
 class ClientCard(Settings):
@@ -122,6 +126,7 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
         "class_names": first.class_names,
         "class_counts": {"train": [card.train for card in cards], "test": [card.test for card in cards]},
         "sha256": sha256_json([checksums, sizes]),
+        CHECKSUMS: checksums,
     }
     written = [
         workspace.dataset(first.dataset) / "card.json",
@@ -139,12 +144,31 @@ def class_counts(cell: Cell, workspace: Workspace) -> ClassCounts:
     """Samples per client and class, from the card of a partition: the server has no data.
 
     Raises:
-        HetflError: the card is that of a partition whose clients share the test subset, which has no such counts.
+        HetflError: the card has none, or not those of the cell's clients. That of a partition whose clients share the
+            test subset has no counts of it.
     """
-    path = workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"
-    card = read_json(path)
-    train = card["class_counts"]["train"]
-    test = card["class_counts"].get("test")
-    if test is None:
-        raise HetflError(f"{path}: has no counts of test samples; hetfl rehearse and hetfl cards write them")
-    return ClassCounts(train=train, test=test)
+    path = _partition_card(cell, workspace)
+    try:
+        counts = ClassCounts.model_validate(read_json(path)["class_counts"])
+    except (LookupError, TypeError, ValidationError) as error:
+        raise HetflError(f"{path}: class_counts: has not those of each client; {WRITES}") from error
+    clients, classes = cell.partition["clients"], len(read_card(workspace.dataset(cell.dataset)).class_names)
+    for side, rows in (("train", counts.train), ("test", counts.test)):
+        if len(rows) != clients:
+            raise HetflError(f"{path}: class_counts.{side}: has {len(rows)} clients, {clients} are needed; {WRITES}")
+        for client, row in enumerate(rows):
+            if len(row) != classes or min(row, default=0) < 0:
+                raise HetflError(
+                    f"{path}: class_counts.{side}.{client}: are not counts of {classes} classes; {WRITES}"
+                )
+    return counts
+
+
+def client_checksums(cell: Cell, workspace: Workspace) -> dict[str, str]:
+    """Checksums of the clients' data by client, from the card of a partition; none where it does not have them."""
+    found = read_json(_partition_card(cell, workspace)).get(CHECKSUMS, {})
+    return {str(client): str(checksum) for client, checksum in found.items()} if isinstance(found, dict) else {}
+
+
+def _partition_card(cell: Cell, workspace: Workspace) -> Path:
+    return workspace.partition(cell.dataset, cell.split, cell.seed) / "card.json"

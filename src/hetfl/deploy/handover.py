@@ -7,6 +7,7 @@ The answer is a frame with ``ok`` or ``error`` and one with the content or the r
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import struct
@@ -14,6 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from hetfl.errors import foreseen, one_line
+
+log = logging.getLogger("hetfl.node")
 
 LARGEST = 1 << 34
 """The most bytes of a frame; a length beyond it is a mistake."""
@@ -54,7 +59,8 @@ def serve(path: Path, answer: Callable[[Header, bytearray], bytes], ready: Calla
                     try:
                         status, content = b"ok", answer(header, body)
                     except Exception as error:
-                        status, content = b"error", f"{type(error).__name__}: {error}".encode()
+                        log.error("%s", one_line(error), exc_info=foreseen(error) is None)
+                        status, content = b"error", one_line(error).encode()
                     del body
                     _send(connection, status)
                     _send(connection, content)
@@ -88,7 +94,7 @@ def ask(path: Path, header: Header, body: bytes, patience: float = 60.0) -> byte
         except (OSError, HandoverError) as error:
             until = until or time.monotonic() + patience
             if time.monotonic() > until:
-                raise HandoverError(f"{path}: the worker does not answer ({error})") from error
+                raise HandoverError(f"the worker does not answer ({one_line(error)})") from error
             time.sleep(0.1)
     if status != b"ok":
         raise HandoverError(content.decode(errors="replace"))

@@ -33,11 +33,13 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from httpx import HTTPStatusError, codes
 
 from hetfl.deploy.client_app import client_app
-from hetfl.deploy.processes import end_with_parent, free_port, keep_running, new_secret
+from hetfl.deploy.processes import end_with_parent, ends_in_one_line, free_port, keep_running, new_secret
+from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import Node, read_node
-from hetfl.errors import HetflError
+from hetfl.errors import one_line
 
 log = logging.getLogger("hetfl.node")
 
@@ -50,6 +52,8 @@ HEARTBEAT = 15
 can come back only then. Flower's own value is 30."""
 SHORTEST = 0.1
 """Seconds after which the server is asked again, once a message has come."""
+AGAIN = 60.0
+"""Seconds after which it is told again why the server cannot be reached."""
 LONGEST = 4
 """The longest time between two tries to reach a server that does not answer, in seconds. Flower's own value is 20."""
 
@@ -131,7 +135,8 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
                         reply = app(message=message, context=context)
                 except Exception as error:
                     log.error("%s", error)
-                    reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+                    reason = noted_error(node, error)
+                    reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
                 push_message(task, reply, context)
                 push_task_output(task, context, SubStatus.COMPLETED, "")
         except Exception as error:  # the server asks again what it gets no answer to
@@ -139,10 +144,26 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
         waits.reply.set()
 
 
-def soon() -> RetryInvoker:
-    """Flower's way to try again what did not reach the server, with shorter waits."""
+def soon(node: Node, told: dict[str, float]) -> RetryInvoker:
+    """Flower's way to try again what did not reach the server, with shorter waits and reasons.
+
+    Args:
+        node: whose server it is.
+        told: when each reason was told last, by :func:`time.monotonic`.
+    """
     invoker = make_simple_http_retry_invoker()
     invoker.wait_gen_factory = partial(exponential, max_delay=LONGEST)
+    gives_up = invoker.should_giveup
+
+    def giving_reasons(error: Exception) -> bool:
+        unknown = isinstance(error, HTTPStatusError) and error.response.status_code == codes.UNAUTHORIZED
+        reason = "it does not know this node's key" if unknown else one_line(error)
+        if time.monotonic() - told.get(reason, -AGAIN) >= AGAIN:
+            told[reason] = time.monotonic()
+            log.warning("%s: the server at %s cannot be reached (%s); trying again", node.name, node.server, reason)
+        return gives_up is None or gives_up(error)
+
+    invoker.should_giveup = giving_reasons
     return invoker
 
 
@@ -151,7 +172,7 @@ def connect(node: Node, insecure: bool) -> None:
     end_with_parent()
     waits = Waits(node.poll)
     vars(supernode)["time"] = SimpleNamespace(sleep=waits.sleep)
-    vars(fleet_http_connection)["make_simple_http_retry_invoker"] = soon
+    vars(fleet_http_connection)["make_simple_http_retry_invoker"] = partial(soon, node, {})
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     port, secret = free_port(), new_secret(node.folder)
@@ -186,7 +207,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("flwr").propagate = False  # it writes its own lines
-    try:
-        run(Path(sys.argv[1]), "--insecure" in sys.argv)
-    except HetflError as error:
-        sys.exit(f"error: {error}")
+    ends_in_one_line(partial(run, Path(sys.argv[1]), "--insecure" in sys.argv))

@@ -9,7 +9,7 @@ import torch
 
 from hetfl.data.store import read_card
 from hetfl.deploy.agreement import agreement
-from hetfl.deploy.cards import class_counts
+from hetfl.deploy.cards import class_counts, client_checksums
 from hetfl.deploy.settings import Server
 from hetfl.deploy.transport import FlowerTransport
 from hetfl.draws import Draws
@@ -24,7 +24,6 @@ from hetfl.methods.base import Client
 from hetfl.models import build
 from hetfl.schema import Round
 from hetfl.targets import cells_of
-from hetfl.training.engine import Samples
 from hetfl.training.federation import Federation
 from hetfl.training.registry import FLOWER
 from hetfl.training.remote import RemoteEngine
@@ -95,7 +94,9 @@ def play(
     def elsewhere(identity: str) -> Elsewhere:
         card = read_card(workspace.dataset(cell.dataset))
         classes = len(card.class_names)
-        public = 0 if cell.public is None else len(read_card(workspace.dataset(cell.public.dataset)).class_names)
+        shared = None if cell.public is None else read_card(workspace.dataset(cell.public.dataset))
+        public = 0 if shared is None else len(shared.class_names)
+        common = max([*card.image_shape, *([] if shared is None else shared.subset_sizes.values())])
         method = create(cell.method, cell.settings, classes, public, seed=cell.seed)
         options = method.model_options()
         built = {
@@ -106,15 +107,14 @@ def play(
         models = [built[cell.models[k % len(cell.models)]] for k in range(len(counts.train))]
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
-        agreed = agreement(cell, workspace, [*built], identity)
-        transport.header = agreed.model_dump()
+        data = client_checksums(cell, workspace)
+        agreed = agreement(cell, workspace, [*built], identity, card.class_names, data)
+        transport.headers = {
+            name: agreed.of(clients).model_dump(mode="json") for name, clients in transport.clients.items()
+        }
         server = transport.server
         deadline = server.deadline if server.missing == "go-on" else None
-        sizes: dict[Samples, list[int]] = {
-            "train": [sum(row) for row in counts.train],
-            "test": [sum(row) for row in counts.test],
-        }
-        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, sizes)
+        engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, counts, common)
         federation = Federation(clients, (), classes, device)
         return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 
@@ -122,5 +122,7 @@ def play(
         carried = transport.take_carried()
         return line.model_copy(update={"nodes": {name: asdict(one) for name, one in carried.items()}})
 
-    compute = params.compute.model_copy(update={"threads": 1})
+    alone = 1 if transport.server.missing == "go-on" else None
+    needed = params.compute.uplinks_needed or alone
+    compute = params.compute.model_copy(update={"threads": 1, "uplinks_needed": needed})
     return run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere)

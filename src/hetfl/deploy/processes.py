@@ -6,16 +6,22 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from hetfl.errors import HetflError
+
 LONGEST = 8.0
 """Seconds between two starts of work that ends at once, see :func:`keep_running`."""
 STEADY = 10.0
 """Seconds after which work that ends is started again without waiting."""
+MISTAKE = 2
+"""Exit status of a process that cannot begin for a mistake in the node's own files, as of all commands of hetfl. To
+start it again would not help."""
 TICK = 0.1
 """Seconds between two looks whether work has ended."""
 
@@ -28,6 +34,15 @@ def new_secret(folder: Path) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(32))
     return path
+
+
+def ends_in_one_line(run: Callable[[], object]) -> None:
+    """Do a process's work; a mistake in its own files is one line on standard error, and :data:`MISTAKE`."""
+    try:
+        run()
+    except HetflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(MISTAKE)
 
 
 def free_port() -> int:

@@ -12,6 +12,7 @@ import yaml
 
 from hetfl.data.partitions import Partition, read_partition
 from hetfl.data.store import Dataset, Subset, read_card, read_dataset, write_dataset
+from hetfl.deploy.cards import CHECKSUMS
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.settings import host_of
 from hetfl.errors import HetflError
@@ -64,7 +65,6 @@ def write_deployment(
     homes = {name: [*range(number, partition.clients, count)] for number, name in enumerate(names)}
     with atomic_folder(folder) as out:
         make_certificates(out / "certs", [*dict.fromkeys([host, "localhost", "127.0.0.1"])], names)
-        _write_server(out / "server", cells, workspace, partition, card, dataset)
         members = {name: {"key": f"certs/{name}.pub", "clients": clients} for name, clients in homes.items()}
         server = {"address": address, "project": "server", "run": [*run], "folder": "server/flower"}
         server |= {"certificate": "certs/server.crt", "key": "certs/server.key", "authority": "certs/authority.crt"}
@@ -77,6 +77,9 @@ def write_deployment(
             if _publics(cells):
                 node["public"] = f"{name}/data/public"
             _write_yaml(out / f"{name}.yaml", {"node": node})
+        folders = {k: out / name / "data" / f"client-{k}" for name, clients in homes.items() for k in clients}
+        card[CHECKSUMS] = {str(client): read_card(folders[client]).checksum for client in sorted(folders)}
+        _write_server(out / "server", cells, workspace, partition, card, dataset)
     return names
 
 

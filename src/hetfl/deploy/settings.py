@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from hetfl.config import Settings, one_of, read_yaml, validate
+from hetfl.deploy.keys import check_private_key, public_key
 from hetfl.errors import HetflError
 from hetfl.training.registry import Precision, choices
 
@@ -163,6 +165,8 @@ def read_server(path: Path, insecure: bool = False) -> Server:
     files = {"certificate": part.certificate, "key": part.key, "authority": part.authority}
     files |= {f"nodes.{name}.key": member.key for name, member in part.nodes.items()}
     _check_part(f"{path}: server", part, files, insecure)
+    if not insecure:
+        _check_public(f"{path}: server.nodes", {name: one.key for name, one in part.nodes.items() if one.key})
     return part
 
 
@@ -176,6 +180,8 @@ def read_node(path: Path, insecure: bool = False) -> Node:
     if part is None:
         raise HetflError(f"{path}: has no node part; hetfl serve starts the server")
     _check_part(f"{path}: node", part, {"authority": part.authority, "key": part.key}, insecure)
+    if not insecure and part.key:
+        check_private_key(f"{path}: node.key", part.key)
     folders = {f"clients.{client}": folder for client, folder in part.clients.items()}
     for key, folder in {**folders, **({"public": part.public} if part.public else {})}.items():
         if not (folder / "card.json").is_file():
@@ -211,6 +217,15 @@ def _check_files(where: str, files: dict[str, Path | None], insecure: bool) -> N
 def _check_private(where: str, file: Path) -> None:
     if stat.S_IMODE(file.stat().st_mode) & 0o077:
         raise HetflError(f"{where}: others may read {file}; chmod 600 it")
+
+
+def _check_public(where: str, files: Mapping[str, Path]) -> None:
+    owners: dict[Any, str] = {}
+    for name, file in files.items():
+        first = owners.setdefault(public_key(f"{where}.{name}.key", file).public_numbers(), name)
+        if first != name:
+            told = f"{file} is the key of {first}, too; hetfl certs makes one for each node"
+            raise HetflError(f"{where}.{name}.key: {told}")
 
 
 def _check_project(where: str, folder: Path) -> None:

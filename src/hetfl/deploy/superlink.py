@@ -7,23 +7,29 @@ secret that is made anew for each start: by itself Flower lets everyone who reac
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hetfl.deploy.keys import public_key
 from hetfl.deploy.processes import end_with_parent
 from hetfl.deploy.settings import Server
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, one_line
 
 HEADER = "x-hetfl-secret"
 """The HTTP header that carries the secret."""
 
 CONTROL = "/v1/control"
+
+PATIENCE = 30.0
+"""Seconds after which a line says that the SuperLink does not answer yet."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -40,8 +46,13 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def start(server: Server, insecure: bool, secret: Path) -> subprocess.Popen[bytes]:
-    """Start a SuperLink; it writes its log to ``superlink.log``."""
+    """Start a SuperLink; it writes its log to ``superlink.log``.
+
+    Raises:
+        HetflError: nobody can listen at the server's address.
+    """
     host, _, port = server.address.rpartition(":")
+    check_address(host.strip("[]"), int(port))
     arguments = ["--host", host.strip("[]"), "--port", port, "--isolation", "process"]
     arguments += ["--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
     if insecure:
@@ -53,6 +64,31 @@ def start(server: Server, insecure: bool, secret: Path) -> subprocess.Popen[byte
     with (server.folder / "superlink.log").open("ab") as log:
         command = [sys.executable, "-m", __name__, str(secret), *arguments]
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment(server.folder), cwd=server.folder)
+
+
+def check_address(host: str, port: int) -> None:
+    """Check that a process can listen at an address.
+
+    Raises:
+        HetflError: another one does, or it is no address of this machine.
+    """
+    where = f"server.address: {host}:{port}"
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except socket.gaierror as error:
+        raise HetflError(
+            f"{where}: {host} has no address here; use one of this machine, or 0.0.0.0 for all"
+        ) from error
+    except OSError as error:
+        reasons = {
+            errno.EADDRINUSE: "another process listens there; end it, or use another port",
+            errno.EADDRNOTAVAIL: "is no address of this machine; use one that it has, or 0.0.0.0 for all",
+            errno.EACCES: "a port below 1024 is for root; use a larger one",
+        }
+        raise HetflError(f"{where}: {reasons.get(error.errno or 0, str(error))}") from error
 
 
 def run(secret: bytes, arguments: list[str]) -> None:
@@ -83,6 +119,12 @@ def run(secret: bytes, arguments: list[str]) -> None:
     extensions.get_middleware = lambda: (Middleware(Guard), *before())
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return next((line[:200] for line in reversed(lines) if line), "nothing")
 
 
 class Control:
@@ -119,26 +161,33 @@ class Control:
         with self._client(ControlHttpClient, RuntimeVersionHttpInterceptor(component_name="hetfl"), Show()) as client:
             yield client
 
-    def wait(self, process: subprocess.Popen[bytes], seconds: float = 90) -> None:
-        """Wait until a SuperLink that was started answers.
+    def wait(self, process: subprocess.Popen[bytes], log: Path, tell: Callable[[str], None]) -> None:
+        """Wait until a SuperLink that was started answers, for as long as its process is there.
+
+        Args:
+            process: the SuperLink's.
+            log: its log.
+            tell: is told in a line that it takes long.
 
         Raises:
-            HetflError: it ended, or does not answer.
+            HetflError: it ended.
         """
         import httpx
         from flwr.proto.control_pb2 import ListNodesRequest
 
-        until = time.monotonic() + seconds
+        spoke = time.monotonic()
         while True:
             if (code := process.poll()) is not None:
-                raise HetflError(f"the SuperLink ended with status {code}; superlink.log says why")
+                told = f"the SuperLink ended with status {code}"
+                raise HetflError(f"{told}; the last line of {log} is: {last_line(log)}")
             try:
                 with self._control() as control:
                     control.ListNodes(ListNodesRequest())
                 return
             except httpx.HTTPError as error:
-                if time.monotonic() > until:
-                    raise HetflError(f"the SuperLink at {self.address} does not answer ({error})") from error
+                if time.monotonic() - spoke > PATIENCE:
+                    spoke = time.monotonic()
+                    tell(f"the SuperLink at {self.address} does not answer yet ({one_line(error)}); waiting for it")
                 time.sleep(0.2)
 
     def register(self, keys: Mapping[str, Path]) -> dict[int, str]:
@@ -147,18 +196,13 @@ class Control:
         Raises:
             HetflError: a file is no public key.
         """
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
         from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
         found = {}
         with self._control() as control:
             for name, path in keys.items():
-                try:
-                    content = public_key_to_bytes(load_ssh_public_key(path.read_bytes()))  # type: ignore[arg-type]
-                except (ValueError, UnsupportedAlgorithm) as error:
-                    raise HetflError(f"{path}: is no public key of {name}; hetfl certs makes one") from error
+                content = public_key_to_bytes(public_key(f"server.nodes.{name}.key", path))
                 found[control.RegisterNode(RegisterNodeRequest(public_key=content)).node_id] = name
         return found
 

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from hetfl.deploy.processes import MISTAKE
 from hetfl.deploy.settings import Node
 from hetfl.deploy.superlink import environment
 
@@ -46,8 +47,12 @@ class Supervisor:
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def run(self) -> None:
-        """Keep the processes alive until SIGTERM or Ctrl-C, then end them."""
+    def run(self) -> int:
+        """Keep the processes alive until SIGTERM or Ctrl-C, or a mistake in the node's own files, then end them.
+
+        Returns:
+            The exit status: 0, or :data:`MISTAKE` if one of them ended with it, having said why in a line.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end.set())
         starts = {name: 0.0 for name in PROCESSES}
@@ -58,6 +63,8 @@ class Supervisor:
                     process = self._running.get(name)
                     if process is not None and process.poll() is None:
                         continue
+                    if process is not None and process.returncode == MISTAKE:
+                        return MISTAKE
                     since = time.monotonic() - starts[name]
                     if process is not None and since < pause[name]:
                         continue
@@ -69,6 +76,7 @@ class Supervisor:
                     starts[name] = time.monotonic()
                     self._running[name] = self._start(name)
                 self._end.wait(0.2)
+            return 0
         finally:
             self.stop()
 

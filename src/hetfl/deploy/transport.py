@@ -20,6 +20,7 @@ from hetfl.deploy.messages import QUERY, TRAIN, pack, pull
 from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
+from hetfl.training.host import LIMIT
 from hetfl.training.remote import Lost
 
 HEARTBEAT = 10.0
@@ -40,12 +41,14 @@ class Sent:
         host: name of the node.
         body: the request.
         began: when it was first sent, by :func:`time.monotonic`.
+        most: bytes of the answer.
         activated: when the node had last connected, as Flower says it.
     """
 
     host: str
     body: bytes
     began: float
+    most: int
     activated: str = ""
 
 
@@ -72,6 +75,9 @@ class FlowerTransport:
         server: its settings.
         insecure: whether to go without TLS and authentication.
         tell: is told in a line what an operator wants to know.
+
+    Attributes:
+        headers: what goes with each node's requests, by the node's name.
     """
 
     trusted = False
@@ -79,7 +85,7 @@ class FlowerTransport:
     def __init__(self, server: Server, insecure: bool = False, tell: Callable[[str], None] = print) -> None:
         self.server, self.insecure, self.tell = server, insecure, tell
         self.clients: Mapping[str, Sequence[int]] = {name: one.clients for name, one in server.nodes.items()}
-        self.header: dict[str, Any] = {}
+        self.headers: dict[str, dict[str, Any]] = {name: {} for name in self.clients}
         self._carried: dict[str, Carried] = {name: Carried() for name in self.clients}
         self._sent: dict[str, Sent] = {}
         self._waiting: list[Sent] = []
@@ -91,9 +97,9 @@ class FlowerTransport:
         self._connect()
         threading.Thread(target=self._live, daemon=True).start()
 
-    def send(self, host: str, request: bytes) -> None:
+    def send(self, host: str, request: bytes, most: int = LIMIT) -> None:
         """See :meth:`Transport.send`."""
-        self._push(Sent(host, request, time.monotonic()))
+        self._push(Sent(host, request, time.monotonic(), most))
 
     def receive(self, hosts: Sequence[str], timeout: float | None) -> tuple[str, bytes | Lost] | None:
         """See :meth:`Transport.receive`."""
@@ -146,7 +152,7 @@ class FlowerTransport:
         ends = time.monotonic() + seconds
         while self._told:
             with contextlib.suppress(httpx.HTTPError):
-                for key, answer in pull(self._grid, list(self._told)):
+                for key, answer in pull(self._grid, dict.fromkeys(self._told, 0)):
                     if not isinstance(answer, Error):
                         self._told.pop(key, None)
             if self._told and time.monotonic() > ends:
@@ -186,7 +192,7 @@ class FlowerTransport:
             secret = new_secret(folder)
             self._process = start(self.server, self.insecure, secret)
             self._control = Control(self.server, secret.read_bytes(), self.insecure)
-            self._control.wait(self._process)
+            self._control.wait(self._process, folder / "superlink.log", self.tell)
             keys = {name: one.key for name, one in self.server.nodes.items() if one.key}
             self._names: dict[int, str] = {} if self.insecure else self._control.register(keys)
             self._told.clear()
@@ -214,7 +220,7 @@ class FlowerTransport:
                 if number is None:
                     self._waiting.append(sent)  # its node was never there
                     return
-                content = pack(self.header, sent.body)
+                content = pack(self.headers[sent.host], sent.body)
                 message = Message(content, dst_node_id=number, message_type=TRAIN, ttl=self._ttl)
                 (key,) = self._grid.push_messages([message])
                 if not key:
@@ -236,7 +242,7 @@ class FlowerTransport:
         """Take the replies that have arrived."""
         if not self._sent:
             return
-        for key, answer in pull(self._grid, list(self._sent)):
+        for key, answer in pull(self._grid, {key: sent.most for key, sent in self._sent.items()}):
             sent = self._sent.pop(key, None)
             if sent is None:
                 continue
@@ -251,8 +257,7 @@ class FlowerTransport:
             carried.up += len(body)
             carried.waited += waited
             carried.worked += worked if isinstance(worked, float) and 0 <= worked <= waited else 0.0
-            if body:
-                self._ready.append((sent.host, bytes(body)))
+            self._ready.append((sent.host, bytes(body)))
 
     def _failed(self, sent: Sent, error: Error) -> None:
         """What becomes of a request that Flower or the node's app could not answer."""
@@ -315,7 +320,7 @@ class FlowerTransport:
         left = {key: number for key, number in zip(self._grid.push_messages(asked), strangers, strict=True) if key}
         ends = time.monotonic() + 30
         while left and time.monotonic() < ends:
-            for key, answer in pull(self._grid, list(left)):
+            for key, answer in pull(self._grid, dict.fromkeys(left, 0)):
                 number = left.pop(key, None)
                 name = answer[0].get("node") if isinstance(answer, tuple) else None
                 if number is not None and isinstance(name, str) and name in self.clients:

@@ -5,11 +5,12 @@ It answers requests that come over its Unix socket, one after another, and notes
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 
 from hetfl.config import validate
 from hetfl.data.partitions import Partition
-from hetfl.data.store import Dataset, Subset, read_dataset
+from hetfl.data.store import Dataset, Subset, read_card, read_dataset, verified_dataset
 from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, check_agreement
 from hetfl.deploy.handover import serve
 from hetfl.deploy.kept import KeptRuns
-from hetfl.deploy.processes import end_with_parent
+from hetfl.deploy.processes import end_with_parent, ends_in_one_line
+from hetfl.deploy.sent import note, without_places
 from hetfl.deploy.settings import Node, read_node
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -49,8 +51,10 @@ class Worker:
         self.node = node
         self.workspace = Workspace(node.project)
         self.params: Params = load_params(self.workspace.params)
-        self.device = pick_device(node.device)
+        self.device = pick_device(node.device, "node.device")
         self.kept = KeptRuns(node.state)
+        for folder in [*node.clients.values(), *([node.public] if node.public else [])]:
+            read_dataset(folder)  # so that a mistake ends the node before it connects
         self._agreed: Agreement | None = None
         self._host: Host | None = None
 
@@ -70,9 +74,7 @@ class Worker:
             self._host, self._agreed = None, None  # so that never two backbones are in memory
             self._host, self._agreed = self._joined(wanted), wanted
         answer = self._host.answer(bytes(body))
-        if answer:
-            self._note(wanted, answer, time.perf_counter() - began)
-        return answer
+        return self._noted(wanted, answer, time.perf_counter() - began) if answer else b""
 
     def _joined(self, wanted: Agreement) -> Host:
         """The host of this node's clients in a run."""
@@ -86,7 +88,8 @@ class Worker:
         if cell is None:
             raise HetflError(f"{self.workspace.params}: has no cell {wanted.cell!r}, which the server wants to run")
         own = agreement(cell, self.workspace, self._models(cell).values(), wanted.run)
-        check_agreement(wanted, own, self.node.name)
+        cards = {client: read_card(folder) for client, folder in self.node.clients.items()}
+        check_agreement(wanted, own, self.node.name, cards)
         if (last := max(self.node.clients)) >= own.clients:
             raise HetflError(
                 f"{self.node.name}: node.clients: {last}, {wanted.cell} has {own.clients} clients, numbered from 0"
@@ -101,6 +104,10 @@ class Worker:
             self._host, self._agreed = None, None
         self.kept.finish(run, self.node.keep)
 
+    def _opened(self, folder: Path) -> Dataset:
+        """A prepared data set whose contents are what its card says."""
+        return verified_dataset(folder, self.node.folder / "verified")
+
     def _models(self, cell: Cell) -> dict[int, str]:
         """The architecture of each client that lives here."""
         return {client: cell.models[client % len(cell.models)] for client in self.node.clients}
@@ -109,13 +116,13 @@ class Worker:
         """An engine with the data of this node's clients; others of the federation are in it without any."""
         node, models = self.node, self._models(cell)
         dataset, partition = joined(
-            {client: read_dataset(folder) for client, folder in node.clients.items()}, clients
+            {client: self._opened(folder) for client, folder in node.clients.items()}, clients
         )
         shared = None
         if cell.public is not None:
             if node.public is None:
                 raise HetflError(f"node.public: is missing, and {cell.method} has a public data set")
-            shared = read_dataset(node.public)
+            shared = self._opened(node.public)
         method = create(
             cell.method, cell.settings, dataset.num_classes, shared.num_classes if shared else 0, seed=cell.seed
         )
@@ -134,11 +141,14 @@ class Worker:
         )
         return make_engine(method, federation, node.engine)
 
-    def _note(self, wanted: Agreement, answer: bytes, seconds: float) -> None:
-        """Write down what leaves the node, in full to ``sent.jsonl`` and in short to the log."""
+    def _noted(self, wanted: Agreement, answer: bytes, seconds: float) -> bytes:
+        """The answer, without paths in its error; it is in ``sent.jsonl`` in full, and in the log in short."""
         reply = Reply.from_bytes(answer)
-        common: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "cell": wanted.cell}
-        common |= {"round": reply.question.round, "kind": reply.question.kind}
+        if reply.error is not None:
+            log.error("%s", reply.error)
+            reply = replace(reply, error=without_places(self.node, reply.error))
+            answer = reply.to_bytes()
+        common: dict[str, Any] = {"cell": wanted.cell, "round": reply.question.round, "kind": reply.question.kind}
         lines: list[dict[str, Any]] = []
         for update in reply.updates:
             shapes = {name: list(tensor.shape) for name, tensor in update.uplink.items()}
@@ -149,8 +159,7 @@ class Worker:
         lines += [{"client": score.client, "figures": ["right", "not finite", "samples"]} for score in reply.scores]
         if reply.error:
             lines.append({"error": reply.error})
-        with (self.node.folder / "sent.jsonl").open("a") as file:
-            file.writelines(json.dumps({**common, **line}) + "\n" for line in lines)
+        note(self.node, [{**common, **line} for line in lines])
         for line in lines:
             names = [f"{name}{shape}" for name, shape in line.get("tensors", {}).items()]
             shown = ", ".join([*names[:4], *([f"and {len(names) - 4} more"] if len(names) > 4 else [])])
@@ -158,6 +167,7 @@ class Worker:
             client = f"client {line['client']}: " if "client" in line else ""
             log.info("%s round %d, %s: %s%s", wanted.cell, common["round"], common["kind"], client, what)
         log.info("%s: worked %.2f s", wanted.cell, seconds)
+        return answer
 
 
 def joined(datasets: Mapping[int, Dataset], clients: int) -> tuple[Dataset, Partition]:
@@ -196,8 +206,6 @@ def run(file: Path, insecure: bool) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
-        run(Path(sys.argv[1]), "--insecure" in sys.argv)
-    except HetflError as error:
-        sys.exit(f"error: {error}")
+        ends_in_one_line(partial(run, Path(sys.argv[1]), "--insecure" in sys.argv))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -257,7 +257,7 @@ def run_rounds(
     resume: ResumePoints,
     run: Run,
     stop: Stop = never,
-    needed: int = 1,
+    needed: int | None = 1,
     noted: Callable[[Round], Round] = as_it_is,
 ) -> State | None:
     """Play the rounds, from the newest resume point if there is one, and complete the record.
@@ -272,7 +272,7 @@ def run_rounds(
         resume: the run's resume points.
         run: the record's description.
         stop: is asked before each round, with the mean seconds of the last ones.
-        needed: how many valid uplinks a round needs.
+        needed: how many valid uplinks a round needs; None: those of all participants.
         noted: see :class:`Elsewhere`.
 
     Returns:
@@ -320,7 +320,7 @@ def run_rounds(
         if stop(mean(took) if took else None):
             return None
         with _named(record, settings.rounds + 1):
-            line = rounds.play_fine_tuning(engine, server, draws.at(settings.rounds + 1))
+            line = rounds.play_fine_tuning(engine, server, draws.at(settings.rounds + 1), needed)
         played = line.round
         record.append(noted(line))
         resume.save(State(played, server, engine.client_states()))

@@ -61,7 +61,8 @@ class ComputeSettings(Settings):
         ray: settings of the engine of this name.
         precision: of products, see :data:`hetfl.training.registry.Precision`; ``auto``: the fastest on the device.
         uplinks_needed: how many valid uplinks a round needs; a run whose clients are remote ends with fewer, and
-            goes on from there when it is started again.
+            goes on from there when it is started again. None: those of all participants, or with ``missing: go-on``
+            of a deployment one.
         slurm: parameters of the jobs that ``hetfl sweep --on slurm`` submits, e.g. ``{partition: gpu}``.
     """
 
@@ -71,7 +72,7 @@ class ComputeSettings(Settings):
     engine: Annotated[str, one_of(choices)] = "auto"
     ray: RaySettings = RaySettings()
     precision: Precision | Literal["auto"] = "auto"
-    uplinks_needed: int = Field(default=1, ge=1)
+    uplinks_needed: int | None = Field(default=None, ge=1)
     slurm: dict[str, str | int | float | bool] = {}
 
     @property

@@ -21,7 +21,7 @@ from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
 from hetfl.experiments.plan import around, parts_of
 from hetfl.files import clear_leftovers, write_json, write_text, writing
-from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, divergence, last_round, read_run, sound_rounds
+from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds, troubles
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
 
@@ -116,7 +116,7 @@ class Record:
     def finish(self, state: State) -> None:
         """Write the final state of server and clients, then mark the run complete.
 
-        A run in which a client's loss or scores were not finite has the first such round as ``diverged``.
+        The run says in which round first something went wrong, see :func:`hetfl.schema.troubles`.
         """
         tensors = {
             name: tensor
@@ -124,7 +124,7 @@ class Record:
             if "/optimiser/" not in name and "/memory/" not in name
         }
         write_tensors(self.folder / MODEL, tensors, {"round": str(state.round)})
-        told = {"status": "complete", "finished": now(), **divergence(self.lines())}
+        told = {"status": "complete", "finished": now(), **troubles(self.lines())}
         finished = self.run.model_copy(update=told)
         write_json(self.folder / RUN, finished.as_json())
         self.tell(finished)

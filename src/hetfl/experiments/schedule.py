@@ -25,8 +25,12 @@ from hetfl.experiments.workers import Worker, end, orphaned
 from hetfl.methods.registry import mistake
 
 
-def pick_device(name: str) -> torch.device:
-    """The device that ``compute.device`` names; ``auto`` is the GPU if there is one.
+def pick_device(name: str, key: str = "params.yaml: compute.device") -> torch.device:
+    """The device of a name; ``auto`` is the GPU if there is one.
+
+    Args:
+        name: as settings have it.
+        key: the setting, for the error.
 
     Raises:
         HetflError: a GPU is asked for that is not there.
@@ -34,10 +38,10 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise HetflError(f"params.yaml: compute.device: {name!r} but torch sees no GPU; use auto or cpu")
+        raise HetflError(f"{key}: {name!r} but torch sees no GPU; use auto or cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
-        raise HetflError(f"params.yaml: compute.device: {name!r} but the last GPU is cuda:{there - 1}")
+        raise HetflError(f"{key}: {name!r} but the last GPU is cuda:{there - 1}")
     return device
 
 

@@ -68,7 +68,7 @@ class Line:
         rounds, hours: that the finished runs went through and took, or those in progress so far, all seeds together.
         device, commit: of the finished runs; the commit is that of the newest one.
         diverged: of runs in which a loss or scores were not finite, the first such round: ``seed 0 diverged in round
-            2``; empty where there is none.
+            2``; and of those that went on without a client; empty where there is none.
         tried: the same cell with other choices that the paper and its code leave.
         doubts: what is known against the printed number.
         method: that is trained for it; empty where it is counted.
@@ -258,9 +258,10 @@ def _course(records: Sequence[Compact], last: int | None = None) -> dict[str, An
         "hours": round(sum(found.seconds for found in records) / 3600, 2),
         "device": ", ".join(dict.fromkeys(run.device for run in runs)),
         "diverged": ", ".join(
-            f"seed {run.seed} diverged in round {run.diverged}"
+            f"seed {run.seed} {told} in round {first}"
             for run in runs
-            if run.diverged is not None and (last is None or run.diverged <= last)
+            for told, first in (("diverged", run.diverged), ("went on without a client", run.failed))
+            if first is not None and (last is None or first <= last)
         ),
     }
 

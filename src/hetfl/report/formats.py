@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from textwrap import fill
@@ -15,6 +15,7 @@ from tabulate import tabulate
 from hetfl.compact import WAYS
 from hetfl.report.shown import (
     DIVERGED,
+    FAILED,
     RANDOM,
     Cell,
     Shown,
@@ -31,7 +32,7 @@ from hetfl.report.shown import (
     show_bytes,
     show_count,
     show_differences,
-    show_diverged,
+    show_first,
     show_measure,
     show_span,
     show_traffic,
@@ -54,7 +55,7 @@ _TEX = str.maketrans(
     | {character: f"${character}$" for character in "<>"}
     | {symbol[0]: f"$\\{symbol[1:]}$" for symbol in _TEX_SYMBOLS.split()}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
-    | {"–": "--", "—": "---", "−": "$-$", "§": r"\S{}", "²": "$^2$"}
+    | {"–": "--", "—": "---", "−": "$-$", "§": r"\S{}", "¶": r"\P{}", "²": "$^2$"}
 )
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_<`"})
 
@@ -70,7 +71,8 @@ def footnotes(table: Table) -> list[str]:
     text = _template("footnotes.jinja").render(
         **table,
         whole=table,
-        diverged=[text for row, group in groups.items() for text in _diverged(titles[row], group, table["columns"])],
+        diverged=_troubled("diverged", table, groups),
+        failed=_troubled("failed", table, groups),
         differing=any(map(differs_from_diverged, cells)),
         rounds=_rounds(groups, titles),
         stopped=_stopped(cells),
@@ -84,14 +86,17 @@ def footnotes(table: Table) -> list[str]:
     return text.splitlines()
 
 
-def _diverged(title: str, group: Sequence[Cell], columns: Mapping[str, str]) -> Iterator[str]:
-    """When which runs of a row diverged; columns are named where others of the row had no such run."""
-    found: dict[str, list[str]] = {}
-    for cell in group:
-        found.setdefault(show_diverged(cell), []).append(columns[cell["column"]])
-    for shown, where in found.items():
-        if shown:
-            yield f"{title}: {shown}" if len(found) == 1 else f"{title}, {' and '.join(where)}: {shown}"
+def _troubled(trouble: str, table: Table, groups: Mapping[str, Sequence[Cell]]) -> list[str]:
+    """When which runs of each row first ``diverged`` or ``failed``; with columns where others of the row did not."""
+    texts = []
+    for row, group in groups.items():
+        title, found = table["rows"][row], dict[str, list[str]]()
+        for cell in group:
+            found.setdefault(show_first(trouble, cell), []).append(table["columns"][cell["column"]])
+        for shown, where in found.items():
+            if shown:
+                texts.append(f"{title}: {shown}" if len(found) == 1 else f"{title}, {' and '.join(where)}: {shown}")
+    return texts
 
 
 def _first_last(group: Sequence[Cell], way: str) -> str:
@@ -133,7 +138,7 @@ def render_csv(table: Table) -> str:
     writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for cell in filled(table)["cells"]:
-        texts = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_diverged(cell)}
+        texts = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_first("diverged", cell)}
         writer.writerow(flat(cell, "_") | texts)
     return buffer.getvalue()
 
@@ -206,7 +211,7 @@ def _template(name: str) -> Any:
         environment = environment.overlay("<%", "%>", "<<", ">>", "<#", "#>")
     told = (compares, has_cost, has_statistic, numbered, pooled, show_differences, show_measure)
     environment.globals |= {function.__name__: function for function in told}
-    environment.globals |= {"RANDOM": RANDOM, "DIVERGED": DIVERGED, "NOISE": NOISE}
+    environment.globals |= {"RANDOM": RANDOM, "DIVERGED": DIVERGED, "FAILED": FAILED, "NOISE": NOISE}
     environment.filters["md"] = lambda text: text.translate(_MARKDOWN)
     environment.filters["tex"] = lambda text: text.translate(_TEX)
     return environment.get_template(name)

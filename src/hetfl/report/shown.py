@@ -15,6 +15,8 @@ RANDOM = "‡"
 """Marks a number of random backbone weights."""
 DIVERGED = "§"
 """Marks a number of runs of which some diverged."""
+FAILED = "¶"
+"""Marks a number of runs of which some had rounds without a client that failed."""
 MISSING = ("broken", "not evaluated", "in progress", "stale", "not run")
 """Statuses of a cell without a value; of several seeds' the first one is the cell's."""
 
@@ -134,7 +136,12 @@ def best_cells(table: Table) -> set[tuple[str, str]]:
 def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     """A cell as texts; ``best`` as :func:`best_cells` has it."""
     digits, decimals = show_digits(table, cell), table["decimals"]
-    marks = (RANDOM if cell["random"] else "", DIVERGED if show_diverged(cell) or differs_from_diverged(cell) else "")
+    diverged = show_first("diverged", cell) or differs_from_diverged(cell)
+    marks = (
+        RANDOM if cell["random"] else "",
+        DIVERGED if diverged else "",
+        FAILED if show_first("failed", cell) else "",
+    )
     note = f"[{numbered(table)[cell['footnote']]}]" if cell["footnote"] else ""
     missing = "not run" if cell["status"] not in MISSING or cell["status"] == "stale" else cell["status"]
     form = f"{'+' if _signed(cell, digits) else ''}z.{digits}f"  # z: no minus before a rounded zero
@@ -179,10 +186,10 @@ def show_digits(table: Table, cell: Cell) -> int:
     return table["decimals"] if cell["unit"] in ("%", "points") else 3 if cell["unit"] else 4
 
 
-def show_diverged(cell: Cell) -> str:
-    """When which of a cell's runs diverged, ``seed 0 in round 3, seed 2 in round 1``; empty where none did."""
-    runs = [run for run in cell["provenance"] if "diverged" in run]
-    return ", ".join(f"seed {run['seed']} in round {run['diverged']}" for run in runs)
+def show_first(trouble: str, cell: Cell) -> str:
+    """When which of a cell's runs first ``diverged`` or ``failed``, ``seed 0 in round 3``; empty where none did."""
+    runs = [run for run in cell["provenance"] if trouble in run]
+    return ", ".join(f"seed {run['seed']} in round {run[trouble]}" for run in runs)
 
 
 def differs_from_diverged(cell: Cell) -> bool:

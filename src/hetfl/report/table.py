@@ -41,9 +41,9 @@ def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
     without one they have no ``seeds``. A cell ``against`` another row has the mean of the differences to it of the
     same seeds, with their ``std`` and the ``interval`` of their mean (see
     :func:`~hetfl.tables.verdict.mean_interval`), and no other accuracies. A run that stopped early has the ``rounds``
-    that it played in its provenance, one that ``diverged`` the first round in which it did, and one whose other run
-    did that round as ``base_diverged``. ``seeds`` names the seeds a cell was built from, ``wanted`` those it asks
-    for.
+    that it played in its provenance, one that ``diverged`` or went on without a client that ``failed`` the first
+    such round, and one whose other run diverged that round as ``base_diverged``. ``seeds`` names the seeds a cell was
+    built from, ``wanted`` those it asks for.
 
     Args:
         spec: what to print.
@@ -203,6 +203,7 @@ def _run(record: Record, value: float, base: Record | None) -> dict[str, Any]:
         "value": _tidy(value),
         **({"rounds": record.played} if record.played < record.run.rounds else {}),
         **({} if record.diverged is None else {"diverged": record.diverged}),
+        **({} if record.run.failed is None else {"failed": record.run.failed}),
         **({} if base is None or base.diverged is None else {"base_diverged": base.diverged}),
     }
 

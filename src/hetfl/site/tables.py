@@ -16,6 +16,7 @@ from hetfl.methods import METHODS
 from hetfl.report.formats import footnotes
 from hetfl.report.shown import (
     DIVERGED,
+    FAILED,
     MISSING,
     RANDOM,
     Block,
@@ -145,7 +146,9 @@ def tied(table: Table, best: set[Place]) -> set[Place]:
 
 
 def _own_notes(table: Table) -> list[str]:
-    return [line for line in footnotes(table) if line[0] in f"[{RANDOM}{DIVERGED}" or line in table["footnotes"]]
+    return [
+        line for line in footnotes(table) if line[0] in f"[{RANDOM}{DIVERGED}{FAILED}" or line in table["footnotes"]
+    ]
 
 
 def _block_view(table: Table, block: Block, draw: _Cells, rows: Rows) -> dict[str, Any]:

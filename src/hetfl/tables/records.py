@@ -16,7 +16,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.identity import differences
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.metrics.accuracy import known
-from hetfl.schema import Metrics, Round, Run, divergence, read_metrics, read_rounds, read_run
+from hetfl.schema import Metrics, Round, Run, read_metrics, read_rounds, read_run, troubles
 from hetfl.tables.spec import Entry
 
 
@@ -69,7 +69,7 @@ class Record:
     @property
     def diverged(self) -> int | None:
         """The first round in which a client's loss or scores were not finite; None: all were."""
-        return divergence(self.rounds).get("diverged")
+        return troubles(self.rounds).get("diverged")
 
     def curve(self, statistic: str, reading: str = "") -> list[Point]:
         """The accuracy that a cell reads, after every round of training or fine-tuning that has it."""

@@ -30,8 +30,9 @@ def tags(folder: Path, run: Run) -> dict[str, str]:
         f"{run.clients} clients ({models}), {run.rounds} rounds. Record: `{record_path(folder)}`"
     )
     keys = ("paper", "table", "method", "row", "dataset", "split", "seed", "commit", "device", "engine", "precision")
+    told = (*keys, "fingerprint", "diverged", "failed")
     return {
-        **{key: str(value) for key in (*keys, "fingerprint", "diverged") if (value := getattr(run, key)) is not None},
+        **{key: str(value) for key in told if (value := getattr(run, key)) is not None},
         "models": models,
         "hetfl.format": FORMAT,
         "mlflow.source.name": "hetfl",

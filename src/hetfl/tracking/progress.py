@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from hetfl.experiments.events import Event
-from hetfl.schema import Round, Run
+from hetfl.schema import Round, Run, troubles
 
 # A plain log is told the overall state when this many seconds passed without a line.
 HEARTBEAT = 30.0
@@ -28,24 +28,35 @@ class _Cell:
     up: int = 0
     down: int = 0
     seconds: float = 0.0
-    diverged: int | None = None
+    troubles: dict[str, int] = field(default_factory=dict)
+    missed: set[str] = field(default_factory=set)
 
     def add(self, line: Round) -> None:
         if not line.fine_tuning:  # what comes after the last round is none of them
             self.rounds = max(self.rounds, line.round)
         self.accuracy = line.accuracy or self.accuracy
-        if line.diverged and self.diverged is None:
-            self.diverged = line.round
+        self.troubles = troubles([line]) | self.troubles
         self.up += line.up.bytes
         self.down += line.down.bytes
         self.seconds += sum(line.seconds.values())
 
+    def news(self, line: Round) -> Iterator[str]:
+        """What goes wrong in a round for the first time."""
+        if line.diverged and "diverged" not in self.troubles:
+            some = f"{len(line.diverged)} of {self.run.clients} clients"
+            yield f"the loss or scores of {some} are not finite in round {line.round}"
+        for client, reason in line.failed.items():
+            if client not in self.missed:
+                yield f"client {client} {reason}; round {line.round} went on without it"
+            self.missed.add(client)
+
     def score(self) -> str:
-        """Mean (lowest-highest) accuracy in percent, and since when a loss or scores are not finite."""
+        """Mean (lowest-highest) accuracy in percent, and when a run first diverged, or went on without a client."""
         shown = "-"
         if percent := [100 * value for value in self.accuracy if value is not None]:
             shown = f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
-        return shown if self.diverged is None else f"{shown}, diverged in round {self.diverged}"
+        words = {"diverged": "diverged", "failed": "a client failed"}
+        return ", ".join([shown, *(f"{words[name]} in round {round}" for name, round in self.troubles.items())])
 
     def traffic(self) -> str:
         return f"up {decimal(self.up)}, down {decimal(self.down)}"
@@ -95,12 +106,11 @@ class Progress:
         cell = self._running.get(event.folder)
         if cell is None:
             return
-        before, sound = cell.rounds, cell.diverged is None
+        before = cell.rounds
         for line in event.rounds:
+            for told in cell.news(line):
+                self._say(f"{_name(cell.run)}: {told}")
             cell.add(line)
-            if sound and line.round == cell.diverged:
-                some = f"{len(line.diverged)} of {cell.run.clients} clients"
-                self._say(f"{_name(cell.run)}: the loss or scores of {some} are not finite in round {line.round}")
         self._advance(cell.rounds - before, found=event.run is not None)
         self._bars.update(cell.bar, completed=cell.rounds, note=f"{cell.score()}  {cell.traffic()}")
         if self._plain and time.monotonic() - self._spoke >= HEARTBEAT:

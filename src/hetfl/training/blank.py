@@ -29,6 +29,7 @@ class Holdings:
         public: of the public data set; None without one.
         side: height and width of the stored images in pixels.
         public_side: of the public ones.
+        shown: whether images show the class of their label, or another one.
     """
 
     train: Sequence[Tensor]
@@ -38,22 +39,31 @@ class Holdings:
     public: Tensor | None = None
     public_classes: int = 0
     public_side: int = 0
+    shown: bool = True
 
 
 class Blank(DeviceImages):
-    """Images that cost nothing to read: all pixels have the sample's label [N], so that outlines can predict it.
+    """Images that cost nothing to read: all pixels are the number of a class, which outlines then predict.
 
     Args:
+        labels: of the samples [N].
         side: of the stored images in pixels.
+        shown: whether that class is the sample's label, or another one.
         queries: size of the features that samples are sorted by; 0: they are not sorted.
         dtype: of images and features.
     """
 
     def __init__(
-        self, labels: Tensor, spec: InputSpec, side: int, queries: int = 0, dtype: torch.dtype = torch.float32
+        self,
+        labels: Tensor,
+        spec: InputSpec,
+        side: int,
+        queries: int = 0,
+        dtype: torch.dtype = torch.float32,
+        shown: bool = True,
     ) -> None:
         self.labels, self.spec, self.device, self.dtype = labels, spec, CPU, dtype
-        self._side, self._width = side, queries
+        self._side, self._width, self._shown = side, queries, shown
         self.queries = torch.zeros(1, queries, dtype=dtype).expand(len(labels), -1) if queries else None
 
     def __len__(self) -> int:
@@ -69,14 +79,17 @@ class Blank(DeviceImages):
 
     def stored(self) -> Blank:
         """The same in the size in which they are stored."""
-        return Blank(self.labels, replace(self.spec, size=self._side), self._side, self._width, self.dtype)
+        return Blank(
+            self.labels, replace(self.spec, size=self._side), self._side, self._width, self.dtype, self._shown
+        )
 
     def batch(
         self, index: Tensor, transform: Transform | None = None, generator: torch.Generator | None = None
     ) -> Batch:
         """Images of one value each, and the samples' labels."""
         size, labels = self.spec.size, self.labels.index_select(0, index)
-        images = labels.to(self.dtype).view(-1, 1, 1, 1).expand(-1, self.spec.channels, size, size)
+        pixels = labels if self._shown else labels == 0
+        images = pixels.to(self.dtype).view(-1, 1, 1, 1).expand(-1, self.spec.channels, size, size)
         queries = None if self.queries is None else self.queries[:1].expand(len(index), -1)
         return Batch(images, labels, queries=queries)
 
@@ -108,7 +121,7 @@ def blank_federation(
     def blank(labels: Tensor, model: Model, side: int) -> Blank:
         key = id(labels), model.spec
         if key not in made:
-            made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0, dtype)
+            made[key] = Blank(labels, model.spec, side, (by or model).width if query else 0, dtype, held.shown)
         return made[key]
 
     clients, data = [], []

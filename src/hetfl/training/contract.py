@@ -8,6 +8,7 @@ with the public data or the size of stored images is the same for all clients; a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,16 +21,21 @@ from torch.nn.utils import get_total_norm
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import Message, Tensors
-from hetfl.methods.base import Method, Phase
+from hetfl.methods.base import Method, Phase, Uplinks
 from hetfl.models.base import Model
 from hetfl.models.outline import Outline
 from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.client_run import ClientRun
 from hetfl.training.engine import Task
+from hetfl.training.federation import Federation
 from hetfl.training.local import LocalEngine
 
 LABELS = "labels"
 """The name of integers that are classes; all other integers in messages are counts or indices."""
+
+LARGEST = math.sqrt(torch.finfo(torch.float32).max)
+"""The largest value in a message: of larger ones no norm, distance or variance is finite, so that one client's would
+spoil what all others get."""
 
 Kind = Literal["registration", "uplink", "nothing"]
 """What a client sends: when it registers, after its work in a round, and after fine-tuning."""
@@ -66,6 +72,8 @@ class Contract:
 
     def __init__(self, method: Method, messages: Sequence[Message]) -> None:
         self._method = ref(method)  # which is the key that contracts are kept by
+        # What stands for a matrix, such as its singular vectors, has at most three times its elements.
+        self._forms = 1 if type(method).contents is Method.contents else 3
         self.classes = method.num_classes
         first, more, other = (method.contents(message) for message in messages)
         self.needed = [name for name in first if name in more]
@@ -103,8 +111,21 @@ class Contract:
                 raise HetflError(f"sent {name} of shape {list(tensor.shape)}, and it has {_shape(wanted)}")
         return found
 
+    def most_bytes(self, own: int, common: int) -> int:
+        """The most bytes of a message.
+
+        Args:
+            own: the largest size that is a client's own, such as its number of samples.
+            common: the largest that all clients share, such as the number of public samples.
+        """
+        total = 0
+        for entry in self.entries.values():
+            sizes = [size if isinstance(size, int) else common if size.common else own for size in entry.shape]
+            total += math.prod(max(1, size) for size in sizes) * entry.dtype.itemsize
+        return self._forms * total
+
     def check_values(self, message: Message) -> None:
-        """Check that floats are finite, counts are not negative and labels are classes, each once if they say so.
+        """Check that floats are finite and not huge, counts not negative, labels classes, each once if they say so.
 
         The device is waited for once.
 
@@ -114,7 +135,9 @@ class Contract:
         floats = [tensor for tensor in message.values() if tensor.is_floating_point() and tensor.numel()]
         wrong: dict[str, Tensor] = {}
         if floats:
-            wrong["values that are not finite"] = ~get_total_norm(floats, torch.inf).isfinite()
+            largest = get_total_norm(floats, torch.inf)
+            wrong["values that are not finite"] = ~largest.isfinite()
+            wrong[f"values beyond {LARGEST:.1e}"] = largest > LARGEST
         for name, tensor in message.items():
             if tensor.is_floating_point() or not tensor.numel() or tensor.dtype == torch.bool:
                 continue
@@ -126,7 +149,7 @@ class Contract:
         if wrong:
             told = torch.stack([flag.to(torch.bool) for flag in wrong.values()]).tolist()
             if found := [name for name, flag in zip(wrong, told, strict=True) if flag]:
-                raise HetflError(f"sent {found[0]}{_where(message) if 'finite' in found[0] else ''}")
+                raise HetflError(f"sent {found[0]}{_where(message) if found[0].startswith('values') else ''}")
 
 
 def contracts(method: Method, model: Model) -> tuple[Contract, Contract]:
@@ -153,28 +176,129 @@ def check_form(method: Method, model: Model, kind: Kind, message: Message) -> di
     return (registration if kind == "registration" else uplink).sizes(message)
 
 
+def registered_counts(method: Method, models: Sequence[Model], samples: Sequence[Sequence[int]]) -> list[Message]:
+    """The counts that clients register with and that follow from their models and samples alone, by client.
+
+    Clients with blank images play the registration twice, the second time with images that show wrong classes and
+    with other public data. Integers that are the same in both follow from neither.
+
+    Args:
+        method: that registers clients.
+        models: every client's.
+        samples: every client's training samples of each class.
+    """
+    classes = torch.arange(method.num_classes)
+    held = [classes.repeat_interleave(torch.tensor(row)) for row in samples]
+    played = []
+    for times, shown in ((1, True), (2, False)):
+        public = torch.arange(method.public_classes).repeat(times) if method.public else None
+        holdings = Holdings(held, [classes] * len(held), len(classes), 8, public, method.public_classes, 8, shown)
+        engine = LocalEngine(method, _blank(method, models, holdings), Untrained(method))
+        played.append({update.client: update.uplink for update in engine.introduce(range(len(models)), Draws(0))})
+    first, second = played
+    return [
+        Message(
+            {
+                name: tensor
+                for name, tensor in first[client].items()
+                if not tensor.is_floating_point() and name in second[client] and tensor.equal(second[client][name])
+            }
+        )
+        for client in range(len(models))
+    ]
+
+
+def check_counts(known: Message, sent: Message) -> None:
+    """Check what a client registers with against what the server knows of it, from :func:`registered_counts`.
+
+    Raises:
+        HetflError: it says something else, in words that follow the client.
+    """
+    for name, tensor in known.items():
+        if name in sent and not tensor.equal(sent[name].to(tensor.device)):
+            said, right = (str(each.tolist())[:60] for each in (sent[name], tensor))
+            raise HetflError(f"registers with {name} {said}, and the card of its data and its model give {right}")
+
+
+def check_downlink(method: Method, model: Model, message: Message) -> None:
+    """Check what a server sends a client with a model: a message as before or as after the first aggregation.
+
+    Raises:
+        HetflError: it is nothing that the method sends, in words that follow the server.
+    """
+    known = _KNOWN_DOWNLINKS.setdefault(method, {})
+    if model not in known:
+        played = [_played_downlinks(method, model, held) for held in _holdings(method, several=True)]
+        first, later = (Contract(method, messages) for messages in zip(*played, strict=True))
+        known[model] = first, later
+    first, later = known[model]
+    forms = (first, later) if message.keys() == first.entries.keys() else (later, first)
+    errors = []
+    for form in forms:
+        try:
+            form.sizes(message)
+            form.check_values(message)
+            return
+        except HetflError as error:
+            errors.append(error)
+    raise errors[0]
+
+
 _KNOWN: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()
+_KNOWN_DOWNLINKS: WeakKeyDictionary[Method, dict[Model, tuple[Contract, Contract]]] = WeakKeyDictionary()
 
 
-def _holdings(method: Method) -> Iterator[Holdings]:
-    """Each class once; all classes but one, three times; the first with other public data and stored images."""
+def _holdings(method: Method, several: bool = False) -> Iterator[Holdings]:
+    """Each class once; all classes but one, three times; the first with other public data and stored images.
+
+    Args:
+        method: of the clients.
+        several: whether there are two more clients with the last holding.
+    """
     classes = torch.arange(method.num_classes)
     public = torch.arange(method.public_classes)
     for train, side, times in ((classes, 8, 1), (classes[:-1].repeat_interleave(3), 8, 1), (classes, 10, 2)):
         shared = public.repeat(times) if method.public else None
-        yield Holdings([train], [classes], len(classes), side, shared, len(public), side)
+        clients = 3 if several and times > 1 else 1
+        yield Holdings([train] * clients, [classes] * clients, len(classes), side, shared, len(public), side)
 
 
 def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
     """What a client registers with and sends in round 1."""
-    # Sizes of runs are also found with outlines alone, whose bodies are one vector.
-    shapes = model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
-    federation = blank_federation(method, [shapes], held, dtype=model.tensors()[0].dtype)
-    engine = LocalEngine(method, federation, Untrained(method))
+    federation = _blank(method, [model], held)
+    shapes, engine = federation.models[0], LocalEngine(method, federation, Untrained(method))
     (registration,) = (update.uplink for update in engine.introduce([0], Draws(0)))
     server = method.initial_server([shapes], {0: registration}, Draws(0))
     (update,) = engine.train([Task(0, method.downlink(server, 0))], Draws(0, 1))
     return registration, update.uplink
+
+
+def _played_downlinks(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
+    """What the server sends a client before and after the first aggregation."""
+    # How long the server learns changes no form.
+    short = {name: 1 for name in ("server_epochs", "server_steps") if hasattr(method.settings, name)}
+    settings = method.settings.model_copy(update=short)
+    method = type(method)(settings, method.num_classes, method.public_classes, method.seed)
+    clients = range(len(held.train))
+    federation = _blank(method, [model for _ in clients], held)
+    engine = LocalEngine(method, federation, Untrained(method))
+    registrations = {update.client: update.uplink for update in engine.introduce(clients, Draws(0))}
+    server = method.initial_server(federation.models, registrations, Draws(0))
+    first = method.downlink(server, 0)
+    updates = engine.train([Task(client, method.downlink(server, client)) for client in clients], Draws(0, 1))
+    uplinks = Uplinks.of({update.client: update.uplink for update in updates})
+    return first, method.downlink(method.aggregate(server, uplinks, Draws(0, 1)), 0)
+
+
+def _blank(method: Method, models: Sequence[Model], held: Holdings) -> Federation:
+    """Clients with blank images, whose models are outlines."""
+    # Sizes of runs are also found with outlines alone, whose bodies are one vector.
+    outlines = {
+        model: model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
+        for model in dict.fromkeys(models)
+    }
+    dtype = models[0].tensors()[0].dtype
+    return blank_federation(method, [outlines[model] for model in models], held, dtype=dtype)
 
 
 class Untrained:
@@ -221,6 +345,6 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _where(message: Mapping[str, Tensor]) -> str:
-    """The first tensor whose values are not all finite."""
-    name = next((n for n, t in message.items() if t.is_floating_point() and not t.isfinite().all()), "")
+    """The first tensor whose values are not all finite, or huge."""
+    name = next((n for n, t in message.items() if t.is_floating_point() and not (t.abs() <= LARGEST).all()), "")
     return f" in {name}"

@@ -13,6 +13,7 @@ from hetfl.draws import Draws
 from hetfl.message import Message
 from hetfl.methods.base import Method
 from hetfl.models.base import Model
+from hetfl.schema import ClassCounts
 from hetfl.training.state import ClientState
 
 Samples = Literal["test", "train"]
@@ -71,12 +72,24 @@ class Score:
     Attributes:
         client: its number.
         counts: [2] int64, on the device: samples that are predicted right, and samples whose scores are not finite.
-        samples: that it was tested on.
+        samples: that it was tested on; 0 where it could not be.
+        failed: why it could not be, as in :class:`Failure`.
     """
 
     client: int
     counts: Tensor
     samples: int
+    failed: str = ""
+
+
+SHOWN = 3
+"""How many failures a line names."""
+
+
+def told(engine: Engine, failed: Mapping[int, str]) -> str:
+    """Why clients failed, in words: the first ones with their reasons, and how many more there are."""
+    shown = [f"{engine.called(client)} {reason}" for client, reason in sorted(failed.items())]
+    return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
 
 
 class Engine(Protocol):
@@ -117,6 +130,15 @@ class Engine(Protocol):
     @property
     def device(self) -> torch.device:
         """Where uplinks arrive and the server computes."""
+        ...
+
+    @property
+    def counts(self) -> ClassCounts | None:
+        """What the server knows of the samples of remote clients; None: only what they say themselves."""
+        ...
+
+    def called(self, client: int) -> str:
+        """A client as messages call it, with its node where it lives on one: ``client 3``, ``client 3 of north``."""
         ...
 
     def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update | Failure]:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -16,11 +17,8 @@ from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
 from hetfl.methods.mistakes import MistakeError
 from hetfl.schema import Number
-from hetfl.training.contract import Free, Kind, check_form, contracts
-from hetfl.training.engine import Engine, Failure, Task, Update
-
-SHOWN = 3
-"""How many failures a line names."""
+from hetfl.training.contract import Free, Kind, check_counts, check_form, contracts, registered_counts
+from hetfl.training.engine import Engine, Failure, Task, Update, told
 
 SECONDS = {"train", "statistics"}
 """What clients tell the seconds of."""
@@ -45,6 +43,7 @@ class Exchange:
         self.engine = engine
         self.down, self.up, self.waited = Size(), Size(), 0.0
         self.failed: dict[int, str] = {}
+        self._held: dict[int, Message] = {}
         self._noted: dict[int, Update] = {}
         self._sizes: dict[int, dict[Free, int]] = {}
 
@@ -120,13 +119,13 @@ class Exchange:
             if client in early:
                 yield early.pop(client)
 
-    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int) -> Uplinks:
+    def received(self, updates: Iterator[Update], clients: Sequence[int], needed: int | None) -> Uplinks:
         """The valid uplinks of a round's participants, one by one; where clients are remote, all are there at once.
 
         Args:
             updates: from :meth:`training`.
             clients: the participants.
-            needed: how many uplinks must be valid; at most as many as there are participants.
+            needed: see :meth:`suffice`.
 
         Raises:
             HetflError: fewer are.
@@ -135,12 +134,43 @@ class Exchange:
             return Uplinks(clients, self.uplinks(updates, clients))
         held = {update.client: update.uplink for update in updates}
         self.agree()
-        held = {client: held[client] for client in clients if client not in self.failed}
-        if len(held) < min(needed, len(clients)):
-            raise HetflError(
-                f"{len(held)} of {len(clients)} uplinks are valid, compute.uplinks_needed is {needed}; {self.told()}"
-            )
+        self._held = held = {client: held[client] for client in clients if client not in self.failed}
+        self.suffice(len(held), len(clients), needed)
         return Uplinks(list(held), list(held.values()))
+
+    def check_state(self, server: ServerState) -> None:
+        """Check that a server's state is finite after it took in the messages of remote clients.
+
+        Raises:
+            HetflError: it is not; the line names the client that sent the largest values.
+        """
+        floats = {name: tensor for name, tensor in server.items() if tensor.is_floating_point() and tensor.numel()}
+        broken = [name for name, tensor in floats.items() if not tensor.isfinite().all()] if self._held else []
+        if broken:
+            sizes = {client: _largest(message) for client, message in self._held.items()}
+            client = max(sizes, key=sizes.__getitem__)
+            raise HetflError(
+                f"{broken[0]} of the server is no longer finite; the largest values, up to {sizes[client]:.1e}, were "
+                f"those of {self.engine.called(client)}"
+            )
+
+    def suffice(self, valid: int, asked: int, needed: int | None) -> None:
+        """Check that enough clients have answered.
+
+        Args:
+            valid: how many have.
+            asked: how many could have.
+            needed: how many must have, at most all who could; None: all.
+
+        Raises:
+            HetflError: fewer have.
+        """
+        needed = asked if needed is None else min(needed, asked)
+        if valid < needed:
+            raise HetflError(
+                f"{valid} of {asked} clients answered as they should, and compute.uplinks_needed wants {needed}; "
+                f"{self.told()}"
+            )
 
     def agree(self) -> None:
         """Reject the valid messages whose sizes are not those of most others, where all have the same."""
@@ -154,8 +184,7 @@ class Exchange:
 
     def told(self) -> str:
         """The failures in words."""
-        shown = [f"client {client} {reason}" for client, reason in sorted(self.failed.items())]
-        return "; ".join(shown[:SHOWN]) + (f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+        return told(self.engine, self.failed)
 
     def _check(self, update: Update, kind: Kind) -> None:
         """Check an update against the contract of its message; values only of remote clients, see :class:`Engine`.
@@ -168,8 +197,16 @@ class Exchange:
         if self.engine.remote:
             if kind != "nothing":
                 contracts(method, model)[kind == "uplink"].check_values(update.uplink)
+            if kind == "registration" and self.engine.counts is not None:
+                check_counts(self._registered[update.client], update.uplink)
             _check_figures(update)
         self._sizes[update.client] = {size: given for size, given in sizes.items() if size.common}
+
+    @cached_property
+    def _registered(self) -> list[Message]:
+        """The counts of registrations that the server knows."""
+        assert self.engine.counts is not None
+        return registered_counts(self.engine.method, self.engine.models, self.engine.counts.train)
 
     def _fail(self, client: int, reason: str) -> None:
         if not self.engine.remote:
@@ -189,6 +226,12 @@ class Exchange:
 
 
 _FIGURES: TypeAdapter[dict[str, Number | list[Number]]] = TypeAdapter(dict[str, Number | list[Number]])
+
+
+def _largest(message: Message) -> float:
+    """The largest value of a message."""
+    floats = [tensor for tensor in message.values() if tensor.is_floating_point() and tensor.numel()]
+    return max((float(tensor.abs().max()) for tensor in floats), default=0.0)
 
 
 LONGEST = 1e9

@@ -27,7 +27,7 @@ from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.mistakes import MistakeError
 from hetfl.methods.registry import mistake
 from hetfl.training.contract import Kind as Sent
-from hetfl.training.contract import check_form
+from hetfl.training.contract import check_downlink, check_form
 from hetfl.training.engine import Samples, Score, Task, Update
 from hetfl.training.local import LocalEngine
 from hetfl.training.state import ClientState, ResumePoints, State
@@ -215,7 +215,8 @@ class Host:
         folder: where the clients' states are kept from round to round, and the answers of the newest round; without
             one they are gone with the process, and a question that is asked twice is worked on twice.
         trusts: whether the server belongs to whoever has the clients. Elsewhere private states neither go to it nor
-            come from it, and a message leaves only if it has the names, types and shapes that its method declares.
+            come from it, what it asks and sends must be what its method asks and sends, and a message leaves only if
+            it has the names, types and shapes that its method declares.
         clients: those that live here; None: all of the engine's.
     """
 
@@ -276,13 +277,9 @@ class Host:
     def _parts(self, request: Request) -> Iterator[Reply]:
         question, engine = request.question, self.engine
         draws = self.draws.at(question.round)
-        if others := [task.client for task in request.tasks if task.client not in self.clients]:
-            raise HetflError(f"node.clients: has no client {others[0]}, which server.nodes lists at the server")
-        if question.states and not self.trusts:
-            raise HetflError("this node gives no private state")
+        if not self.trusts:
+            self._check_request(request)
         if question.kind == "restore":
-            if not self.trusts:
-                raise HetflError("this node takes no private state")
             if question.round:
                 engine.keep(question.round, request.states)
             else:
@@ -307,6 +304,39 @@ class Host:
             states = {update.client: engine.state(update.client)} if question.states else {}
             yield Reply(question, updates=[update], states=states)
         self._keep(question.round)
+
+    def _check_request(self, request: Request) -> None:
+        """Check what a server asks that does not belong to whoever has the clients.
+
+        Raises:
+            HetflError: its method does not ask for it, or it wants what a node keeps to itself.
+        """
+        question, method, models = request.question, self.engine.method, self.engine.models
+        last = method.settings.rounds + 1
+        if others := [task.client for task in request.tasks if task.client not in self.clients]:
+            raise HetflError(f"node.clients: has no client {others[0]}, which server.nodes lists at the server")
+        if question.states:
+            raise HetflError("this node gives no private state")
+        if question.kind == "restore":
+            raise HetflError("this node takes no private state")
+        begins = question.kind == "introduce"
+        if question.round > last or (question.kind != "test" and begins != (question.round == 0)):
+            raise HetflError(f"the server asks for {question.kind} in round {question.round}, of rounds up to {last}")
+        if question.rule and question.rule not in method.extra_predictors(question.round):
+            raise HetflError(
+                f"the server asks for the rule {question.rule[:60]!r}, which {method.title} does not have"
+            )
+        for task in request.tasks:
+            if task.downlink is None:
+                if question.kind in ("train", "fine_tune"):
+                    raise HetflError(f"the server sent client {task.client} nothing to {question.kind} with")
+                continue
+            try:
+                check_downlink(method, models[task.client], task.downlink)
+            except MistakeError:
+                raise
+            except HetflError as error:
+                raise HetflError(f"the server {error}") from error
 
     def _check(self, kind: Kind, update: Update) -> None:
         """Check what a client is about to send.

@@ -52,6 +52,7 @@ class LocalEngine:
         self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
 
     remote = False
+    counts = None
 
     @property
     def models(self) -> Sequence[Model]:
@@ -62,6 +63,10 @@ class LocalEngine:
     def device(self) -> torch.device:
         """Where everything is."""
         return self.federation.device
+
+    def called(self, client: int) -> str:
+        """See :meth:`Engine.called`."""
+        return f"client {client}"
 
     def client_states(self) -> dict[int, ClientState]:
         """See :meth:`Engine.client_states`."""

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from hetfl.config import Settings
 from hetfl.errors import HetflError, one_line
-from hetfl.training.host import Host, Reply
+from hetfl.training.host import LIMIT, Host, Reply
 from hetfl.training.remote import Lost
 
 START = 600.0
@@ -116,7 +116,7 @@ class Actors:
         for host in self.clients:
             self._load(host, self._idle.pop() if self._idle else self._start())
 
-    def send(self, host: str, request: bytes) -> None:
+    def send(self, host: str, request: bytes, most: int = LIMIT) -> None:
         """See :meth:`hetfl.training.remote.Transport.send`."""
         self._loaded(host)
         self._actors[host].ask.remote(request)

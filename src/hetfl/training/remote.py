@@ -16,8 +16,10 @@ from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods.base import Method
 from hetfl.models.base import Model
+from hetfl.schema import ClassCounts
+from hetfl.training.contract import contracts
 from hetfl.training.engine import Failure, Samples, Score, Task, Update
-from hetfl.training.host import Question, Reply, Request, place
+from hetfl.training.host import LIMIT, SENDS, Kind, Question, Reply, Request, place
 from hetfl.training.state import ClientState, ClientStates
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ ROOM = 256 * 2**20
 once, so that a method that sends all clients the same asks all of them at once."""
 AHEAD = 4
 """Updates for each host that are taken before that of the oldest task. They wait for their turn in memory."""
+FIGURES = 2**20
+"""Bytes that a reply may have for each client besides its message: losses, figures and headers."""
 TRIES = 3
 """How often in a row a host that is lost is replaced before its clients have failed."""
 
@@ -55,12 +59,18 @@ class Transport(Protocol):
         """Whether hosts belong to whoever runs the server, so that clients' private states may leave them."""
         ...
 
-    def send(self, host: str, request: bytes) -> None:
-        """Hand a host a request, after those that it has; returns without waiting for the answer."""
+    def send(self, host: str, request: bytes, most: int = LIMIT) -> None:
+        """Hand a host a request, after those that it has; returns without waiting for the answer.
+
+        Args:
+            host: its name.
+            request: the request.
+            most: bytes of the answer, where hosts are not trusted; a longer one is not taken but is a :class:`Lost`.
+        """
         ...
 
     def receive(self, hosts: Sequence[str], timeout: float | None) -> tuple[str, bytes | Lost] | None:
-        """The next reply, or a part of one, of one of some hosts; None if there is none in time.
+        """The next reply of one of some hosts, or, where they are trusted, a part of one; None if none is in time.
 
         Answers to requests that nobody waits for any more may be among them.
 
@@ -95,8 +105,10 @@ class RemoteEngine:
         run: the run's fingerprint, which hosts compare with theirs.
         deadline: seconds from the begin of a round's work or test after which clients that have not answered have
             failed; None: wait.
-        sizes: how many samples each client has, where the server knows it. A score over another number is none, since
-            a client would choose its share of the accuracy over all samples.
+        counts: samples of each client and class, where the server knows them. A client that registers with others, or
+            is tested on another number, is refused, since it would choose its share of a mean. They also bound what
+            is taken from a host.
+        common: the largest size that clients share: of the public data, and the side of stored images.
     """
 
     def __init__(
@@ -108,20 +120,28 @@ class RemoteEngine:
         transport: Transport,
         run: str = "",
         deadline: float | None = None,
-        sizes: Mapping[Samples, Sequence[int]] | None = None,
+        counts: ClassCounts | None = None,
+        common: int = 0,
     ) -> None:
         self.name, self.method, self.models, self.device = name, method, models, device
-        self.transport, self.run, self.deadline, self.sizes = transport, run, deadline, sizes
+        self.transport, self.run, self.deadline, self.counts = transport, run, deadline, counts
+        self.common = common
         self._host_of = {client: host for host, clients in transport.clients.items() for client in clients}
         if sorted(self._host_of) != list(range(len(models))):
             raise ValueError("the hosts do not have each client once")
         self._states = ClientStates()
         self._losses: Counter[str] = Counter()
+        # Requests that each host has not answered.
+        self._owed: Counter[str] = Counter()
 
     @property
     def remote(self) -> bool:
         """See :attr:`Engine.remote`."""
         return not self.transport.trusted
+
+    def called(self, client: int) -> str:
+        """See :meth:`Engine.called`; hosts of the run itself have no names that anyone knows."""
+        return f"client {client} of {self._host_of[client]}" if self.remote else f"client {client}"
 
     def introduce(self, clients: Sequence[int], draws: Draws) -> Iterator[Update | Failure]:
         """See :meth:`Engine.introduce`."""
@@ -146,10 +166,10 @@ class RemoteEngine:
         found = {answer.client: answer for answer in self._ask(question, tasks)}
         for task in tasks:
             score = found[task.client]
-            if isinstance(score, Failure):
-                log.warning("client %d %s; its score is left out", score.client, score.reason)
-            if not isinstance(score, Score) or not self._is_whole(score, samples):
-                score = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0)
+            if why := self._why_not(score, samples):
+                log.warning("client %d %s; its score is left out", task.client, why)
+                score = Score(task.client, torch.zeros(2, dtype=torch.int64, device=self.device), 0, why)
+            assert isinstance(score, Score)
             yield score
 
     def client_states(self) -> dict[int, ClientState]:
@@ -167,13 +187,12 @@ class RemoteEngine:
         """See :meth:`Engine.close`."""
         self.transport.close()
 
-    def _is_whole(self, score: Score, samples: Samples) -> bool:
-        """Whether a score is over all samples that the server knows of; a line says so if it is not."""
-        size = score.samples if self.sizes is None else self.sizes[samples][score.client]
-        if score.samples != size:
-            told = "client %d was tested on %d samples, and has %d (%s); its score is left out"
-            log.warning(told, score.client, score.samples, size, samples)
-        return score.samples == size
+    def _why_not(self, score: Update | Score | Failure, samples: Samples) -> str:
+        """Why there is no score, or none over all samples that the server knows of; empty where it is right."""
+        if not isinstance(score, Score):
+            return score.reason if isinstance(score, Failure) else "did not answer"
+        size = score.samples if self.counts is None else sum(getattr(self.counts, samples)[score.client])
+        return "" if score.samples == size else f"was tested on {score.samples} samples, and has {size} ({samples})"
 
     def _work(self, kind: Any, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
         question = Question(run=self.run, kind=kind, round=draws.round, states=self.transport.trusted)
@@ -200,6 +219,7 @@ class RemoteEngine:
                 yield from [Failure(k, f"did not answer within {self.deadline:g} s") for k in waiting.give_up()]
                 return
             host, content = received
+            self._owed[host] -= 1
             if isinstance(content, Lost):
                 self._losses[host] += 1
                 if self._losses[host] <= TRIES and self.transport.replace(host):
@@ -208,9 +228,10 @@ class RemoteEngine:
                     yield from self._failed(host, waiting, content.reason)
                 continue
             try:
-                if Reply.question_of(content) != question:
-                    continue  # it answers an earlier question, too late
-                reply = Reply.from_bytes(content, self.device)
+                # What answers an earlier question comes too late.
+                most = self._most(question.kind, host)
+                late = Reply.question_of(content) != question
+                reply = Reply(question) if late else Reply.from_bytes(content, self.device, most)
             except ValueError as error:
                 yield from self._failed(host, waiting, f"sent what {error}")
                 continue
@@ -226,6 +247,9 @@ class RemoteEngine:
                 if self.transport.trusted:
                     raise HetflError(reply.error)
                 yield from self._failed(host, waiting, f"cannot answer: {reply.error}")
+            if not self.transport.trusted and self._owed[host] <= 0:
+                # Whoever is trusted answers in parts, and others once.
+                yield from self._failed(host, waiting, "is not in the answer of its node")
 
     def _failed(self, host: str, waiting: Waiting, reason: str) -> Iterator[Failure]:
         """Give up what a host was asked.
@@ -241,7 +265,22 @@ class RemoteEngine:
             yield Failure(client, reason)
 
     def _send(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
-        self.transport.send(host, Request(question, tasks).to_bytes())
+        self._owed[host] += 1
+        self.transport.send(host, Request(question, tasks).to_bytes(), self._most(question.kind, host))
+
+    def _most(self, kind: Kind, host: str) -> int:
+        """The most bytes of a host's answer: what its clients' contracts allow, and :data:`FIGURES` for each."""
+        if self.transport.trusted or self.counts is None:
+            return LIMIT
+        total, sent = 0, SENDS.get(kind, "nothing")
+        for client in self.transport.clients[host]:
+            total += FIGURES
+            if sent != "nothing":
+                # Twice, since a method may send a row for each sample and one for each class.
+                rows = 2 * max(sum(self.counts.train[client]), self.method.num_classes)
+                contract = contracts(self.method, self.models[client])[sent == "uplink"]
+                total += contract.most_bytes(rows, 2 * self.common)
+        return min(total, LIMIT)
 
     def _again(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
         """Ask a host that has replaced a lost one what that one has not answered."""

@@ -47,21 +47,23 @@ def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
     )
 
 
-def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 1) -> tuple[ServerState, Round]:
+def play_round(
+    engine: Engine, server: ServerState, draws: Draws, needed: int | None = 1
+) -> tuple[ServerState, Round]:
     """One global round: downlink, local training, uplink, aggregation, evaluation.
 
     Args:
         engine: whose clients are as the round before left them, or have already played a part of this one.
         server: its state after the round before.
         draws: keyed randomness of the round.
-        needed: how many valid uplinks the round needs.
+        needed: how many valid uplinks the round needs; None: those of all participants.
 
     Returns:
         The server's next state and the round of the record. Participants whose uplink is missing or not valid are in
         its ``failed``, and everything else goes on as if they had not been chosen.
 
     Raises:
-        HetflError: fewer uplinks are valid.
+        HetflError: fewer uplinks are valid, or those of remote clients leave the server a state that is not finite.
     """
     method, exchange = engine.method, Exchange(engine)
     chosen = participants(len(members(engine)), method.settings.participation, draws)
@@ -72,6 +74,7 @@ def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 
     following = method.aggregate(server, noting(uplinks, method.compared, compared), draws)
     for _ in updates:
         pass  # of a method that does not look at them
+    exchange.check_state(following)
     aggregated = time.perf_counter()
     tests = tests_after(engine, following, draws)
     evaluated = time.perf_counter()
@@ -92,11 +95,15 @@ def play_round(engine: Engine, server: ServerState, draws: Draws, needed: int = 
     )
 
 
-def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws) -> Round:
-    """What every client does after the last round with what the server would send it next, and its test."""
+def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws, needed: int | None = 1) -> Round:
+    """What every client does after the last round with what the server would send it next, and its test.
+
+    Raises:
+        HetflError: fewer clients than ``needed`` answer, see :func:`play_round`; nothing is sent.
+    """
     everyone, exchange = members(engine), Exchange(engine)
-    for _ in exchange.valid(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone, "nothing"):
-        pass  # nothing is sent
+    tuned = exchange.valid(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone, "nothing")
+    exchange.suffice(sum(1 for _ in tuned), len(everyone), needed)
     began = time.perf_counter()
     test = tested(engine, server, draws)
     seconds = {**exchange.seconds, "server": 0.0, "evaluate": time.perf_counter() - began}

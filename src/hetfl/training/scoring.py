@@ -11,7 +11,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.message import ServerState
 from hetfl.schema import Accuracies
-from hetfl.training.engine import Engine, Samples, Task, same_for_all
+from hetfl.training.engine import Engine, Samples, Task, same_for_all, told
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ def tested(
     """The accuracy on all clients' samples, by an inference rule; see :meth:`Engine.test`.
 
     A sample whose scores are not finite counts as wrong, and its client stands in ``unscored``.
+
+    Raises:
+        HetflError: no client has been tested, with the reasons.
     """
     scores = list(engine.test(scoring_tasks(engine, server, draws.round), draws, rule, samples))
     # Read back once, not client by client.
@@ -57,7 +60,8 @@ def tested(
         for score, right, lost in zip(scores, correct, missing, strict=True)
     ]
     if not any(totals):
-        raise HetflError("no client has been tested")
+        failed = {score.client: score.failed for score in scores if score.failed}
+        raise HetflError("no client has been tested" + (f"; {told(engine, failed)}" if failed else ""))
     correct = [right if total else 0 for right, total in zip(correct, totals, strict=True)]
     return Accuracies(
         accuracy=[right / total if total else None for right, total in zip(correct, totals, strict=True)],

@@ -1,0 +1,39 @@
+"""What leaves a node: noted for its operator in ``sent.jsonl``, and errors without the paths of its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hetfl.deploy.handover import HandoverError
+from hetfl.deploy.settings import Node
+from hetfl.errors import one_line
+
+_FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/:;,'\"()]+/)+")
+"""The folders of an absolute path, without its last part."""
+
+
+def note(node: Node, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Append lines to a node's ``sent.jsonl``, with the time."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    with (node.folder / "sent.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": at, **line}) + "\n" for line in lines)
+
+
+def without_places(node: Node, text: str) -> str:
+    """An error as the server is told of it: with names of settings in place of paths at the node."""
+    places = {"project": node.project, "folder": node.folder, "public": node.public}
+    places |= {f"clients.{client}": folder for client, folder in node.clients.items()}
+    for name, path in sorted(places.items(), key=lambda place: -len(str(place[1]))):
+        text = text if path is None else text.replace(str(path), f"node.{name}")
+    return _FOLDERS.sub("", text)
+
+
+def noted_error(node: Node, error: Exception) -> str:
+    """What the server is told of an error that has no reply of its own; it is noted."""
+    text = without_places(node, str(error) if isinstance(error, HandoverError) else one_line(error))
+    note(node, [{"error": text}])
+    return text
