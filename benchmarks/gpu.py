@@ -21,7 +21,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -34,6 +34,7 @@ from floors import floor, server_steps, used
 from tabulate import tabulate
 from work import Rounds, Work, now, thinned
 
+from hetfl import captured
 from hetfl.data.inputs import InputSettings
 from hetfl.data.partitions import Iid, Pathological, Practical
 from hetfl.draws import Draws
@@ -53,6 +54,9 @@ GRACE = 20
 """Grace period in seconds before a case that exceeds its time is ended."""
 REFERENCE = 15
 """Seconds for each baseline."""
+SETTLING = 3
+"""The most rounds after the first one that are played until one records no graph. FedTGP's server records in every
+round."""
 SMALL = 4
 """Seconds for each variant of a small case."""
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -228,7 +232,7 @@ def measure(
     deadline: float,
     device: torch.device,
     all_rounds: bool,
-    share: float = 0.01,
+    share: float = 0.1,
 ) -> Iterator[dict[str, Any]]:
     """Play rounds of one engine, with a share of the samples first and with more as long as there is time.
 
@@ -260,8 +264,13 @@ def measure(
         reduced = replace(work, settings=settings).create()
         part = thinned(federation, share, reduced.settings.batch_size)
         rounds = Rounds(make_engine(reduced, part, engine_name), Draws(0))
-        first = rounds.play()["round"]  # captures graphs, fills caches
-        played = [rounds.play()]
+        with recordings() as made:
+            first = rounds.play()["round"]  # records graphs, fills caches
+            for _ in range(SETTLING):
+                before, one = len(made), rounds.play()
+                if len(made) == before:
+                    break
+        played = [one]
         yield {"share": share, **figures(rounds, first, played, method, federation)}
         level, pair = now(device) - started, 2 * played[0]["round"]
         if share == 1:
@@ -277,6 +286,20 @@ def measure(
         if growth < 2:
             return
         share = min(1.0, growth * share)
+
+
+@contextmanager
+def recordings() -> Iterator[list[None]]:
+    """An item for each step that is recorded as a CUDA graph meanwhile."""
+    made: list[None] = []
+    record = captured.record
+
+    def counted(*given: Any) -> Any:
+        made.append(None)
+        return record(*given)
+
+    with patch("hetfl.captured.record", counted):
+        yield made
 
 
 def figures(
@@ -457,7 +480,7 @@ def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> 
         try:
             # The eager baseline launches every kernel separately, also on the server.
             with patch("hetfl.captured.EAGER_CALLS", math.inf) if way[0] == "sequential" else nullcontext():
-                work, share = (case.small, 1.0) if small else (case.work, 0.01)
+                work, share = (case.small, 1.0) if small else (case.work, 0.1)
                 for row in measure(work, way, seconds, deadline, device, all_rounds, share):
                     yield label | row
         except Exception as error:  # the other ways go on

@@ -18,6 +18,7 @@ from toy import VARIANTS, groups
 from hetfl import captured
 from hetfl.captured import EAGER_CALLS, Captured
 from hetfl.draws import Draws
+from hetfl.errors import out_of_memory
 from hetfl.methods import METHODS
 from hetfl.training.engines import make_engine
 
@@ -111,6 +112,46 @@ def test_recordings_are_made_on_their_device_and_share_no_workspace(monkeypatch)
         assert told == ["forgets", ("begins", "pool", f"a stream of {device}"), "works", "ends", "forgets"]
     assert captured._recording_stream.cache_info().misses == 2
     captured._recording_stream.cache_clear()
+
+
+def test_a_step_that_cannot_be_recorded_is_called(recordings, monkeypatch, caplog):
+    def refuse(*given: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(captured, "record", refuse)
+    total = torch.zeros(1)
+    add = Captured(lambda given: total.add_(given["x"]))
+    for _ in range(6):
+        add({"x": torch.ones(1)})
+    assert total.item() == 6
+    assert [record.getMessage() for record in caplog.records] == [
+        "a step cannot be recorded on cpu, and is slower without "
+        "(RuntimeError: operation not permitted when stream is capturing)"
+    ]
+
+
+def test_too_little_memory_for_a_recording_is_told(recordings, monkeypatch):
+    """Torch ends the recording, and tells of that alone."""
+
+    def fill(*given: Any) -> None:
+        try:
+            raise torch.OutOfMemoryError
+        finally:
+            raise RuntimeError("the recording is not valid")
+
+    monkeypatch.setattr(captured, "record", fill)
+    add = Captured(lambda given: None)
+    with pytest.raises(RuntimeError) as raised:
+        for _ in range(6):
+            add({"x": torch.ones(1)})
+    assert out_of_memory(raised.value)
+
+
+def test_recordings_can_be_switched_off(monkeypatch):
+    on_gpu = {"x": Mock(is_cuda=True)}
+    assert captured.recordable(on_gpu)
+    monkeypatch.setenv(captured.SWITCH, "0")
+    assert not captured.recordable(on_gpu)
 
 
 def test_without_cuda_nothing_is_recorded(monkeypatch):

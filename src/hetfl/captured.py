@@ -5,15 +5,22 @@ For small models, launching many small kernels takes longer than running them.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
+from hetfl.errors import one_line, out_of_memory
 from hetfl.message import Tensors
 from hetfl.torch_private import forget_workspaces
 
+log = logging.getLogger(__name__)
+
+SWITCH = "HETFL_GRAPHS"
+"""The environment variable that, as ``0``, has nothing recorded."""
 EAGER_CALLS = 2
 """Ordinary calls before the recording. In these, libraries choose kernels and optimisers create their state."""
 
@@ -31,7 +38,7 @@ class Captured:
 
     def __init__(self, function: Callable[[Tensors], None], pool: Any = None) -> None:
         self._function, self._pool = function, pool
-        self._calls = 0
+        self._calls, self._fails = 0, False
         self._replay: Callable[[], None] | None = None
         self._given: Tensors = {}
 
@@ -39,20 +46,30 @@ class Captured:
         """Run the function on these inputs."""
         if self._replay is None:
             self._calls += 1
-            if self._calls <= EAGER_CALLS or not recordable(given):
+            if self._calls <= EAGER_CALLS or self._fails or not recordable(given):
                 self._function(given)
                 return
             self._given = {name: tensor.clone() for name, tensor in given.items()}
             device = next(iter(given.values())).device
-            self._replay = record(lambda: self._function(self._given), self._pool, device)
+            try:
+                self._replay = record(lambda: self._function(self._given), self._pool, device)
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                # Nothing was run yet, so that the step can be called instead.
+                self._fails, self._given = True, {}
+                log.warning("a step cannot be recorded on %s, and is slower without (%s)", device, one_line(error))
+        if self._replay is None:
+            self._function(given)
+            return
         for name, tensor in given.items():
             self._given[name].copy_(tensor, non_blocking=True)
         self._replay()
 
 
 def recordable(given: Tensors) -> bool:
-    """Whether any of these tensors is on a device that can record graphs."""
-    return any(tensor.is_cuda for tensor in given.values())
+    """Whether any of these tensors is on a device that can record graphs, and :data:`SWITCH` does not forbid it."""
+    return any(tensor.is_cuda for tensor in given.values()) and os.environ.get(SWITCH) != "0"
 
 
 def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:

@@ -97,6 +97,20 @@ def foreseen(error: BaseException) -> HetflError | None:
     )
 
 
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it followed, says that memory does not suffice.
+
+    torch, which is not imported here, has a class for a GPU's; libraries and the system have words. Errors of another
+    kind follow while a graph is recorded.
+    """
+    words = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    while error is not None:
+        if type(error).__name__ == "OutOfMemoryError" or any(some in str(error) for some in words):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _obstacle(path: Path) -> str:
     """What stands where a folder or file should be, and what to do; empty if nothing does."""
     for place in (path, *path.parents):

@@ -74,7 +74,7 @@ def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def test_an_engine_gets_more_samples_until_it_has_all_and_plays_a_whole_run(script, fedhpl):
     rows = list(script("gpu").measure(fedhpl, ("sequential", "float32"), 30, time.time() + 30, CPU, all_rounds=True))
-    assert rows[0]["share"] == 0.01 and rows[-1]["share"] == 1
+    assert rows[0]["share"] == 0.1 and rows[-1]["share"] == 1
     assert rows[-1]["all rounds"] and rows[-1]["rounds"] == 4 and not rows[0]["all rounds"]
     for row in rows:
         parts = row["train"] + row["pass"] + row["server"] + row["evaluate"]
@@ -88,7 +88,7 @@ def test_without_time_there_is_a_figure_of_few_samples(script, fedhpl, monkeypat
     monkeypatch.setattr(script("work").Rounds, "passes", lambda rounds: 60.0)
     more = replace(fedhpl, samples=(4800, 16))
     rows = list(script("gpu").measure(more, ("sequential", "float32"), 0, time.time(), CPU, all_rounds=True))
-    assert [row["share"] for row in rows] == [0.01]
+    assert [row["share"] for row in rows] == [0.1]
     assert rows[0]["pass"] > 0 and rows[0]["train"] == 0 and rows[0]["train rate"] is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -148,6 +150,50 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(toy_engine, tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             play("killed")
     assert play("killed") == whole
+
+
+def test_a_replaced_program_and_used_gradients_leave_memory_at_once(toy_engine, monkeypatch):
+    seen: list[weakref.ref[Program]] = []
+
+    def create(*given):
+        assert all(there() is None for there in seen)
+        program = Program(*given)
+        seen.append(weakref.ref(program))
+        return program
+
+    monkeypatch.setattr(batched, "Program", create)
+    reference = toy_engine("fedproto", "homogeneous")  # receives nothing in its first round
+    engine = make_engine(reference.method, reference.federation, "batched")
+    state, _ = start(engine, Draws(0))
+    gc.disable()
+    try:
+        for round in (1, 2, 3):
+            state, _ = play_round(engine, state, Draws(0).at(round))
+            for program in engine.trainer._programs.values():
+                leaves = [leaf for segment, _ in program._segments.values() for leaf in segment.leaves.values()]
+                assert leaves and all(leaf.grad is None for leaf in leaves)
+            del program
+        assert [there() is None for there in seen] == [True, False]
+    finally:
+        gc.enable()
+
+
+def test_memory_that_a_program_holds_is_free_for_it(toy_engine, monkeypatch):
+    sizes: list[int] = []
+    together = Batched._train_together
+
+    def counted(self, runs, *more):
+        sizes.append(len(runs))
+        yield from together(self, runs, *more)
+
+    monkeypatch.setattr(Batched, "_train_together", counted)
+    reference = toy_engine("fedavg")
+    engine = make_engine(reference.method, reference.federation, "batched")
+    state, _ = start(engine, Draws(0))
+    for round, free in ((1, None), (2, 0)):
+        monkeypatch.setattr(batched, "free_bytes", lambda device, free=free: free)
+        state, _ = play_round(engine, state, Draws(0).at(round))
+    assert sizes == [3, 3]
 
 
 def arrived(engine: LocalEngine) -> ClientRun:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetfl.methods import create
-from hetfl.training import queries
+from hetfl.training import federation, queries
 from hetfl.training.federation import build_federation
 
 
@@ -30,6 +30,15 @@ def test_they_are_the_frozen_backbones_without_prompts(made):
     batch = images.batch(torch.tensor([4, 0, 59]))
     assert torch.allclose(batch.queries, model.query(batch.images), atol=1e-5)
     assert batch.queries.shape == (3, 48)
+
+
+def test_they_are_in_full_precision_whatever_ran_before(made, monkeypatch):
+    told = []
+    real, compute = federation.set_precision, federation.queries_of
+    monkeypatch.setattr(federation, "set_precision", lambda *given: told.append(given[0]) or real(*given))
+    monkeypatch.setattr(federation, "queries_of", lambda *given: told.append("queries") or compute(*given))
+    made()
+    assert told == ["float32", "queries", "queries", "float32"]  # the last is the run's own
 
 
 def test_they_are_computed_once(made, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.workers import Worker, end, orphaned
 from hetfl.methods.registry import mistake
+from hetfl.training.memory import free_memory
 
 
 def pick_device(name: str, key: str = "params.yaml: compute.device") -> torch.device:
@@ -155,7 +156,9 @@ def at_once(device: torch.device, compute: ComputeSettings, cells: int = sys.max
 def attempt(
     work: Work, cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings
 ) -> str | None:
-    """Do one cell's work; what went wrong in one line, or None."""
+    """Do one cell's work; what went wrong in one line, or None. The cell's memory of a GPU is free afterwards."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # or the first GPU is used a little, too
     try:
         work(cell, workspace, device, compute)
     except Exception as error:
@@ -163,4 +166,6 @@ def attempt(
         if not known:
             traceback.print_exc()  # nobody foresaw it, so whoever mends it needs all of it
         return one_line(known or error)
+    finally:
+        free_memory(device)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 import time
@@ -179,16 +178,9 @@ def _do(
     choice: Choice,
 ) -> str | None:
     """Train and evaluate a cell in a process of its own; if the sweep has died, stop at the next resume point."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     deadline = Deadline(until, choice.round)
 
     def stop(seconds: float | None) -> bool:
         return deadline(seconds) or orphaned()
 
-    try:
-        return attempt(partial(train_and_evaluate, callback=tell, stop=stop), choice.cell, workspace, device, compute)
-    finally:
-        if device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
+    return attempt(partial(train_and_evaluate, callback=tell, stop=stop), choice.cell, workspace, device, compute)

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from hetfl.draws import Draws
+from hetfl.errors import out_of_memory
 from hetfl.methods.base import Method, Phase
 from hetfl.models.base import Model
 from hetfl.training.client_run import ClientRun, phase_data
 from hetfl.training.federation import Federation
-from hetfl.training.memory import SHARE, client_bytes, free_bytes, resident_bytes
+from hetfl.training.memory import SHARE, client_bytes, free_bytes, free_memory, resident_bytes
 from hetfl.training.program import Program, groups_of
 from hetfl.training.sequential import Sequential
 from hetfl.training.stacked_batches import StackedBatches, schedule_of
@@ -113,10 +114,15 @@ class Batched:
         free = free_bytes(self.federation.device)
         wanted = sum(need * len(group) for need, group in zip(needs, groups, strict=True))
         share = 1.0 if free is None else min(1.0, SHARE * free / max(wanted, 1))
-        capacities = [max(1, int(share * len(group))) for group in groups]
+        capacities = [max(1, int(share * len(group)), self._held(group, number)) for group in groups]
         together = sum(need * capacity for need, capacity in zip(needs, capacities, strict=True))
         self.predicted_memory = max(self.predicted_memory, self._resident + together)
         return list(zip(groups, capacities, strict=True))
+
+    def _held(self, group: Sequence[ClientRun], number: int) -> int:
+        """How many clients of a group have room in a program that is there: what it holds counts as used memory."""
+        program = self._programs.get((group[0].client.model, number))
+        return 0 if program is None else min(program.capacity, len(group))
 
     def _train_group(
         self, runs: Sequence[ClientRun], capacity: int, phase: Phase, number: int, draws: Draws
@@ -136,14 +142,13 @@ class Batched:
                 yield from self._train_together(runs[done : done + size], phase, number, draws)
                 done += size
                 continue
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if size == 1 or not _out_of_memory(error):
+            except RuntimeError as error:
+                if size == 1 or not out_of_memory(error):
                     raise
             # Outside the handler, which keeps the tensors of what failed alive.
             self._programs.pop(key, None)
             self._most[key] = size // 2
-            if self.federation.device.type == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(self.federation.device)
             log.warning("out of memory with %d clients of %s at once; going on with %d", size, key[0].name, size // 2)
 
     def _train_together(self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws) -> Iterator[None]:
@@ -159,10 +164,11 @@ class Batched:
         images, _ = phase_data(self.method, ordered[0].data, phase, draws)
         gathers = phase.gathers and self.method.statistics_source(draws.round) == "training"
         key = ordered[0].client.model, number
-        program = self._programs.get(key)
+        program = self._programs.pop(key, None)
         if program is None or not program.fits(ordered, phase, images, gathers):
-            self._programs.pop(key, None)
-            program = self._programs[key] = Program(self.method, ordered, phase, images, gathers)
+            program = None  # so that two are never in memory
+            program = Program(self.method, ordered, phase, images, gathers)
+        self._programs[key] = program
         program.load(ordered)
         batches = StackedBatches(self.method, schedules, phase, images, number, draws)
         for step in range(schedules[0].steps):
@@ -170,7 +176,3 @@ class Batched:
                 program.step(first, last, step, batches.batch(step, first, last))
             yield
         program.unload(schedules)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -105,6 +105,8 @@ def build_federation(
     Raises:
         HetflError: a model is unknown or its weights are missing.
     """
+    # Features that samples are sorted by are in full precision, whoever uses them, and whatever ran before.
+    set_precision("float32", False, device)
     options = method.model_options()
     built = {
         name: build(name, dataset.num_classes, options, weights, inputs).to(device, dtype)
@@ -153,7 +155,6 @@ def build_federation(
         train = on_device(partition.train[k])
         shared = None if public is None else images(PUBLIC, name)
         data.append(ClientData(train_images, train, test_images, test, inputs.transform(), shared))
-    # Features that samples are sorted by are in full precision, whoever uses them.
     lowered = [
         model.lower()
         for model in built.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,13 @@ def free_bytes(device: torch.device) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what a GPU's allocator keeps of tensors and recordings that nothing refers to any more."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _bytes(tensor: Tensor) -> int:

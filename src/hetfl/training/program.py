@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +60,7 @@ class Program:
         }
         self._total = images.labels.new_zeros(self.capacity, dtype=images.dtype)
         self._sums: dict[str, Tensor] = {}
-        self._segments: dict[tuple[Any, ...], Segment] = {}
+        self._segments: dict[tuple[Any, ...], tuple[Segment, Captured]] = {}
         self._pool = torch.cuda.graph_pool_handle() if images.device.type == "cuda" else None
 
     def _shared(self, name: str, received: bool = False) -> bool:
@@ -100,7 +102,7 @@ class Program:
         self._began = {
             name: int(slots[slot]) if (slot := self._slot(name, "step")) in slots else 0 for name in self._leaves
         }
-        for segment in self._segments.values():
+        for segment, _ in self._segments.values():
             segment.next_step = -1  # its count of Adam's steps is another client's
 
     def step(self, first: int, last: int, step: int, given: Tensors) -> None:
@@ -108,14 +110,14 @@ class Program:
         key = (first, last, *((name, tensor.shape) for name, tensor in given.items()))
         if key not in self._segments:
             self._segments[key] = self._segment(first, last)
-        segment = self._segments[key]
+        segment, run = self._segments[key]
         if self.phase.optimiser == "adam" and segment.next_step != step:
             for name, leaf in segment.leaves.items():
                 segment.optimiser.state[leaf]["step"].fill_(self._began[name] + step)
-        segment.run(given)
+        run(given)
         segment.next_step = step + 1
 
-    def _segment(self, first: int, last: int) -> Segment:
+    def _segment(self, first: int, last: int) -> tuple[Segment, Captured]:
         leaves = {name: self._params[name][first:last].detach().requires_grad_() for name in self._leaves}
         optimiser = make_optimiser(self.phase, leaves, {})
         for name, leaf in leaves.items():
@@ -125,8 +127,9 @@ class Program:
             if self.phase.optimiser == "adam":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=leaf.device)
         segment = Segment(first, last, leaves, optimiser)
-        segment.run = Captured(lambda given: self._take_step(segment, given), self._pool)
-        return segment
+        # The program is referred to weakly, so that all its memory is free as soon as another one takes its place.
+        step = partial(Program._take_step, weakref.proxy(self), segment)
+        return segment, Captured(step, self._pool)
 
     def _take_step(self, segment: Segment, given: Tensors) -> None:
         """Gradients of some clients at once, and their step."""
@@ -157,6 +160,8 @@ class Program:
             for groups in self.phase.clipped:
                 _clip([segment.leaves[name].grad for name in self.model.names(groups)], self.phase.clip)
         segment.optimiser.step()
+        for leaf in segment.leaves.values():
+            leaf.grad = None  # each segment would keep its own, in a recording for good
         self._total[clients] += losses.detach() * given["share"]
         for name, values in sums.items():
             if name not in self._sums:
@@ -214,7 +219,6 @@ class Segment:
 
     Attributes:
         leaves: their part of the stacked parameters that train.
-        run: takes a step on a batch.
         next_step: the step before which the optimiser's count of steps is right.
     """
 
@@ -222,7 +226,6 @@ class Segment:
     last: int
     leaves: dict[str, Tensor]
     optimiser: Optimiser
-    run: Any = None
     next_step: int = -1
 
 
