@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-import torch
 import yaml
 from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
@@ -150,13 +149,11 @@ def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_p
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"device": "cuda:9"}, "error: node.device: 'cuda:9' but torch sees no GPU; use auto or cpu"),
+        ({"device": "cuda:9"}, "error: node.device: 'cuda:9' but "),
         ({"clients": {"1": "empty"}}, "card.json"),
     ],
 )
 def test_a_node_with_a_mistake_in_its_own_files_ends_with_one_line(rehearsed, change, said):
-    if "device" in change and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     (rehearsed / "empty").mkdir(exist_ok=True)
     (rehearsed / "empty" / "card.json").write_text("{}")
     content = yaml.safe_load((rehearsed / "node-1.yaml").read_text())["node"] | change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import traceback
 from collections import deque
@@ -20,7 +21,6 @@ from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record
-from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.workers import Worker, end, orphaned
 from hetfl.methods.registry import mistake
 from hetfl.training.memory import free_memory
@@ -68,7 +68,8 @@ def unfinished(
             complete = False  # training it says what is wrong with its record, and does not stop the others
         if complete:
             record.tell(record.read())
-            Superseded(workspace, cell.path).trim()
+            points = workspace.resume_points(cell.path) / identities[record.folder]
+            shutil.rmtree(points, ignore_errors=True)
         else:
             pending.append(cell)
     return pending

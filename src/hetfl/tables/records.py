@@ -170,7 +170,7 @@ class Records:
         path = entry.path(seed)
         if path not in self._records:
             found = self._local(path)
-            current = None if found is None or self._because(found.run, path) else found
+            current = None if found is None or self._why_stale(found.run, path) else found
             self._records[path] = current or self.from_compact(path)
         record = self._records[path]
         return record if record is None or entry.round is None else record.until(entry.round)
@@ -187,7 +187,7 @@ class Records:
         """
         path = entry.path(seed)
         run = read_run(self.workspace.runs / path)
-        why = self.stale(path) if run is None else self._because(run, path)
+        why = self.stale(path) if run is None else self._why_stale(run, path)
         if why and (run is None or run.complete):
             return "stale", why
         if entry.round is None and run is not None and run.complete:
@@ -197,7 +197,7 @@ class Records:
 
     def _begun(self, path: Path, run: Run | None) -> Iterator[int]:
         """The last rounds of a cell's unfinished runs, here and in git, if they are of its settings and versions."""
-        if run is not None and not run.complete and not self._because(run, path):
+        if run is not None and not run.complete and not self._why_stale(run, path):
             yield sum(line.round >= 1 for line in read_rounds(self.workspace.runs / path))
         kept = self.compact(path)
         if kept is not None and not kept.finished and not self.stale(path):
@@ -243,9 +243,9 @@ class Records:
         """Why a cell's compact record is of other settings or versions than here; empty if it is not."""
         if (found := self.compact(path)) is None:
             return ""
-        return self._because(found.run, path) if self.cell(path) else "there is no such cell"
+        return self._why_stale(found.run, path) if self.cell(path) else "there is no such cell"
 
-    def _because(self, run: Run, path: Path) -> str:
+    def _why_stale(self, run: Run, path: Path) -> str:
         """Why a record is of other settings or versions than the cell of its path; empty if it is not."""
         cell = self.cell(path)
         return "" if cell is None else "; ".join(differences(run, cell, run.inputs))
