@@ -22,6 +22,7 @@ from hetfl.experiments.record import Record
 from hetfl.schema import Accuracies
 from hetfl.tensors import read_tensors
 from hetfl.training import rounds, scoring
+from hetfl.training import state as states
 from hetfl.training.state import ClientState, ResumePoints, State, newest_round
 
 
@@ -259,6 +260,31 @@ def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
     assert state.clients[3].params["w"].tolist() == [1, 1]
     points.clear()
     assert points.load(torch.device("cpu")) is None
+
+
+def test_states_that_take_long_to_write_are_written_seldom_and_the_last_one_always(tmp_path, monkeypatch):
+    clock, write = [100.0], states.write_tensors
+
+    def slow(path, tensors):
+        clock[0] += 2
+        write(path, tensors)
+
+    monkeypatch.setattr(states, "write_tensors", slow)
+    monkeypatch.setattr(states.time, "monotonic", lambda: clock[0])
+
+    def written(**given):
+        seen = []
+        with pytest.raises(KeyboardInterrupt), ResumePoints(tmp_path / str(given), **given) as points:
+            for number in range(1, 13):
+                points.save(State(number, {"x": torch.tensor([number])}))
+                points.flush()
+                seen.append(newest_round(points.folder))
+                clock[0] += 3
+            raise KeyboardInterrupt
+        return [*seen, newest_round(points.folder)]
+
+    assert written() == [1] * 6 + [7] * 6 + [12]
+    assert written(all=True) == [*range(1, 13), 12]
 
 
 def test_a_resume_point_that_cannot_be_written_stops_the_run_at_the_next_one(tmp_path):

@@ -195,7 +195,7 @@ def run_cell(
         earlier.make_way(identity)
         earlier.go_on(identity)
         points = workspace.resume_points(cell.path) / identity
-        with engines as engine, ResumePoints(points) as resume:
+        with engines as engine, ResumePoints(points, all=elsewhere is not None) as resume:
             run = description(cell, workspace, setup, engine.name, reads, identity)
             needed = compute.uplinks_needed
             if run_rounds(engine, setup.draws, record, resume, run, stop, needed, noted) is None:

@@ -231,7 +231,7 @@ class Host:
     ) -> None:
         self.engine, self.draws, self.run, self.folder, self.trusts = engine, draws, run, folder, trusts
         self.clients = range(len(engine.models)) if clients is None else clients
-        self._points = None if folder is None else ResumePoints(folder / "states", keep=POINTS)
+        self._points = None if folder is None else ResumePoints(folder / "states", keep=POINTS, all=True)
         # The rounds of the states from which clients begin, and of their latest ones; None before the first request.
         self._begun: tuple[int, int] | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -136,25 +137,38 @@ class State:
 class ResumePoints:
     """The last two states of a run on disk, outside DVC's outputs.
 
-    A thread writes them while the next round trains. Used as a context, which ends when the last one is on disk.
+    A thread writes them while the next round trains. A state that takes long to write is not written in every round,
+    so that a run waits little for its disk. Used as a context, which ends when the last state is on disk, whatever
+    ends it; only a kill loses what was not written.
 
     Args:
         folder: named after the run's fingerprint, so that other settings never meet them.
         keep: how many.
+        all: whether every state is written, however long it takes.
     """
 
     KEEP = 2
+    QUICK = 0.5
+    """Seconds that a state may take to be written in every round."""
+    SHARE = 0.1
+    """The most of a run's time that longer ones may take."""
 
-    def __init__(self, folder: Path, keep: int = KEEP) -> None:
-        self.folder, self._keep = folder, keep
+    def __init__(self, folder: Path, keep: int = KEEP, all: bool = False) -> None:
+        self.folder, self._keep, self._all = folder, keep, all
         self._writer = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
+        self._unwritten: State | None = None
+        self._next = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._writer.shutdown(wait=True)
+        try:
+            if self._unwritten is not None:
+                self._begin(self._unwritten)
+        finally:
+            self._writer.shutdown(wait=True)
         self.flush()
 
     def save(self, state: State) -> None:
@@ -163,14 +177,25 @@ class ResumePoints:
         Of a round that was saved before, the new state stays. Returns once the state before it is on disk, so that
         never more than one waits in memory.
 
-        Raises:
-            OSError: that state could not be written.
-        """
-        tensors = {name: tensor.cpu() for name, tensor in state.tensors().items()}
-        self.flush()
-        self._pending = self._writer.submit(self._write, state.round, tensors)
+        Args:
+            state: its tensors may not change any more.
 
-    def _write(self, round: int, tensors: Tensors) -> None:
+        Raises:
+            OSError: the state before it could not be written.
+        """
+        self.flush()
+        if self._all or time.monotonic() >= self._next:
+            self._begin(state)
+        else:
+            self._unwritten = state
+
+    def _begin(self, state: State) -> None:
+        began = time.monotonic()
+        tensors = {name: tensor.cpu() for name, tensor in state.tensors().items()}
+        self._unwritten = None
+        self._pending = self._writer.submit(self._write, state.round, tensors, began)
+
+    def _write(self, round: int, tensors: Tensors, began: float) -> None:
         temporary = self.folder / "writing.safetensors"
         write_tensors(temporary, tensors)
         checksum = sha256_file(temporary)[:16]
@@ -181,6 +206,8 @@ class ResumePoints:
                 same.unlink()
         for old in self._files()[: -self._keep]:
             old.unlink()
+        took = time.monotonic() - began
+        self._next = began + took / self.SHARE if took > self.QUICK else began
 
     def flush(self) -> None:
         """Wait for the state that is being written, and raise what went wrong with it."""
@@ -213,6 +240,7 @@ class ResumePoints:
 
     def clear(self) -> None:
         """Remove everything, once nothing is being written."""
+        self._unwritten = None
         self.flush()
         shutil.rmtree(self.folder, ignore_errors=True)
 
