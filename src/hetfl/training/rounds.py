@@ -35,10 +35,10 @@ def start(engine: Engine, draws: Draws) -> tuple[ServerState, Round]:
     if exchange.failed:
         raise HetflError(f"a run begins once all clients have registered, but {exchange.told()}")
     registrations = {client: messages[client] for client in clients}
-    began = time.perf_counter()
+    began = _now(engine)
     models = [engine.models[client] for client in clients]
     server = method.initial_server(models, registrations, draws.at(0)).to(engine.device)
-    seconds = {**exchange.seconds, "server": time.perf_counter() - began}
+    seconds = {**exchange.seconds, "server": _now(engine) - began}
     found: dict[str, Any] = {}
     if exchange.seconds:
         found = {**_findings(Tests(tested(engine, server, draws.at(0)))), "clients": _observed(exchange.updates)}
@@ -68,16 +68,16 @@ def play_round(
     method, exchange = engine.method, Exchange(engine)
     chosen = participants(len(members(engine)), method.settings.participation, draws)
 
-    began = time.perf_counter()
+    began = _now(engine)
     updates = exchange.training(server, chosen, draws)
     uplinks, compared = exchange.received(updates, chosen, needed), list[Message]()
     following = method.aggregate(server, noting(uplinks, method.compared, compared), draws)
     for _ in updates:
         pass  # of a method that does not look at them
     exchange.check_state(following)
-    aggregated = time.perf_counter()
+    aggregated = _now(engine)
     tests = tests_after(engine, following, draws)
-    evaluated = time.perf_counter()
+    evaluated = _now(engine)
 
     seconds = {"server": aggregated - began - exchange.waited, "evaluate": evaluated - aggregated}
     diagnostics = {**(method.compare(compared) if compared else {}), **method.diagnostics(following)}
@@ -104,9 +104,9 @@ def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws, needed: 
     everyone, exchange = members(engine), Exchange(engine)
     tuned = exchange.valid(engine.fine_tune(exchange.tasks(server, everyone), draws), everyone, "nothing")
     exchange.suffice(sum(1 for _ in tuned), len(everyone), needed)
-    began = time.perf_counter()
+    began = _now(engine)
     test = tested(engine, server, draws)
-    seconds = {**exchange.seconds, "server": 0.0, "evaluate": time.perf_counter() - began}
+    seconds = {**exchange.seconds, "server": 0.0, "evaluate": _now(engine) - began}
     return Round(
         round=draws.round,
         fine_tuning=True,
@@ -150,6 +150,13 @@ def stalls(pooled: Mapping[int, float], patience: int | None, last: Round | None
         return False
     lost = last is not None and last.pooled == 0 and [*last.loss] == [None] * len(last.accuracy or ())
     return lost or max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
+
+
+def _now(engine: Engine) -> float:
+    """Seconds, once a GPU has done what it was asked for; without waiting, the next part would seem to do it."""
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+    return time.perf_counter()
 
 
 def _failures(exchange: Exchange) -> dict[str, Any]:
