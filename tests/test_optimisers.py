@@ -88,3 +88,30 @@ def test_gradients_are_clipped_as_by_torch(scale: float):
     torch.nn.utils.clip_grad_norm_(expected, 10.0)
     for own, other in zip(leaves, expected, strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_kept_goes_where_its_optimiser_reads_it(fused: bool) -> None:
+    """The meta device stands for a GPU, where a step that is not fused counts its steps on the host."""
+    kept = {f"{name}/{slot}": torch.ones(2) for name in ("x", "other") for slot in ("exp_avg", "exp_avg_sq")}
+    kept |= {f"{name}/step": torch.tensor(3.0) for name in ("x", "other")}
+    leaves = {"x": torch.zeros(2, device="meta")}
+    optimiser = Adam(leaves.values(), 0.1, fused=fused)
+    optimiser.go_on(leaves, kept)
+    state = optimiser.kept(leaves)
+    assert {name: tensor.device.type for name, tensor in state.items()} == {
+        "x/exp_avg": "meta",
+        "x/exp_avg_sq": "meta",
+        "x/step": "meta" if fused else "cpu",
+    }
+
+
+def test_an_optimiser_goes_on_with_a_copy() -> None:
+    leaves = {"x": torch.zeros(2)}
+    kept = {"x/momentum_buffer": torch.ones(2)}
+    optimiser = SGD(leaves.values(), 0.1, 0.9)
+    optimiser.go_on(leaves, kept)
+    leaves["x"].grad = torch.ones(2)
+    optimiser.step()
+    assert torch.equal(optimiser.kept(leaves)["x/momentum_buffer"], torch.full((2,), 1.9))
+    assert torch.equal(kept["x/momentum_buffer"], torch.ones(2))

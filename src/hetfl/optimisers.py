@@ -7,7 +7,7 @@ takes longer than the arithmetic of a small model's step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from hetfl.torch_private import add_to_all
+
+_HOST = torch.device("cpu")
 
 
 class Optimiser:
@@ -30,6 +32,21 @@ class Optimiser:
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self.leaves = list(leaves)
         self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+
+    def kept(self, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state of named leaves by ``<leaf>/<name>``."""
+        return {f"{of}/{name}": tensor for of, leaf in leaves.items() for name, tensor in self.state[leaf].items()}
+
+    def go_on(self, leaves: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+        """Continue with a copy of what :meth:`kept` gave, from any device; of other leaves nothing is taken."""
+        for key, tensor in kept.items():
+            of, name = key.split("/")
+            if of in leaves:
+                self.state[leaves[of]][name] = tensor.to(self._place(name, leaves[of]), copy=True)
+
+    def _place(self, name: str, leaf: Tensor) -> torch.device:
+        """Where a leaf's state of that name belongs."""
+        return leaf.device
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -107,11 +124,14 @@ class Adam(Optimiser):
         super().__init__(leaves)
         self.lr, self.weight_decay, self.fused = lr, weight_decay, fused
 
+    def _place(self, name: str, leaf: Tensor) -> torch.device:
+        return leaf.device if self.fused or name != "step" else _HOST  # which reads it before each step
+
     def _move(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
         for leaf in leaves:
             if not self.state[leaf]:
                 self.state[leaf] = {
-                    "step": torch.zeros((), device=leaf.device if self.fused else "cpu"),
+                    "step": torch.zeros((), device=self._place("step", leaf)),
                     "exp_avg": torch.zeros_like(leaf),
                     "exp_avg_sq": torch.zeros_like(leaf),
                 }

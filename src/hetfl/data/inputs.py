@@ -52,13 +52,13 @@ class Augmentation(Settings):
         """Augment ``images`` [B, C, h, w] in [0, 1]; returns images of the same shape and range."""
         size, device = len(images), images.device
         if self.flip:
-            mirrored = (torch.rand(size, generator=generator) < 0.5).to(device)
+            mirrored = (torch.rand(size, generator=generator) < 0.5).to(device, non_blocking=True)
             images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
         if self.rotation:
             angles = (2 * torch.rand(size, generator=generator) - 1) * self.rotation * pi / 180
-            images = _rotate(images, angles.to(device, images.dtype))
+            images = _rotate(images, angles.to(device, images.dtype, non_blocking=True))
         if self.noise:
-            drawn = torch.randn(images.shape, generator=generator).to(device, images.dtype)
+            drawn = torch.randn(images.shape, generator=generator).to(device, images.dtype, non_blocking=True)
             images = (images + self.noise * drawn).clamp(0, 1)
         return images
 

@@ -208,9 +208,9 @@ class Model:
         """Draw the dropout masks of a training pass over ``size`` samples, by layer, for :meth:`train`."""
         if not self._dropouts:
             return {}
-        reference = next(self._module.parameters())
+        reference, draws = next(self._module.parameters()), Draws(seed)
         return {
-            f"dropout{place}": layer.draw(Draws(seed).key("dropout", -1, place), size).to(reference)
+            f"dropout{place}": layer.draw(draws.key("dropout", -1, place), size).to(reference, non_blocking=True)
             for place, layer in enumerate(self._dropouts)
         }
 

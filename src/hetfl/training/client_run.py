@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
-from hetfl.message import Tensors
+from hetfl.message import Tensors, flatten, group
 from hetfl.methods.base import Client, Method, Phase, Statistics
 from hetfl.optimisers import SGD, Adam, Optimiser
 from hetfl.training.federation import ClientData
@@ -123,20 +123,13 @@ def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> O
         optimiser = SGD(values, phase.lr, phase.momentum, phase.weight_decay)
     else:
         optimiser = Adam(values, phase.lr, phase.weight_decay)
-    for slot, tensor in slots.items():
-        of, name, kind = slot.split("/")
-        if of == phase.name and name in leaves:
-            optimiser.state[leaves[name]][kind] = tensor.clone()
+    optimiser.go_on(leaves, group(slots, phase.name))
     return optimiser
 
 
 def optimiser_slots(phase: Phase, optimiser: Optimiser, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a phase's optimiser by ``<optimiser>/<parameter>/<slot>``."""
-    return {
-        f"{phase.name}/{name}/{kind}": tensor
-        for name, leaf in leaves.items()
-        for kind, tensor in optimiser.state[leaf].items()
-    }
+    return flatten({phase.name: optimiser.kept(leaves)})
 
 
 def next_slots(slots: Tensors, phase: Phase, own: Tensors) -> dict[str, Tensor]:

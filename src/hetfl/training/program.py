@@ -201,7 +201,8 @@ class Program:
             for name in self._leaves if self.phase.keep_optimiser else ():
                 if self.phase.optimiser == "adam":
                     steps = self._began[name] + schedule.steps
-                    own[self._slot(name, "step")] = self._total.new_tensor(steps, dtype=torch.float32)
+                    # On the host, which reads it before the next round.
+                    own[self._slot(name, "step")] = torch.tensor(float(steps))
                 for kind in self._kept:
                     slot = self._slot(name, kind)
                     own[slot] = copy(self._slots[slot][place])

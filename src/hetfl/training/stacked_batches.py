@@ -85,7 +85,7 @@ class StackedBatches:
         rows = torch.zeros(steps, len(schedules), size, dtype=torch.int64)
         for place, schedule in enumerate(schedules):
             rows[: schedule.steps, place] = schedule.rows
-        self._rows = rows.to(images.device)
+        self._rows = rows.to(images.device, non_blocking=True)
         self._index = torch.zeros_like(self._rows)
         for place, schedule in enumerate(schedules):
             self._index[:, place] = schedule.index[self._rows[:, place]]
@@ -94,9 +94,9 @@ class StackedBatches:
             [size if schedule.in_last_epoch(step) else 0 for size, schedule in zip(sizes, schedules, strict=True)]
             for step, sizes in enumerate(self._sizes)
         ]
-        self._share = torch.tensor(reported, dtype=images.dtype).to(images.device)
+        self._share = torch.tensor(reported, dtype=images.dtype).to(images.device, non_blocking=True)
         real = torch.arange(size) < torch.tensor(self._sizes, dtype=torch.int64).unsqueeze(-1)
-        self._weight = real.to(images.device, images.dtype)
+        self._weight = real.to(images.device, images.dtype, non_blocking=True)
         self._keys = [
             [
                 [draws.key(use, schedule.run.client.index, number, epoch) for epoch in range(phase.epochs)]
@@ -166,7 +166,7 @@ class StackedBatches:
         epoch, within = divmod(step, schedule.epoch_steps)
         if not within:
             rows = schedule.rows[step : step + schedule.epoch_steps].flatten()[: schedule.used]
-            index = schedule.index[rows.to(schedule.index.device)]
+            index = schedule.index[rows.to(schedule.index.device, non_blocking=True)]
             seed = self._keys[place][0][epoch]
             self._augmented[place] = iter(
                 self.images.batches(index, self.phase.batch_size, schedule.run.data.augment, seed)

@@ -45,9 +45,10 @@ def generate(net: Tensors, known: Tensors, size: int, seed: int, num_classes: in
         labels = torch.searchsorted(ends, chosen, right=True)
     else:
         pool = known["labels"]
-        labels = pool[torch.randint(len(pool), (size,), generator=generator).to(pool.device)].long()
+        chosen = torch.randint(len(pool), (size,), generator=generator).to(pool.device, non_blocking=True)
+        labels = pool[chosen].long()
     entrance = net["enter.weight"]
-    noise = torch.rand(size, entrance.shape[1] - num_classes, generator=generator).to(entrance)
+    noise = torch.rand(size, entrance.shape[1] - num_classes, generator=generator).to(entrance, non_blocking=True)
     inputs = torch.cat([noise, F.one_hot(labels, num_classes).to(noise)], dim=1)
     hidden = F.linear(inputs, entrance, net["enter.bias"])
     hidden = F.batch_norm(hidden, None, None, net["norm.weight"], net["norm.bias"], training=True)
@@ -73,14 +74,11 @@ def train_generator(
     """
     trained = leaves(net)
     optimiser = Adam(trained.values(), lr, fused=False)
-    for slot, tensor in adam.items():
-        name, kind = slot.split("/")
-        optimiser.state[trained[name]][kind] = tensor.clone()
+    optimiser.go_on(trained, adam)
     for seed in seeds:
         features, labels = generate(trained, known, size, seed, len(head["head.bias"]))
         loss = F.cross_entropy(F.linear(features, head["head.weight"], head["head.bias"]), labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    slots = {f"{name}/{kind}": t for name, leaf in trained.items() for kind, t in optimiser.state[leaf].items()}
-    return detached(trained), slots
+    return detached(trained), optimiser.kept(trained)
