@@ -10,10 +10,11 @@ from playing import play_round, start, train
 from toy import LOCAL_ENGINES
 
 from hetfl.draws import Draws
+from hetfl.message import Message
 from hetfl.training.client_run import epoch_order, phase_data
 from hetfl.training.engines import make_engine
 from hetfl.training.local import LocalEngine
-from hetfl.training.state import State
+from hetfl.training.state import ClientState, State
 
 OPTIMISERS = {
     "momentum": {"optimiser": "sgd", "lr": 0.05, "momentum": 0.9},
@@ -137,3 +138,26 @@ def test_fedmds_two_networks_keep_an_adam_each(toy_engine, kept):
                 assert {slot.split("/")[0] for slot in own.optimiser} == (names if kept else set())
                 for name, tensor in own.params.items():
                     assert_close(name, tensor, clients[k][name])
+
+
+def test_adam_counts_each_clients_steps_whoever_trained_before_with_the_same_buffers(toy_engine):
+    """Clients with 15, 19 and 26 samples in batches of 8, of which the last one alone goes on after the first's end.
+
+    At that step its segment has just counted as many steps of the second client.
+    """
+    settings = {"keep_optimiser": True, "local_epochs": 1, "batch_size": 8, "drop_last": False}
+    reference = toy_engine("fedproto", dtype=torch.float64, **settings, **OPTIMISERS["adam"])
+    ends = []
+    for name in LOCAL_ENGINES:
+        engine = make_engine(reference.method, reference.federation, name)
+        states: dict[int, ClientState] = {}
+        for round, clients in enumerate([(0, 2), (0,), (1,), (0, 2)], start=1):
+            found = train(engine, dict.fromkeys(clients, Message()), Draws(0).at(round), states)
+            states |= {update.client: update.state for update in found}
+        ends.append(states)
+    for k, expected in ends[0].items():
+        for slot, tensor in expected.optimiser.items():
+            if slot.endswith("/step"):
+                assert float(ends[1][k].optimiser[slot]) == float(tensor) == {0: 6, 1: 3, 2: 8}[k]
+        for parameter, tensor in expected.params.items():
+            assert_close(parameter, ends[1][k].params[parameter], tensor)
