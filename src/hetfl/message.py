@@ -5,13 +5,10 @@ Only messages cross between client and server.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
@@ -120,25 +117,6 @@ class Message(Mapping[str, Tensor]):
         """Elements and bytes of all tensors together."""
         tensors = self._tensors.values()
         return Size(sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors))
-
-    def to_bytes(self) -> bytes:
-        """The message as safetensors."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self._tensors.items()}
-        return save(tensors, {"order": json.dumps(list(tensors))})
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Message:
-        """Read what :meth:`to_bytes` wrote; names, order, types and shapes are as they were.
-
-        Raises:
-            ValueError: it is no message.
-        """
-        try:
-            tensors = load(content)
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            return cls({name: tensors[name] for name in json.loads(header["__metadata__"]["order"])})
-        except (SafetensorError, LookupError, TypeError, OverflowError, RuntimeError) as error:
-            raise ValueError(f"is no message ({str(error)[:200]})") from error
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in self._tensors.items())

@@ -331,7 +331,6 @@ def test_published_format(
 QUESTION = Question(kind="train", round=3)
 UPLINK = Message({"a": torch.arange(4.0), "b": torch.ones(2, 2)})
 MESSAGES = {
-    "message": (UPLINK.to_bytes(), Message.from_bytes),
     "request": (Request(QUESTION, [Task(0, UPLINK), Task(1, UPLINK)]).to_bytes(), Request.from_bytes),
     "reply": (Reply(QUESTION, [Update(0, UPLINK, torch.tensor(0.5), {}, {})]).to_bytes(), Reply.from_bytes),
 }

@@ -6,10 +6,10 @@ import pytest
 import torch
 from playing import Trained, assert_close, play_round, start, train
 from toy import VARIANTS, groups_of
+from wire import payload, received
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.message import Message
 from hetfl.methods import METHODS, create, method_class
 from hetfl.methods.base import register_method
 from hetfl.training.contract import contracts
@@ -51,7 +51,7 @@ def played(two_rounds, request):
 
 def test_clients_in_another_order_that_get_bytes_send_the_same(played):
     """A client that was sent the bytes does what one that was handed the tensors does, whoever went before it."""
-    sent = {k: Message.from_bytes(message.to_bytes()) for k, message in reversed(played.downlinks.items())}
+    sent = received(dict(reversed(played.downlinks.items())))
     again = train(played.engine, sent, Draws(0).at(2), played.first.clients)
     assert {update.client for update in again} == {0, 1, 2}
     for update in again:
@@ -59,8 +59,7 @@ def test_clients_in_another_order_that_get_bytes_send_the_same(played):
     for update in again:
         assert same_update(update, played.updates[update.client])
         for message in (played.downlinks[update.client], update.uplink):
-            content = message.to_bytes()
-            assert message.size.bytes == len(content) - 8 - int.from_bytes(content[:8], "little")
+            assert message.size.bytes == payload(message)
 
 
 def test_state_survives_a_resume_point(played, tmp_path):

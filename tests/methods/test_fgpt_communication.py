@@ -8,9 +8,9 @@ import pytest
 import torch
 from playing import play_round, start
 from settings_files import PAPER_PARAMS
+from wire import payload
 
 from hetfl.draws import Draws
-from hetfl.message import Message
 from hetfl.methods import METHODS, create
 from hetfl.tables.counted.exchange import (
     Exchange,
@@ -55,11 +55,6 @@ MADE = {
 @cache
 def sent(name: str) -> Exchange:
     return FAMILY.exchange(*MADE[name])
-
-
-def payload(message: Message) -> int:
-    content = message.to_bytes()
-    return len(content) - 8 - int.from_bytes(content[:8], "little")
 
 
 def test_every_method_is_there():

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from wire import payload, received
 
 from hetfl.message import Message
 from hetfl.methods.base import by_class, mean_over_owners, weighted_mean
@@ -137,16 +138,15 @@ def test_at_full_energy_the_product_is_the_whole_tensor(seed: int, shape: tuple)
 @given(seeds, st.lists(st.tuples(st.sampled_from(DTYPES), shapes), max_size=5))
 def test_messages_come_back_as_they_were_sent(seed: int, kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
     sent = Message({f"{place}/x": (9 * drawn(seed, *shape)).to(dtype) for place, (dtype, shape) in enumerate(kinds)})
-    content = sent.to_bytes()
-    again = Message.from_bytes(content)
+    again = received({0: sent})[0]
     assert list(again) == list(sent)
     for name, tensor in sent.items():
         assert again[name].dtype == tensor.dtype
         assert torch.equal(again[name], tensor)
-    assert len(content) - 8 - int.from_bytes(content[:8], "little") == sent.size.bytes == again.size.bytes
+    assert payload(sent) == sent.size.bytes == again.size.bytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_transposed_tensors_travel_in_their_order(dtype: torch.dtype) -> None:
     tensor = torch.arange(6).reshape(2, 3).to(dtype).T
-    assert torch.equal(Message.from_bytes(Message({"x": tensor}).to_bytes())["x"], tensor)
+    assert torch.equal(received({0: Message({"x": tensor})})[0]["x"], tensor)

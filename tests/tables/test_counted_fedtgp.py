@@ -9,6 +9,7 @@ import pytest
 import torch
 from counted_helpers import found, table
 from table_helpers import PARAMS
+from wire import payload
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
@@ -105,8 +106,7 @@ def test_bytes_are_the_payload_of_safetensors():
     for row in METHODS:
         sent = exchange(OF, row, clients=2)
         for message in (sent.up[0], sent.down[0]):
-            content = message.to_bytes()
-            assert len(content) - 8 - int.from_bytes(content[:8], "little") == message.size.bytes
+            assert message.size.bytes == payload(message)
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "resnet18"])
