@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 DAYS = 365
+"""How long certificates are valid."""
 
 AUTHORITY, SERVER = "authority", "server"
 """Names of the pairs of files that are no node's."""
@@ -25,7 +26,7 @@ AUTHORITY, SERVER = "authority", "server"
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_*-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
-def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], days: int = DAYS) -> list[Path]:
+def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]:
     """Write what a deployment needs; what a folder has already stays, so that nodes can be added.
 
     ``authority.crt`` and ``authority.key``, ``server.crt`` and ``server.key`` for all ``hosts``, and ``<node>.key``
@@ -36,7 +37,6 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], 
         folder: where to.
         hosts: names and addresses by which nodes reach the server: the certificate's subjectAltName.
         nodes: names of nodes.
-        days: how long certificates are valid.
 
     Returns:
         The files that were written.
@@ -111,7 +111,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str], 
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(begin)
-            .not_valid_after(begin + datetime.timedelta(days=days))
+            .not_valid_after(begin + datetime.timedelta(days=DAYS))
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         )
