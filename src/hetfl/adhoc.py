@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetfl.config import read_value
+from hetfl.config import read_pairs
 from hetfl.data.inputs import InputSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, cells, normalised
@@ -22,13 +22,8 @@ def assignments(pairs: Sequence[str], rounds: int | None = None) -> dict[str, An
     Raises:
         HetflError: one is not of this form, or its value is not YAML.
     """
-    found: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise HetflError(f"--set: {pair!r} is no setting; write e.g. lr=0.01")
-        found[key] = read_value(value, f"--set: {key}")
-    return found
+    found = read_pairs(pairs, "--set", "is no setting; write e.g. lr=0.01")
+    return found if rounds is None else {"rounds": rounds, **found}
 
 
 def adhoc(

@@ -175,17 +175,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_value(text: str, where: str) -> Any:
-    """Read a value in YAML that stands by itself, such as that of ``--set lr=0.01``, as one in a file is read.
+def read_pairs(pairs: Sequence[str], option: str, wrong: str) -> dict[str, Any]:
+    """Read the ``key=value`` of an option such as ``--set lr=0.01``, each value in YAML as one in a file is read.
 
     Args:
-        text: the value.
-        where: what to name in an error.
+        pairs: what the option was given.
+        option: its name.
+        wrong: what an error says of one that is not of this form.
 
     Raises:
-        HetflError: it is not YAML, or beyond the limits.
+        HetflError: one is not of this form, or its value is not YAML, or beyond the limits.
     """
-    return _loaded(text, where, lines=False)
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise HetflError(f"{option}: {pair!r} {wrong}")
+        found[key] = _loaded(value, f"{option}: {key}", lines=False)
+    return found
 
 
 def _loaded(text: str, where: str, lines: bool) -> Any:

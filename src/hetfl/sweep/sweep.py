@@ -13,7 +13,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from hetfl.config import read_value
+from hetfl.config import read_pairs
 from hetfl.errors import FailedCellsError, HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, load_params
 from hetfl.experiments.status import status
@@ -131,13 +131,8 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
     Raises:
         HetflError: one is not of this form, or its value is not YAML.
     """
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise HetflError(f"--slurm: {pair!r} is no parameter; write e.g. partition=gpu")
-        found[key.replace("-", "_")] = read_value(value, f"--slurm: {key}")
-    return found
+    found = read_pairs(pairs, "--slurm", "is no parameter; write e.g. partition=gpu")
+    return {key.replace("-", "_"): value for key, value in found.items()}
 
 
 def _before(chosen: Chosen, unable: int, budget: float) -> list[str]:
