@@ -17,6 +17,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
+from rich.filesize import decimal
 
 import hetfl
 from hetfl.errors import HetflError, without_password
@@ -25,7 +26,7 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
 from hetfl.experiments.record import commit, device_name
 from hetfl.experiments.schedule import at_once, pick_device
 from hetfl.experiments.versions import check_versions, declared
-from hetfl.files import decimal, folder_bytes
+from hetfl.files import folder_bytes
 from hetfl.schema import record_folders
 from hetfl.stages import check, printed_by, table_names
 from hetfl.targets import cells_of

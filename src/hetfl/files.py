@@ -147,15 +147,6 @@ def folder_bytes(folder: Path) -> int:
     return size
 
 
-def decimal(size: float) -> str:
-    """A number of bytes for people, e.g. ``170.1 MB``; the core has no other library for it."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-
-
 def sha256_file(path: Path) -> str:
     """The SHA-256 of a file's content, in hex.
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 
 from hetfl.experiments.calibration import Case, calibrate, cases
 from hetfl.experiments.forecast import Forecast, Forecaster
@@ -17,7 +18,6 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.schedule import at_once
 from hetfl.experiments.status import State
-from hetfl.files import decimal
 from hetfl.stages import printed_by, table_names
 
 WORDS: Mapping[State, str] = {

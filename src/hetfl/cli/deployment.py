@@ -10,7 +10,6 @@ import typer
 
 from hetfl.cli.base import Targets, app, doing, opened
 from hetfl.errors import HetflError
-from hetfl.files import decimal
 
 DEPLOY = "Real clients"
 
@@ -62,6 +61,8 @@ def join(
     from hetfl.deploy.settings import read_node
 
     if prune:
+        from rich.filesize import decimal
+
         from hetfl.deploy.kept import KeptRuns
 
         kept = KeptRuns(read_node(file, insecure).state)

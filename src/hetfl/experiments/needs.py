@@ -14,7 +14,7 @@ from hetfl.data.inputs import InputSettings
 from hetfl.data.sets.five import SETS
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, Workspace, weights_read
-from hetfl.files import decimal, folder_bytes
+from hetfl.files import folder_bytes
 from hetfl.models.base import ModelOptions
 from hetfl.models.outline import outline
 from hetfl.models.registry import missing_weights, origin_of, weights_file, weights_path
@@ -46,6 +46,8 @@ class Need:
     @property
     def source(self) -> str:
         """Origin and size, for a line about what is missing."""
+        from rich.filesize import decimal
+
         size = "" if self.bytes is None else f", {decimal(self.bytes)}"
         return f"{self.origin}{size}"
 
