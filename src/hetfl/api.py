@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetfl.experiments.loading import LoadedRun, load
+from hetfl.metrics.accuracy import known
 from hetfl.schema import RUN, Round, Run, needed_run, read_rounds
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Result:
 
         rows = []
         for line in self.rounds:
-            shares = [share for share in line.accuracy or () if share is not None]
+            shares = known(line.accuracy or ())
             losses = [loss for loss in line.loss if loss is not None]
             rows.append(
                 {
@@ -161,7 +162,7 @@ def results(folder: str | Path = "runs") -> pd.DataFrame:
 
 
 def _average(line: Round) -> float | None:
-    shares = [share for share in line.accuracy or () if share is not None]
+    shares = known(line.accuracy or ())
     return 100 * sum(shares) / len(shares) if shares else None
 
 

@@ -23,6 +23,7 @@ from hetfl.experiments.plan import (
 )
 from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, run_cells, unfinished
 from hetfl.experiments.versions import check_versions, keys
+from hetfl.metrics.accuracy import known
 from hetfl.planning import duration, rest_of_tables, short_plan, summary
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tracking import Apart, MlflowMirror, Progress, following
@@ -116,10 +117,10 @@ def results(trained: Sequence[Cell], workspace: Workspace) -> str:
     found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for cell in trained:
         tests = [test for line in read_rounds(workspace.runs / cell.path) if (test := line.test())]
-        known = [value for value in tests[-1].accuracy if value is not None] if tests else []
-        if known:
+        shares = known(tests[-1].accuracy) if tests else []
+        if shares:
             best = max(test.pooled for test in tests) if cell.settings["patience"] is not None else None
-            found.setdefault((cell.row, cell.split), []).append((mean(known), best))
+            found.setdefault((cell.row, cell.split), []).append((mean(shares), best))
     rows, splits = ([*dict.fromkeys(names)] for names in zip(*found, strict=True)) if found else ([], [])
     shown = [[row, *(_shown(found.get((row, split), [])) for split in splits)] for row in rows]
     return tabulate(shown, headers=["accuracy (%)", *splits], disable_numparse=True)
