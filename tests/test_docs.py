@@ -11,8 +11,8 @@ import pytest
 import typer.main
 from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS, PAPERS, ROOT
 
-from hetfl import stages
 from hetfl.cli import app, names
+from hetfl.tables.catalogue import table_names
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 OWN = {"fedmine", "mine", "fedprox", "flowers"}
@@ -42,7 +42,7 @@ def examples(command: Any) -> list[str]:
 def known() -> set[str]:
     """Tables, experiments and stages of both projects."""
     both = [EMBEDDED_PARAMS, PAPER_PARAMS]
-    found = {name for params in both for name in (*stages.table_names(params), *params.experiments)}
+    found = {name for params in both for name in (*table_names(params), *params.experiments)}
     for root in (ROOT, PAPERS):
         found |= {name for name in names._stages(root)}
     return found

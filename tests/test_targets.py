@@ -7,7 +7,7 @@ from settings_files import PAPER_PARAMS
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, cells
-from hetfl.stages import printed_by
+from hetfl.tables.catalogue import printed_by
 from hetfl.targets import cells_of
 
 

@@ -28,7 +28,8 @@ from hetfl.experiments.schedule import at_once, pick_device
 from hetfl.experiments.versions import check_versions, declared
 from hetfl.files import folder_bytes
 from hetfl.schema import record_folders
-from hetfl.stages import check, printed_by, table_names
+from hetfl.stages import check
+from hetfl.tables.catalogue import printed_by, table_names
 from hetfl.targets import cells_of
 from hetfl.torch_private import multiplies_bfloat16
 

@@ -23,6 +23,7 @@ from hetfl.experiments.plan import Params, Workspace, cells, check_fit, load_par
 from hetfl.experiments.versions import FILE, write_versions
 from hetfl.files import write_text
 from hetfl.methods import METHODS, method_class
+from hetfl.tables.catalogue import table_names
 
 PARENT = "fedavg"
 """The method that a new one is written as the difference from."""
@@ -257,7 +258,7 @@ def new_experiment(
     """
     _check_name(name, "an experiment")
     params = load_params(Workspace(root).params)
-    taken = {*stages.table_names(params), *params.experiments, *stages.stage_names(params)}
+    taken = {*table_names(params), *params.experiments, *stages.stage_names(params)}
     if name in taken:
         raise HetflError(f"{name}: is an experiment, a table or a stage already; use another name")
     if dataset not in params.partitions:

@@ -18,7 +18,7 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.schedule import at_once
 from hetfl.experiments.status import State
-from hetfl.stages import printed_by, table_names
+from hetfl.tables.catalogue import printed_by, table_names
 
 WORDS: Mapping[State, str] = {
     "done": "done",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -30,8 +30,7 @@ from hetfl.experiments.settings import Experiment
 from hetfl.figures.base import Figure
 from hetfl.figures.catalogue import figures
 from hetfl.files import write_text
-from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, table_spec
-from hetfl.tables.notation import PAPERS
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, table_entries, table_names, table_spec
 from hetfl.tables.spec import Count, Entry
 
 ROOT = "dvc.yaml"
@@ -95,18 +94,6 @@ def trained_for(entries: Iterable[Entry], every: Iterable[Unit]) -> list[Unit]:
     return [unit for unit in every if any((cell.experiment, cell.method) in wanted for cell in unit.cells)]
 
 
-def table_entries(name: str, params: Params) -> list[Entry]:
-    """All cells of a table; a computed table has none."""
-    if name in ARITHMETIC_TABLES:
-        return []
-    return [entry for row in table_spec(name, params).entries.values() for entry in row.values()]
-
-
-def printed_by(name: str, params: Params) -> set[Path]:
-    """Cells that a table prints, as paths below ``runs/``; a computed table has none."""
-    return {entry.path(seed) for entry in table_entries(name, params) for seed in entry.seeds}
-
-
 def trained_by(params: Params) -> dict[str, set[Path]]:
     """For every table, the cells that DVC trains for it: those of all stages that the table's stage depends on."""
     every = units(params)
@@ -118,24 +105,6 @@ def trained_by(params: Params) -> dict[str, set[Path]]:
         within = [unit for unit in every if any(f"{unit.folder}/".startswith(f"{folder}/") for folder in folders)]
         found[name] = {cell.path for unit in within for cell in unit.cells}
     return found
-
-
-def table_names(params: Params) -> list[str]:
-    """All tables that have a stage: the papers', and one for each experiment outside the papers' folders."""
-    folders = {name: Path(experiment.file).parent.name for name, experiment in params.experiments.items()}
-    own = [name for name, folder in folders.items() if folder not in PAPERS]
-    shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]
-    counted = [name for name in ARITHMETIC_TABLES if name.partition("-")[0] in folders.values()]
-    return [*dict.fromkeys([*own, *shown, *counted])]
-
-
-def _complete(make: Callable[[Params], Any], params: Params) -> bool:
-    """Whether the experiments that a table shows exist; a project may leave out a paper's."""
-    try:
-        make(params)
-    except (KeyError, HetflError):
-        return False
-    return True
 
 
 def check(params: Params, root: Path) -> None:

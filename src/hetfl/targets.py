@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, cells
-from hetfl.stages import printed_by, table_names
+from hetfl.tables.catalogue import printed_by, table_names
 
 
 def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:

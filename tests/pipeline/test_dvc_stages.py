@@ -23,7 +23,7 @@ from hetfl.experiments.plan import Params, Workspace, cells, load_params, parts_
 from hetfl.experiments.schedule import identities
 from hetfl.experiments.versions import used
 from hetfl.figures import catalogue as figures
-from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, printed_by, table_names
 
 FILES = [
     path.relative_to(ROOT).as_posix()
@@ -114,7 +114,7 @@ def test_a_table_trains_what_it_prints_and_no_more(project: Project) -> None:
     trained_by, paths = stages.trained_by(params), {}
     for experiment in {experiment for experiment, *_ in trained.values()}:
         paths[experiment] = [(cell.method, cell.path) for cell in cells(params, experiment)]
-    for name in stages.table_names(params):
+    for name in table_names(params):
         deps = [dep for dep in written[name]["deps"] if dep.startswith("runs/")]
         commands = [names for out, names in trained.items() if any(f"{out}/".startswith(f"{dep}/") for dep in deps)]
         found = {
@@ -123,7 +123,7 @@ def test_a_table_trains_what_it_prints_and_no_more(project: Project) -> None:
             for method, path in paths[experiment]
             if not only or method == only[0]
         }
-        assert found == stages.printed_by(name, params), name
+        assert found == printed_by(name, params), name
         assert found == trained_by[name], name
         assert {dep.replace("runs/", "evaluations/") for dep in deps} <= set(written[name]["deps"])
 

@@ -51,7 +51,8 @@ def tables(as_json: AsJson = False) -> None:
     from hetfl.experiments.namesakes import finished
     from hetfl.experiments.plan import cells
     from hetfl.experiments.status import status
-    from hetfl.stages import printed_by, table_names, trained_by
+    from hetfl.stages import trained_by
+    from hetfl.tables.catalogue import printed_by, table_names
 
     every = {cell.path: cell for name in params.experiments for cell in cells(params, name)}
     # What the next training would train anew is not done, whatever its record says.

@@ -20,8 +20,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, Workspace, cells, weights_read
 from hetfl.files import read_json
 from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
-from hetfl.stages import table_names
-from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table, table_names
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Record, Records
 from hetfl.tables.results import counted, value_of

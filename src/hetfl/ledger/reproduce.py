@@ -22,8 +22,7 @@ from hetfl.planning import clock
 from hetfl.report.comparison import compare_tables
 from hetfl.report.table import build_table
 from hetfl.schema import MODEL
-from hetfl.stages import table_entries, table_names
-from hetfl.tables.catalogue import PAPER_TABLES
+from hetfl.tables.catalogue import PAPER_TABLES, table_entries, table_names
 from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tracking import Progress, following

@@ -27,8 +27,7 @@ from hetfl.site.drawing import inline_svg
 from hetfl.site.methods import certificates, method_view, rst, sources
 from hetfl.site.runs import Runs
 from hetfl.site.tables import Rows, Table, table_view
-from hetfl.stages import table_names
-from hetfl.tables.catalogue import PAPER_TABLES
+from hetfl.tables.catalogue import PAPER_TABLES, table_names
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Records
 from hetfl.tables.verdict import NOISE

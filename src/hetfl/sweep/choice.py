@@ -17,7 +17,7 @@ from hetfl.experiments.plan import Cell, Params, Workspace
 from hetfl.experiments.schedule import identities
 from hetfl.experiments.status import Status
 from hetfl.schema import read_run
-from hetfl.stages import table_entries, table_names
+from hetfl.tables.catalogue import table_entries, table_names
 
 PREFERENCE = 1.25
 """How much more an interrupted cell is worth than one that was not begun: a finished cell is worth more than two

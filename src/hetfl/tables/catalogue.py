@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from hetfl.errors import unknown
+from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params, cells
 from hetfl.tables.counted.layout import laid_out
 from hetfl.tables.counted.layout import layouts as counted_layouts
 from hetfl.tables.layout import layouts, paper_table
 from hetfl.tables.notation import PAPERS
-from hetfl.tables.spec import Statistic, TableSpec, entry
+from hetfl.tables.spec import Entry, Statistic, TableSpec, entry
 
 PAPER_TABLES: dict[str, Callable[[Params], TableSpec]] = {name: partial(paper_table, name) for name in layouts()}
 """The tables of the papers that show runs."""
@@ -22,6 +23,24 @@ ARITHMETIC_TABLES: dict[str, list[str]] = {
     name: layout.experiments for paper in PAPERS for name, layout in counted_layouts(paper).items()
 }
 """The tables of the papers that are computed, each with the experiments whose settings it counts with."""
+
+
+def table_names(params: Params) -> list[str]:
+    """All tables of a project: the papers', and one for each experiment outside the papers' folders."""
+    folders = {name: Path(experiment.file).parent.name for name, experiment in params.experiments.items()}
+    own = [name for name, folder in folders.items() if folder not in PAPERS]
+    shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]
+    counted = [name for name in ARITHMETIC_TABLES if name.partition("-")[0] in folders.values()]
+    return [*dict.fromkeys([*own, *shown, *counted])]
+
+
+def _complete(make: Callable[[Params], Any], params: Params) -> bool:
+    """Whether the experiments that a table shows exist; a project may leave out a paper's."""
+    try:
+        make(params)
+    except (KeyError, HetflError):
+        return False
+    return True
 
 
 def table_spec(name: str, params: Params) -> TableSpec:
@@ -59,6 +78,18 @@ def table_spec(name: str, params: Params) -> TableSpec:
         return _compared(spec, against, ensembles, own)
     windowed = all("window" in of_row for of_row in settings.values())
     return _windowed(spec, ensembles) if windowed else spec
+
+
+def table_entries(name: str, params: Params) -> list[Entry]:
+    """All cells of a table; a computed table has none."""
+    if name in ARITHMETIC_TABLES:
+        return []
+    return [place for row in table_spec(name, params).entries.values() for place in row.values()]
+
+
+def printed_by(name: str, params: Params) -> set[Path]:
+    """Cells that a table prints, as paths below ``runs/``; a computed table has none."""
+    return {place.path(seed) for place in table_entries(name, params) for seed in place.seeds}
 
 
 CHOSEN: dict[Statistic, str] = {
