@@ -24,13 +24,12 @@ EPSILON = 0.05
 """eps: the probability with which the bound may fail."""
 
 
-def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[str, Any]:
+def series(run: Run, rounds: Iterable[Round]) -> dict[str, Any]:
     """Compute every term for every round and client.
 
     Args:
         run: the run's record.
         rounds: its rounds.
-        epsilon: eps.
 
     Returns:
         ``round``: [R], the rounds in which clients were observed. The observed values by name, see
@@ -57,10 +56,10 @@ def series(run: Run, rounds: Iterable[Round], epsilon: float = EPSILON) -> dict[
     samples = train.sum(axis=1)
     values["label_tv"] = label_distance(train, test)
     if "param_kl" in values:
-        values["slack_pb"] = prompt_slack(values["param_kl"], samples, epsilon)
+        values["slack_pb"] = prompt_slack(values["param_kl"], samples)
     if {"param_kl", "kd_max"} <= values.keys():
         largest = _weight(run.settings) * values["kd_max"]
-        values["slack_kd"] = distillation_slack(largest, values["param_kl"], samples, epsilon)
+        values["slack_kd"] = distillation_slack(largest, values["param_kl"], samples)
     terms = ("err01", "slack_pb", "lambda0", "label_tv", "kd_loss", "slack_kd")
     if values.keys() >= set(terms):
         values["bound_proxy"] = sum((values[name] for name in terms), np.zeros(clients))
