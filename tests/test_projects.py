@@ -31,6 +31,11 @@ def test_a_name_of_the_other_project_is_said_to_be_there(folder, word, other, mo
     )
 
 
+def test_completion_offers_experiments_and_not_the_stages_of_their_methods(monkeypatch):
+    monkeypatch.chdir(ROOT / "papers")
+    assert names.known_experiments("choices-fedtgp") == ["choices-fedtgp", "choices-fedtgp-table-10"]
+
+
 def test_a_command_runs_in_the_project_that_it_is_told(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["hetfl", "--cd", "papers", "stages"])

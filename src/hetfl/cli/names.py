@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 MADE = ("download-", "pretrain-", "train-", "evaluate-", "partition", "report")
@@ -16,9 +17,9 @@ def tables() -> list[str]:
 
 
 def experiments() -> list[str]:
-    """Names of experiments."""
-    written = [name.removeprefix("train-") for name in _stages() if name.startswith("train-")]
-    return [*dict.fromkeys([*written, *_folders("runs", 1)])]
+    """Names of experiments, as stages train them; a paper's experiment has such a stage for each method."""
+    trained = [re.findall(r"(?m)^    cmd: python pipeline/train\.py ([\w.-]+)", text) for text in _pipelines(Path())]
+    return [*dict.fromkeys([*chain(*trained), *_folders("runs", 1)])]
 
 
 def cells(incomplete: str = "") -> list[str]:
@@ -113,12 +114,15 @@ def elsewhere(words: Iterable[str]) -> str:
 
 
 def _stages(root: Path = Path()) -> Iterator[str]:
-    for path in [
-        root / "dvc.yaml",
-        *(path for path in root.glob("*/dvc.yaml") if not (path.parent / ".dvc").exists()),
-    ]:
-        block = re.split(r"(?m)^(?!stages:)[^\s#]", _text(path))[0]
-        yield from re.findall(r"(?m)^  ([\w.-]+):", block)
+    for text in _pipelines(root):
+        yield from re.findall(r"(?m)^  ([\w.-]+):", text)
+
+
+def _pipelines(root: Path) -> Iterator[str]:
+    """The stages of each dvc.yaml of a project, as text."""
+    inner = (path for path in root.glob("*/dvc.yaml") if not (path.parent / ".dvc").exists())
+    for path in (root / "dvc.yaml", *inner):
+        yield re.split(r"(?m)^(?!stages:)[^\s#]", _text(path))[0]
 
 
 def _folders(name: str, level: int) -> list[str]:
