@@ -46,3 +46,21 @@ def test_a_command_runs_in_the_project_that_it_is_told(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="^2$"):
         run(app)
     assert capsys.readouterr().err == "error: --cd papes: is no project, since it has no params.yaml; papers is one\n"
+
+
+@pytest.mark.parametrize("command", ["versions", "sync", "superseded", "prune"])
+def test_a_command_that_reads_no_settings_refuses_a_folder_without_a_project(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hetfl", command])
+    with pytest.raises(SystemExit, match="^2$"):
+        run(app)
+    assert "error: params.yaml: does not exist; run from the repository's root\n" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_where_nothing_has_a_name_the_folder_is_to_blame(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hetfl", "show", "digits-fgpt"])
+    with pytest.raises(SystemExit, match="^2$"):
+        run(app)
+    assert capsys.readouterr().err.endswith("this folder has no params.yaml; run from the repository's root\n")

@@ -171,6 +171,20 @@ def opened(what: str = "reading params.yaml", work: bool = False) -> tuple[Works
         return workspace, load_params(workspace.params)
 
 
+def project() -> Workspace:
+    """The checkout in this folder, for commands that do not read its settings.
+
+    Raises:
+        HetflError: this folder is no checkout.
+    """
+    from hetfl.experiments.plan import Workspace
+
+    workspace = Workspace(Path.cwd())
+    if not workspace.params.exists():
+        raise HetflError(f"{workspace.params}: does not exist; run from the repository's root")
+    return workspace
+
+
 def print_json(content: Any) -> None:
     """Print what a script reads."""
     print(json.dumps(content, indent=1))

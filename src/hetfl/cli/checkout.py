@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetfl.cli.base import CHECKOUT, AsJson, Targets, app, doing, opened, print_json
+from hetfl.cli.base import CHECKOUT, AsJson, Targets, app, doing, opened, print_json, project
 from hetfl.errors import HetflError
 
 
@@ -53,7 +53,7 @@ def versions() -> None:
     with doing("importing methods and models"):
         from hetfl.experiments.versions import FILE, write_versions
 
-    changed = write_versions(Path.cwd())
+    changed = write_versions(project().root)
     for key, (old, new) in changed.items():
         print(f"{key}: {'new' if old is None else old} -> {'gone' if new is None else new}")
     print(f"{FILE}: {len(changed) or 'no'} change{'' if len(changed) == 1 else 's'}")
@@ -69,7 +69,8 @@ def sync() -> None:
         from hetfl.schema import record_folders
         from hetfl.tracking.mlflow_mirror import sync as mirror
 
-    print(f"{mirror(record_folders(Path.cwd() / 'runs'), Path.cwd())} run records mirrored")
+    workspace = project()
+    print(f"{mirror(record_folders(workspace.runs), workspace.root)} run records mirrored")
 
 
 @app.command("record", rich_help_panel=CHECKOUT)
@@ -132,10 +133,9 @@ def superseded(as_json: AsJson = False) -> None:
         from rich.filesize import decimal
         from tabulate import tabulate
 
-        from hetfl.experiments.plan import Workspace
         from hetfl.experiments.superseded import listing
 
-    every = listing(Workspace(Path.cwd()))
+    every = listing(project())
     if as_json:
         print_json(every)
         return
@@ -159,11 +159,10 @@ def prune(
     with doing("reading all records"):
         from rich.filesize import decimal
 
-        from hetfl.experiments.plan import Workspace
         from hetfl.experiments.superseded import listing
         from hetfl.experiments.superseded import prune as remove
 
-    workspace = Workspace(Path.cwd())
+    workspace = project()
     removed, freed = remove(workspace, everything)
     kept = len(listing(workspace))
     print(f"{removed} superseded records removed, {decimal(freed)} freed, {kept} kept")

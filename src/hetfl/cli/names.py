@@ -100,9 +100,13 @@ def _keys(file: str, key: str) -> list[str]:
 
 
 def elsewhere(words: Iterable[str]) -> str:
-    """A remark on the first of these words that names a table or experiment of another project; else empty."""
-    others = [path.parent for path in Path().glob("*/.dvc")] + [Path("..")]
-    for folder in others if Path("params.yaml").exists() else ():
+    """A remark on the first of these words that names a table or experiment of another project; else empty.
+
+    Where there is no project, nothing has a name.
+    """
+    if not Path("params.yaml").exists():
+        return "this folder has no params.yaml; run from the repository's root"
+    for folder in [*(path.parent for path in Path().glob("*/.dvc")), Path("..")]:
         if not (folder / "params.yaml").exists():
             continue
         known = {re.sub("^(train|evaluate)-", "", name) for name in _stages(folder)}
