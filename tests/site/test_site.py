@@ -168,6 +168,8 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
     assert totals["All"] == ["4", "1", "", "1", "", "", "", "1", "", "1", "", "1"]
     assert 'href="../papers/ledger.md"' in page.read_text()
     assert "<td>90.3</td>" in (page.parent / "methods/fedavg.html").read_text()
+    for path in ("runs/digits-homogeneous/fedavg/fedavg/iid-s0.html", "methods/fedavg.html"):
+        assert "hetfl --cd papers train digits-homogeneous --row fedavg" in (page.parent / path).read_text()
     record = re.search(r'href="(\S+run\.json)"', (page.parent / "tables/fedhpl-table-1.html").read_text())
     assert record and (page.parent / "tables" / record[1]).resolve() == inner.root / record[1].partition("papers/")[2]
 

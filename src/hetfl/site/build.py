@@ -196,14 +196,17 @@ class _Site:
                         at = {"table": name, "title": view["title"], "row": row["title"], "id": cell["id"]}
                         text = cell["number"] + (f" ± {cell['std']}" if cell["std"] else "")
                         cells.setdefault(row["method"], []).append(at | {"column": cell["column"], "text": text})
-        records = [record for project in self.projects for record in project.runs.found.values() if record]
+        found = [(record, project.runs.cd) for project in self.projects for record in project.runs.found.values()]
+        homes = {record.path: cd for record, cd in found if record}
+        records = [record for record, _ in found if record]
         root = around(self.workspace.root) or self.workspace.root
         certified = certificates(root / "docs" / "certificates.md")
         page = "../" * (1 + len(self.workspace.root.absolute().relative_to(root.absolute()).parts))
         self.environment.globals["certificates"] = f"{page}docs/certificates.md"
         for name in sorted(named, key=lambda name: METHODS[name].title.lower()):
             certificate = certified.get(METHODS[name].title, {})
-            yield method_view(name, records, cells.get(name, []), lines.get(name, []), certificate)
+            page_of = method_view(name, records, cells.get(name, []), lines.get(name, []), certificate)
+            yield page_of | {"cd": page_of["example"] and homes[page_of["example"].path]}
 
     def ledger_page(self) -> str:
         """Where the ledger is, from the site's root."""

@@ -147,7 +147,7 @@ def method_view(
         "cells": cells,
         "lines": lines,
         "certificate": certificate,
-        "example": own[0].run if own else None,
+        "example": own[0] if own else None,
     }
 
 

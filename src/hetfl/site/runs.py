@@ -22,11 +22,16 @@ class Runs:
         records: of the checkout.
         links: addresses in MLflow; None without it.
         base: from the site's root to the checkout, such as ``../``.
+
+    Attributes:
+        cd: what ``hetfl`` and ``dvc`` need before a command on these runs: ``--cd papers ``, or nothing.
     """
 
     def __init__(self, records: Records, links: Links | None, base: str) -> None:
         self._records, self._links, self._base = records, links, base
         self.found: dict[str, Record | None] = {}
+        inside = base.removeprefix("../")
+        self.cd = f"--cd {inside.rstrip('/')} " if inside else ""
 
     def get(self, source: Source) -> Record | None:
         """The record that a table was made from; None if it is not here, or has changed since.
@@ -82,6 +87,7 @@ class Runs:
                 "seconds": _seconds(record),
                 "curves": [{"title": run.split, "lines": _readings(record)}],
                 "kind": kind_of(record),
+                "cd": self.cd,
             }
         return dict(sorted(found.items()))
 

@@ -97,6 +97,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
     accuracies = any(cell["unit"] == "%" for cell in table["cells"])
     return {
         "name": name,
+        "cd": runs.cd,
         "title": table["title"],
         "note": table["note"],
         "head": table["head"],
