@@ -8,7 +8,7 @@ from settings_files import PAPER_PARAMS
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, cells
 from hetfl.tables.catalogue import printed_by
-from hetfl.targets import cells_of
+from hetfl.targets import cells_of, needed_cells
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,12 @@ def test_a_target_is_a_table_an_experiment_or_a_part_of_one(params):
     assert {cell.path for cell in printed} == printed_by("fedtgp-table-10", params)
     assert cells_of([one.path.as_posix(), "fedtgp-htcnn8-fashion-mnist"], params) == whole
     assert cells_of(["fedhpl-table-5"], params) == []
+
+
+def test_a_counted_table_has_no_cells_to_work_on(params):
+    with pytest.raises(HetflError, match="^fedhpl-table-5: has no cells, .* dvc repro fedhpl-table-5 makes it$"):
+        needed_cells(["fedhpl-table-5"], params)
+    assert needed_cells(["fedhpl-table-5", "fedtgp-table-10"], params) == cells_of(["fedtgp-table-10"], params)
 
 
 def test_a_mistyped_target_is_one_line_with_the_nearest_name(params):

@@ -17,7 +17,7 @@ from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.metrics.accuracy import known
 from hetfl.planning import WORDS
 from hetfl.schema import Round, Run, read_metrics, read_rounds, read_run, record_folders
-from hetfl.targets import cells_of
+from hetfl.targets import needed_cells
 
 NAMED = 8
 """How many cells of one state are named."""
@@ -70,10 +70,10 @@ def overview(targets: Sequence[str], params: Params, workspace: Workspace) -> Ov
     """The state of some cells; without targets, of all experiments of params.yaml and of all that have records.
 
     Raises:
-        HetflError: a target is unknown.
+        HetflError: a target is unknown, or the targets have no cells.
     """
     if targets:
-        chosen = cells_of(targets, params)
+        chosen = needed_cells(targets, params)
     else:
         there = {path.name for place in (workspace.runs, workspace.results) for path in place.glob("[!.]*")}
         names = [name for name, one in params.experiments.items() if one.file == "params.yaml" or name in there]

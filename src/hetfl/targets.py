@@ -37,6 +37,18 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
     return list(found.values())
 
 
+def needed_cells(targets: Sequence[str], params: Params) -> list[Cell]:
+    """As :func:`cells_of`, for what can be done with cells alone.
+
+    Raises:
+        HetflError: a target is unknown, or nothing is trained for any of them.
+    """
+    if found := cells_of(targets, params):
+        return found
+    names = " ".join(targets)
+    raise HetflError(f"{names}: has no cells, as nothing is trained for it; dvc repro {names} makes it")
+
+
 def _unknown_cell(path: str, every: Iterable[str]) -> HetflError:
     """An error for a path that no cell has, with what stands in the place of its first wrong part."""
     wanted, names = path.split("/"), [name.split("/") for name in every]

@@ -91,9 +91,9 @@ def record(
     from hetfl.ledger.lines import printed_tables
     from hetfl.ledger.page import write_ledger
     from hetfl.ledger.recording import kept_in_git, record_cells
-    from hetfl.targets import cells_of
+    from hetfl.targets import needed_cells
 
-    wanted = kept_in_git(cells_of(targets, params), params)
+    wanted = kept_in_git(needed_cells(targets, params), params)
     if not wanted:
         raise HetflError(f"{', '.join(targets)}: git keeps records of papers' tables and of rows with against only")
     if source is not None and not (source / "runs").is_dir():
@@ -182,9 +182,9 @@ def export(
 
     from hetfl.experiments.share import export_cells
     from hetfl.experiments.status import is_locked
-    from hetfl.targets import cells_of
+    from hetfl.targets import needed_cells
 
-    wanted = cells_of(targets, params)
+    wanted = needed_cells(targets, params)
     written = export_cells(wanted, workspace, out)
     running = sum(is_locked(cell.path, workspace) for cell in wanted if cell.path.as_posix() not in written)
     left = f"; {running} that are being trained are left out" if running else ""

@@ -193,9 +193,9 @@ def list_cells(
     from hetfl.experiments.namesakes import finished
     from hetfl.experiments.plan import origins
     from hetfl.experiments.status import status
-    from hetfl.targets import cells_of
+    from hetfl.targets import needed_cells
 
-    chosen = cells_of(targets, params)
+    chosen = needed_cells(targets, params)
     if settings:
         found_in = [(cell, origins(params, cell)) for cell in _one_by_row(chosen)]
         if as_json:

@@ -110,10 +110,10 @@ def evaluate(
         from hetfl.experiments.namesakes import finished
         from hetfl.experiments.schedule import run_cells
         from hetfl.experiments.status import status
-        from hetfl.targets import cells_of
+        from hetfl.targets import needed_cells
         from hetfl.train import evaluate_trained
 
-    chosen, known = cells_of(targets, params), finished(workspace)
+    chosen, known = needed_cells(targets, params), finished(workspace)
     states = {cell.path: status(cell, workspace, known) for cell in chosen}
     trained = [cell for cell in chosen if states[cell.path].state == "done"]
     if not trained:

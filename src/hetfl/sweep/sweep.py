@@ -20,7 +20,7 @@ from hetfl.experiments.status import status
 from hetfl.planning import clock
 from hetfl.sweep.backend import Backend
 from hetfl.sweep.choice import Choice, Chosen, choose, ends
-from hetfl.targets import cells_of
+from hetfl.targets import needed_cells
 from hetfl.tracking import Apart, MlflowMirror, Progress
 from hetfl.tracking.follow import Subscriber
 from hetfl.tracking.mlflow_mirror import try_sync
@@ -59,7 +59,7 @@ def sweep(
     until = time.time() + budget
     workspace = Workspace(root)
     params = load_params(workspace.params)
-    cells = cells_of(targets, params)
+    cells = needed_cells(targets, params)
     backend = make_backend(on, workspace, params, wait, address, slurm)
     check_cells(cells, params, root)
     chosen = choose(cells, params, workspace, backend.device)
