@@ -250,6 +250,22 @@ def test_finished_runs_in_git_have_curves_and_a_status(
     assert first["status"] == "in git" and first["accuracy"] == pytest.approx(line["points"][-1][1])
 
 
+def test_where_nothing_is_trained_no_run_is_said_to_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("curve small", "diff small small"):
+        done = CliRunner().invoke(app, command.split())
+        assert "has no run 'small', nor any other yet" in str(done.exception)
+
+
+def test_compare_needs_a_folder_of_new_tables(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/made.json").write_text("{}")
+    done = CliRunner().invoke(app, ["compare", str(tmp_path), "nothing"])
+    assert "nothing: is no folder; name one with new versions" in str(done.exception)
+
+
 def test_tables_are_as_wide_as_the_terminal(hetfl_: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (70, 110):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -157,6 +157,8 @@ def compare(
     paths = sorted(reference.glob("*/*.json"))
     if not paths:
         raise HetflError(f"{reference}: has no tables (<name>/<name>.json); name a folder of tables")
+    if not fresh.is_dir():
+        raise HetflError(f"{fresh}: is no folder; name one with new versions of the tables in {reference}")
     good = True
     for path in paths:
         told, made = read_json(path), read_json(fresh / path.relative_to(reference))

@@ -85,6 +85,8 @@ def runs_below(target: str, runs: Path, results: Path | None = None) -> list[Pat
             return found
     known = [path.parent.relative_to(runs) for path in runs.glob(f"**/{RUN}")]
     known += [path.relative_to(results).with_suffix("") for path in results.glob("*/**/*.json")] if results else []
+    if not known:
+        raise HetflError(f"{runs}: has no run {target!r}, nor any other yet; hetfl train or dvc repro makes some")
     depth = None if "/" in target.strip("/") else 1
     raise unknown("run", target, {"/".join(path.parts[:depth]) for path in known if _shown(path)}, str(runs))
 
