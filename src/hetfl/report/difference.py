@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file
 from hetfl.report.comparison import pairs
 from hetfl.report.shown import flat
 from hetfl.report.terminal import METRICS, runs_below
-from hetfl.schema import MODEL, RUN, Run, needed_run, read_rounds
+from hetfl.schema import MODEL, RUN, Round, Run, needed_run, read_rounds
 
 TOLD = [
     "method",
@@ -37,7 +38,7 @@ def difference(first: str, second: str, root: Path) -> dict[str, Any]:
     """The difference of two results of one kind, as JSON.
 
     Args:
-        first, second: paths, names of tables, or paths below ``runs/``.
+        first, second: paths, names of tables, or paths below ``runs/``, also of runs that are in git alone.
         root: the checkout.
 
     Raises:
@@ -109,7 +110,10 @@ def _found(name: str, root: Path) -> tuple[str, Path]:
             return "table", table
     if path.is_dir() and any(_is_table(file) for file in path.glob("*/*.json")):
         return "folder of tables", path
-    folders = runs_below(name, root / "runs")
+    kept = root / "results" / f"{name.removeprefix('runs/').rstrip('/')}.json"
+    if kept.is_file() and not (root / "runs" / kept.relative_to(root / "results").with_suffix("") / RUN).is_file():
+        return "run", kept
+    folders = runs_below(name, root / "runs", root / "results")
     if (folders[0] / RUN).is_file() and len(folders) == 1 and folders[0].name == path.name:
         return "run", folders[0]
     below = root / "runs" / name.removeprefix("runs/")
@@ -127,17 +131,34 @@ def _by_name(folder: Path, pattern: str) -> dict[str, Path]:
     return {name.as_posix(): path for path, name in names if not any(part.startswith(".") for part in name.parts)}
 
 
+class _Record(NamedTuple):
+    """What a run's folder or its compact record says; ``model`` is the SHA-256 of its final models, if known."""
+
+    run: Run
+    rounds: list[Round]
+    model: str | None
+
+
+def _read(path: Path) -> _Record:
+    if path.is_dir():
+        model = path / MODEL
+        return _Record(needed_run(path), read_rounds(path), sha256_file(model) if model.is_file() else None)
+    record = read_compact(path)
+    assert record is not None
+    return _Record(record.run, record.rounds(), record.files.get(MODEL))
+
+
 def _runs(one: Path, two: Path) -> dict[str, Any]:
-    first, second = needed_run(one), needed_run(two)
+    first, second = _read(one), _read(two)
     results = [
         {"name": name, "first": a, "second": b, "difference": None if a is None or b is None else b - a}
-        for (name, a), b in zip(_results(one, first).items(), _results(two, second).values(), strict=True)
+        for (name, a), b in zip(_results(first.rounds).items(), _results(second.rounds).values(), strict=True)
     ]
     return {
-        "settings": _changes(*(_told(run, TOLD) | flat(run.settings) for run in (first, second))),
-        "beside": _changes(*(_told(run, BESIDE) for run in (first, second))),
+        "settings": _changes(*(_told(run, TOLD) | flat(run.settings) for run in (first.run, second.run))),
+        "beside": _changes(*(_told(run, BESIDE) for run in (first.run, second.run))),
         "results": results,
-        "rounds": _rounds(one, two),
+        "rounds": _rounds(first, second),
     }
 
 
@@ -155,9 +176,8 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[s
     ]
 
 
-def _results(folder: Path, run: Run) -> dict[str, float | None]:
+def _results(lines: Sequence[Round]) -> dict[str, float | None]:
     """Accuracies in percent, megabytes and seconds of a run."""
-    lines = read_rounds(folder)
     tested = [line for line in lines if line.accuracy is not None and line.round]
     last = tested[-1] if tested else None
     best = max((line.pooled for line in tested if line.pooled is not None), default=None)
@@ -174,9 +194,9 @@ def _results(folder: Path, run: Run) -> dict[str, float | None]:
     }
 
 
-def _rounds(one: Path, two: Path) -> list[str]:
+def _rounds(one: _Record, two: _Record) -> list[str]:
     """Where the curves part, and whether the final models are the same."""
-    first, second = ({line.round: line for line in read_rounds(folder)} for folder in (one, two))
+    first, second = ({line.round: line for line in record.rounds} for record in (one, two))
     both = [round for round in first if round in second and first[round].accuracy and second[round].accuracy]
     apart = next((round for round in both if first[round].accuracy != second[round].accuracy), None)
     lines = []
@@ -184,10 +204,8 @@ def _rounds(one: Path, two: Path) -> list[str]:
         lines.append(f"all {len(both)} rounds that both tested have the same accuracies")
     elif apart is not None:
         lines.append(f"accuracies differ from round {apart} on")
-    models = [folder / MODEL for folder in (one, two)]
-    if all(path.is_file() for path in models):
-        same = sha256_file(models[0]) == sha256_file(models[1])
-        lines.append(f"the final models are {'the same' if same else 'different'}")
+    if one.model and two.model:
+        lines.append(f"the final models are {'the same' if one.model == two.model else 'different'}")
     return lines
 
 
