@@ -174,6 +174,19 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
     assert record and (page.parent / "tables" / record[1]).resolve() == inner.root / record[1].partition("papers/")[2]
 
 
+def test_a_figure_is_headed_by_what_it_shows(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    drawing = workspace.figures / "digits-theorem" / "digits-theorem.svg"
+    drawing.parent.mkdir(parents=True)
+    drawing.write_text('<svg viewBox="0 0 1 1"></svg>')
+    known = {"digits-theorem": SimpleNamespace(title="terms over the rounds")}
+    with mock.patch("hetfl.site.build.known_figures", lambda _: known):
+        build_site(workspace, NO_CELLS, [])
+    page = (workspace.report / "figures.html").read_text()
+    assert '<h3 id="digits-theorem">Terms over the rounds</h3>' in page
+    assert 'role="img" aria-label="terms over the rounds"' in page
+
+
 def test_pages_link_runs_and_comparisons_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     write_cell(tmp_path, "fedavg", "iid", 0)

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, around, inner_projects, load_params
+from hetfl.figures.catalogue import figures as known_figures
 from hetfl.figures.catalogue import names
 from hetfl.files import atomic_folder, read_json, write_text
 from hetfl.ledger.lines import Ledger, Line, ledger, order
@@ -257,10 +258,16 @@ class _Site:
     def figures(self) -> dict[str, Any]:
         """The drawings of partitions, and the papers' figures that are there."""
         folders = [project.workspace.figures for project in self.projects]
+        known = [known_figures(project.records.params) for project in self.projects]
+        titles = {name: name for name in names()} | {name: one.title for some in known for name, one in some.items()}
 
         def drawn(wanted: Iterable[str]) -> list[dict[str, Any]]:
             there = [(name, folder / name / f"{name}.svg") for name in wanted for folder in folders]
-            return [{"name": name, "svg": inline_svg(path, name, name)} for name, path in there if path.exists()]
+            return [
+                {"name": name, "title": titles[name], "svg": inline_svg(path, titles[name], name)}
+                for name, path in there
+                if path.exists()
+            ]
 
         partitions = [
             found
