@@ -48,6 +48,19 @@ def test_a_command_runs_in_the_project_that_it_is_told(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: --cd papes: is no project, since it has no params.yaml; papers is one\n"
 
 
+@pytest.mark.parametrize("table", ["fedhpl-table-5", "fedhpl-table-7"])
+def test_a_counted_table_is_made_in_its_own_project_alone(table, monkeypatch, capsys):
+    """The second one counts with settings of the papers' experiments, the first one needs none."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["hetfl", "table", table])
+    with pytest.raises(SystemExit, match="^2$"):
+        run(app)
+    assert capsys.readouterr().err.endswith(
+        f"{table} belongs to the project papers; add --cd papers after hetfl or dvc\n"
+    )
+    assert not (ROOT / "tables" / table).exists()
+
+
 @pytest.mark.parametrize("command", ["versions", "sync", "superseded", "prune"])
 def test_a_command_that_reads_no_settings_refuses_a_folder_without_a_project(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

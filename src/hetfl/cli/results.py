@@ -51,13 +51,17 @@ def table(
 
     Example: hetfl --cd papers table fedhpl-table-3
     """
-    with doing(f"collecting the cells of {', '.join(tables)}"):
-        from hetfl.experiments.plan import Workspace
-        from hetfl.report.formats import render_text
-        from hetfl.report.make import make_table
+    workspace, params = opened(f"collecting the cells of {', '.join(tables)}")
+    from hetfl.report.formats import render_text
+    from hetfl.report.make import make_table
+    from hetfl.stages import table_names
 
+    known = [*table_names(params), *params.experiments]
     for name in tables:
-        print(render_text(make_table(name, Workspace(Path.cwd())), _columns()))
+        if name not in known:
+            raise unknown("table", name, known)
+    for name in tables:
+        print(render_text(make_table(name, workspace), _columns()))
 
 
 @app.command("curve", rich_help_panel=RESULTS)
