@@ -54,7 +54,7 @@ def table(
     workspace, params = opened(f"collecting the cells of {', '.join(tables)}")
     from hetfl.report.formats import render_text
     from hetfl.report.make import make_table
-    from hetfl.stages import table_names
+    from hetfl.tables.catalogue import table_names
 
     known = [*table_names(params), *params.experiments]
     for name in tables:
