@@ -383,6 +383,7 @@ def test_lists_as_json(hetfl_: Run) -> None:
     assert [cell["status"] for cell in found(hetfl_, "cells small")] == ["done", "done"]
     assert found(hetfl_, "cells small --settings")[1]["settings"]["mu"]["value"] == 0.1
     assert found(hetfl_, "superseded") == []
+    assert hetfl_("superseded").stdout == "no superseded records\n"
     assert {"method", "title"} <= found(hetfl_, "methods")[0].keys()
     (digits,) = found(hetfl_, "data digits")
     assert digits["prepared"] == "public 1200, train 297, test 300"

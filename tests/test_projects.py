@@ -43,9 +43,12 @@ def test_a_command_runs_in_the_project_that_it_is_told(monkeypatch, capsys):
         run(app)
     assert Path.cwd() == ROOT / "papers" and "written" not in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["hetfl", "--cd", "papes", "stages"])
-    with pytest.raises(SystemExit, match="^2$"):
-        run(app)
-    assert capsys.readouterr().err == "error: --cd papes: is no project, since it has no params.yaml; papers is one\n"
+    for folder, remedy in ((ROOT, "try papers"), (ROOT / "papers", "run from the repository's root")):
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit, match="^2$"):
+            run(app)
+        wrong = "error: --cd papes: is no project, since it has no params.yaml"
+        assert capsys.readouterr().err == f"{wrong}; {remedy}\n"
 
 
 @pytest.mark.parametrize("table", ["fedhpl-table-5", "fedhpl-table-7"])

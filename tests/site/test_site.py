@@ -73,6 +73,7 @@ def test_pages_of_tables_runs_and_methods(report: Path) -> None:
     assert "hetfl train digits-homogeneous --row fedhpl --split iid --seed 0" in run and "b" * 64 in run
     assert "<svg" in (report / "figures.html").read_text()
     method = (report / "methods/fedprox.html").read_text()
+    assert re.search(r"<code>patience</code></th><td>null</td>", method)
     (line,) = re.findall(r'source/(fedprox\.html#L\d+)">fedprox\.py:\d+</a></dt><dd>F_k\(w\)', method)
     number = line.partition("#L")[2]
     assert re.search(rf'id="L{number}"[^\n]*objective', (report / "source/fedprox.html").read_text())
@@ -235,7 +236,7 @@ def test_every_setting_of_a_method_has_its_own_description() -> None:
     record = SimpleNamespace(run=SimpleNamespace(settings={"rounds": 3}))
     shown = {line["name"]: line for line in _settings(METHODS["fedtgp"], [record])}  # type: ignore[list-item]
     # The record is older than all other settings.
-    assert shown["rounds"]["values"] == ["3"] and shown["test_head"]["values"] == ["False"]
+    assert shown["rounds"]["values"] == ["3"] and shown["test_head"]["values"] == ["false"]
 
 
 class Page:

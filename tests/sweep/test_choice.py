@@ -91,7 +91,7 @@ def test_a_budget_is_a_duration(text, seconds):
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "25", "25 minutes", "m", "-5m", "1h30"])
+@pytest.mark.parametrize("text", ["", "25", "25 minutes", "m", "-5m", "1h30", "0m"])
 def test_another_budget_is_refused(text):
     with pytest.raises(HetflError, match="--budget: .* is no duration; write one such as 90s"):
         duration(text)

@@ -128,7 +128,9 @@ def _options(
 ) -> None:
     if cd is not None:
         if not (cd / "params.yaml").exists():
-            raise HetflError(f"--cd {cd}: is no project, since it has no params.yaml; papers is one")
+            others = " or ".join(sorted(path.parent.name for path in Path().glob("*/.dvc")))
+            remedy = f"try {others}" if others else "run from the repository's root"
+            raise HetflError(f"--cd {cd}: is no project, since it has no params.yaml; {remedy}")
         os.chdir(cd)
 
 

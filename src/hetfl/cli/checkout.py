@@ -139,6 +139,9 @@ def superseded(as_json: AsJson = False) -> None:
     if as_json:
         print_json(every)
         return
+    if not every:
+        print("no superseded records")
+        return
     rows = [
         (found["cell"], found["fingerprint"][:12], found["finished"], decimal(found["bytes"]), found["now"])
         for found in every

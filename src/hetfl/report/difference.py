@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file
 from hetfl.report.comparison import pairs
-from hetfl.report.shown import flat
+from hetfl.report.shown import flat, show_setting
 from hetfl.report.terminal import METRICS, runs_below
 from hetfl.schema import MODEL, RUN, Round, Run, needed_run, read_rounds
 
@@ -263,5 +262,5 @@ def _number(value: float | None, sign: str = "") -> str:
 
 
 def _short(value: Any, most: int = 50) -> str:
-    text = value if isinstance(value, str) else "-" if value is None else json.dumps(value)
+    text = "-" if value is None else show_setting(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."

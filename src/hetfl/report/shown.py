@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -201,6 +202,11 @@ def numbered(table: Table) -> dict[str, int]:
     """The footnotes of single cells with their numbers."""
     texts = dict.fromkeys(cell["footnote"] for cell in table["cells"] if cell["footnote"])
     return {text: number for number, text in enumerate(texts, 1)}
+
+
+def show_setting(value: Any) -> str:
+    """A setting as params.yaml has it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def show_count(number: float) -> str:

@@ -21,7 +21,7 @@ from hetfl.ledger.lines import Ledger, Line, ledger, order
 from hetfl.ledger.page import PAGE, counts, title_of
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
-from hetfl.report.shown import filled, show_bytes, show_count
+from hetfl.report.shown import filled, show_bytes, show_count, show_setting
 from hetfl.report.table import build_table
 from hetfl.site.costs import Operations, cost_data
 from hetfl.site.drawing import inline_svg
@@ -126,6 +126,7 @@ class _Site:
         )
         self.environment.globals |= {"navigation": [*NAVIGATION.items()], "noise": NOISE}
         self.environment.filters |= {"json": _json, "rst": rst, "count": show_count, "bytes": show_bytes}
+        self.environment.filters["setting"] = show_setting
         self.environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
 
     def page(self, path: str, template: str, **content: Any) -> None:

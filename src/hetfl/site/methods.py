@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 import hetfl.methods
 from hetfl.methods import METHODS
 from hetfl.methods.contract import Method, MethodSettings
-from hetfl.report.shown import show_bytes
+from hetfl.report.shown import show_bytes, show_setting
 from hetfl.tables.records import Record
 
 FOLDER = Path(hetfl.methods.__file__).parent
@@ -180,16 +180,14 @@ def _settings(cls: type[Method], records: Sequence[Record]) -> list[dict[str, An
     """The method's own settings first, then those that all methods have."""
     told = _described(cls)
     shared = MethodSettings.model_fields
-    fields = cls.Settings.model_fields
+    fields, runs = cls.Settings.model_fields, [record.run for record in records]
     return [
         {
             "name": name,
             "default": fields[name].default,
             "says": told.get(name) or fields[name].description or "",
             # A record that is older than a setting has its default.
-            "values": [
-                *dict.fromkeys(str(record.run.settings.get(name, fields[name].default)) for record in records)
-            ],
+            "values": [*dict.fromkeys(show_setting(run.settings.get(name, fields[name].default)) for run in runs)],
             "shared": name in shared,
         }
         for name in sorted(fields, key=lambda name: name in shared)

@@ -118,11 +118,12 @@ def duration(text: str) -> float:
     """Seconds of a duration such as ``90s``, ``25m`` or ``1h30m``.
 
     Raises:
-        HetflError: it is none.
+        HetflError: it is none, or none in which anything can be done.
     """
-    if not re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text):
-        raise HetflError(f"--budget: {text!r} is no duration; write one such as 90s, 25m or 1h30m")
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
+    parts = re.findall(r"([\d.]+)([dhms])", text) if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text) else []
+    if seconds := sum(float(number) * UNITS[unit] for number, unit in parts):
+        return seconds
+    raise HetflError(f"--budget: {text!r} is no duration; write one such as 90s, 25m or 1h30m")
 
 
 def options(pairs: Sequence[str]) -> dict[str, Any]:
