@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from tabulate import tabulate
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from hetfl.experiments.forecast import Forecaster
 from hetfl.experiments.plan import Cell, Workspace, cells, load_params
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Played, Skipping
-from hetfl.files import decimal, write_text
+from hetfl.files import write_text
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods import METHODS, create
 from hetfl.methods.base import Uplinks
@@ -263,18 +264,23 @@ def first_cells(root: Path) -> dict[str, Cell]:
     return found
 
 
+def bytes_text(number: float) -> str:
+    """Bytes for people."""
+    return decimal(round(number))
+
+
 def row(name: str, cost: Costs) -> list[str]:
     """A method's row of the page's first table."""
     return [
         METHODS[name].title,
         cost.cell.experiment,
-        decimal(cost.up),
-        decimal(cost.down) + (" *" if cost.shared else ""),
+        bytes_text(cost.up),
+        bytes_text(cost.down) + (" *" if cost.shared else ""),
         "one" if cost.streams else "all",
-        (f"one, and {decimal(cost.compared)} of each" if cost.compared else "one") if cost.streams else "all",
-        decimal(cost.fixed),
-        decimal(cost.each),
-        decimal(cost.private),
+        (f"one, and {bytes_text(cost.compared)} of each" if cost.compared else "one") if cost.streams else "all",
+        bytes_text(cost.fixed),
+        bytes_text(cost.each),
+        bytes_text(cost.private),
         "yes" if cost.merges else "no",
     ]
 
@@ -285,8 +291,8 @@ def page(found: Mapping[str, Costs]) -> str:
     scaled = [
         [
             METHODS[name].title,
-            *(decimal(cost.memory(many)) for many in SIZES),
-            *(decimal(many * (cost.up + cost.down)) for many in SIZES),
+            *(bytes_text(cost.memory(many)) for many in SIZES),
+            *(bytes_text(many * (cost.up + cost.down)) for many in SIZES),
             *(duration(many * max(cost.up, cost.down) / LINK) for many in SIZES),
             *(duration(cost.seconds(many)) for many in SIZES),
         ]
