@@ -140,6 +140,8 @@ def test_a_single_run_is_on_the_data_set_and_split_of_the_experiment_that_it_is_
         ("run --method fedavg --like smal", "--like: unknown experiment 'smal'; did you mean 'small'?"),
         ("run --method fedavg --set round=1", "--set: fedavg: unknown setting 'round'; did you mean 'rounds'?"),
         ("run --method fedavg --set rounds", "--set: 'rounds' is no setting; write e.g. lr=0.01"),
+        ("run --method fedavg --set lr=-1", "--set: lr: -1 should be greater than 0"),
+        ("run --method fedavg --rounds 0", "--set: rounds: 0 should be greater than or equal to 1"),
         ("run --method fedavg --seed 7", "--seed: 7 is not among partitions.digits.seeds [0, 1]; add it there"),
         ("train smal", "unknown experiment 'smal'; did you mean 'small'?"),
         ("train small --row fedpro", "--row: unknown row 'fedpro'; did you mean 'fedprox'?"),
@@ -493,7 +495,7 @@ def test_only_what_plays_rounds_says_that_it_continues_from_one(
         raise SystemExit(130)
 
     monkeypatch.setattr(base, "_ended", [])
-    monkeypatch.setattr(base.typer, "run", interrupted)
+    monkeypatch.setattr(base.typer.Typer, "__call__", interrupted)
     monkeypatch.setattr(sys, "argv", line.split())
     with pytest.raises(SystemExit):
         base.run(interrupted)

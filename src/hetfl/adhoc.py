@@ -108,7 +108,12 @@ def adhoc(
         }
     )
     found = params.model_copy(update={"experiments": {**params.experiments, experiment.written: experiment}})
-    (cell,) = cells(found, experiment.written)
+    try:
+        (cell,) = cells(found, experiment.written)
+    except HetflError as error:
+        # Nobody wrote this key: it was made of the options.
+        key = f"{experiment.file}: experiments.{experiment.written}.rows.{name}.settings."
+        raise HetflError(str(error).replace(key, "--set: ")) from error
     return found, cell
 
 

@@ -90,7 +90,9 @@ def train_cells(
     print(summary(short_plan(chosen, params, workspace, device)), flush=True)
     rest = rest_of_tables(chosen, params, workspace, device)
     for table, plan in rest.items():
-        print(f"{table}: {len(plan.left)} more cells of this table are left, {duration(plan)}", flush=True)
+        in_git = sum(each.status.state == "in git" for each in plan.left)
+        among = f", {in_git} of them in git" if in_git else ""
+        print(f"{table}: {len(plan.left)} more cells of this table are to be trained{among}: {duration(plan)}", flush=True)
     beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with following([progress, Apart(partial(MlflowMirror, root, list(expected)))]) as callback:

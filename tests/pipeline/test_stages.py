@@ -358,6 +358,13 @@ def test_paper_tables_are_laid_out_where_nothing_has_run(tmp_path: Path) -> None
     assert not (papers / "runs").exists()
 
 
+@pytest.mark.parametrize("name", ["fedtgp-table-5", "fedtgp-table-10", "tinny"])
+def test_a_table_of_another_project_is_one_line(untrained: Path, name: str) -> None:
+    status, stderr = run_stage(untrained, "table", name)
+    assert status == 2 and stderr.startswith(f"error: unknown table '{name}'; ") and "Traceback" not in stderr
+    assert not (untrained / "tables").exists()
+
+
 def test_clients_of_the_digits_have_test_samples_of_their_own_in_fedtgps_settings(tmp_path: Path) -> None:
     copy_params(tmp_path)
     assert run_stage(tmp_path, "download", "digits") == (0, "")

@@ -68,9 +68,12 @@ def _leave() -> None:
 def run(command: Callable[..., Any]) -> None:
     """Run a typer command or app. What :func:`hetfl.errors.foreseen` knows is printed in one line, with status 2."""
     began = Path.cwd()
+    if not isinstance(command, typer.Typer):
+        stage, command = command, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+        command.command()(stage)
     try:
         with terminable():
-            typer.run(command) if not isinstance(command, typer.Typer) else command()
+            command()
     except BrokenPipeError:
         # Whoever reads the output, such as head, has enough of it.
         sys.stderr.close()

@@ -54,12 +54,9 @@ def table(
     workspace, params = opened(f"collecting the cells of {', '.join(tables)}")
     from hetfl.report.formats import render_text
     from hetfl.report.make import make_table
-    from hetfl.tables.catalogue import table_names
+    from hetfl.tables.catalogue import check_tables
 
-    known = [*table_names(params), *params.experiments]
-    for name in tables:
-        if name not in known:
-            raise unknown("table", name, known)
+    check_tables(tables, params)
     for name in tables:
         print(render_text(make_table(name, workspace), _columns()))
 

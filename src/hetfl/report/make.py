@@ -13,7 +13,7 @@ from hetfl.experiments.plan import Workspace, load_params
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
 from hetfl.files import clear_leftovers, read_json, write_text
 from hetfl.report.table import build_table, write_table
-from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, table_spec
+from hetfl.tables.catalogue import ARITHMETIC_TABLES, arithmetic_table, check_tables, table_spec
 from hetfl.tables.records import Records
 
 METRICS, CURVES = "metrics.yaml", "curves.csv"
@@ -33,6 +33,7 @@ def make_table(name: str, workspace: Workspace) -> dict[str, Any]:
             here while the table that is there has some: that one stays.
     """
     params, folder = load_params(workspace.params), workspace.table(name)
+    check_tables([name], params)
     clear_leftovers(folder)
     if name in ARITHMETIC_TABLES:
         table = arithmetic_table(name, params)

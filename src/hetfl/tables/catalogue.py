@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,18 @@ def table_names(params: Params) -> list[str]:
     shown = [name for name, make in PAPER_TABLES.items() if _complete(make, params)]
     counted = [name for name in ARITHMETIC_TABLES if name.partition("-")[0] in folders.values()]
     return [*dict.fromkeys([*own, *shown, *counted])]
+
+
+def check_tables(names: Iterable[str], params: Params) -> None:
+    """Check that a project can make some tables: those of :func:`table_names`, and of each experiment by its name.
+
+    Raises:
+        HetflError: it does not know one.
+    """
+    known = dict.fromkeys([*table_names(params), *params.experiments])
+    for name in names:
+        if name not in known:
+            raise unknown("table", name, known)
 
 
 def _complete(make: Callable[[Params], Any], params: Params) -> bool:
