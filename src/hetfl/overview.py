@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.metrics.accuracy import known
 from hetfl.planning import WORDS
-from hetfl.schema import Round, Run, read_metrics, read_rounds, read_run, record_folders
+from hetfl.schema import Round, Run, in_words, read_metrics, read_rounds, read_run, record_folders, troubles
 from hetfl.targets import needed_cells
 
 NAMED = 8
@@ -32,6 +32,7 @@ class One:
         accuracy: after its last tested round, in percent, mean over clients; None before the first.
         best: in its best round, in percent, over all test samples, if the run waits for a better round; else None.
         evaluated: whether its final model is tested.
+        troubles: the rounds in which first something went wrong, see :func:`hetfl.schema.troubles`.
     """
 
     path: str
@@ -39,6 +40,7 @@ class One:
     accuracy: float | None
     best: float | None
     evaluated: bool
+    troubles: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -47,6 +49,7 @@ class One:
             "accuracy": self.accuracy,
             "best": self.best,
             "evaluated": self.evaluated,
+            **self.troubles,
             "because": found.why,
         }
 
@@ -110,6 +113,8 @@ def render(found: Overview) -> str:
         parts += [_named(WORDS[state], lines)] if lines else []
     if pending := [one.path for one in every if one.status.state == "done" and not one.evaluated]:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
+    if wrong_since := [f"{one.path}: {in_words(one.troubles)}" for one in every if one.troubles]:
+        parts.append(_named("something went wrong in", wrong_since))
     if found.adhoc:
         going = ["running, " if one.status.state == "running" else "" for one in found.adhoc]
         lines = [f"{one.path}: {now}{_far(one)}" for one, now in zip(found.adhoc, going, strict=True)]
@@ -123,10 +128,11 @@ def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
         kept = read_compact(workspace.compact(cell.path))
         assert kept is not None and kept.metrics is not None  # as it is finished
         best = kept.metrics.best_pooled if _waits(cell.settings) else None
-        return One(cell.path.as_posix(), found, 100 * kept.metrics.average, best and 100 * best, True)
-    begun = found.state not in ("not run", "broken")
-    accuracies = _accuracies(workspace.runs / cell.path, cell.settings) if begun else (None, None)
-    return One(cell.path.as_posix(), found, *accuracies, _is_evaluated(cell.path, workspace))
+        told = {name: value for name in ("diverged", "failed") if (value := getattr(kept.run, name)) is not None}
+        return One(cell.path.as_posix(), found, 100 * kept.metrics.average, best and 100 * best, True, told)
+    rounds = _lines(workspace.runs / cell.path) if found.state not in ("not run", "broken") else []
+    evaluated = _is_evaluated(cell.path, workspace)
+    return One(cell.path.as_posix(), found, *_accuracies(rounds, cell.settings), evaluated, troubles(rounds))
 
 
 def _is_evaluated(path: Path, workspace: Workspace) -> bool:
@@ -154,14 +160,15 @@ def _adhoc(params: Params, workspace: Workspace) -> list[One]:
             found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), None, None, False))
             continue
         if run is not None:
-            now = _status(run, folder, is_locked(path, workspace))
-            accuracies = _accuracies(folder, run.settings)
-            found.append(One(path.as_posix(), now, *accuracies, _is_evaluated(path, workspace)))
+            rounds = _lines(folder)
+            now = _status(run, rounds, is_locked(path, workspace))
+            accuracies = _accuracies(rounds, run.settings)
+            found.append(One(path.as_posix(), now, *accuracies, _is_evaluated(path, workspace), troubles(rounds)))
     return found
 
 
-def _status(run: Run, folder: Path, locked: bool) -> Status:
-    played = max((line.round for line in _lines(folder) if not line.fine_tuning), default=0)
+def _status(run: Run, rounds: Sequence[Round], locked: bool) -> Status:
+    played = max((line.round for line in rounds if not line.fine_tuning), default=0)
     state: State = "done" if run.complete else "running" if locked else "interrupted"
     return Status(state, played, run.rounds)
 
@@ -171,9 +178,9 @@ def _waits(settings: Mapping[str, Any]) -> bool:
     return settings.get("patience") is not None
 
 
-def _accuracies(folder: Path, settings: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def _accuracies(rounds: Sequence[Round], settings: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """``accuracy`` and ``best`` of :class:`One`."""
-    tests = [test for line in _lines(folder) if line.round and (test := line.test())]
+    tests = [test for line in rounds if line.round and (test := line.test())]
     if not tests:
         return None, None
     best = 100 * max(test.pooled for test in tests) if _waits(settings) else None
@@ -197,6 +204,7 @@ def _range(some: Sequence[One]) -> str:
 def _far(one: One) -> str:
     accuracy = "" if one.accuracy is None else f", accuracy {one.accuracy:.1f} %"
     accuracy += "" if one.best is None else f", best {one.best:.2f} %"
+    accuracy += f", {in_words(one.troubles)}" if one.troubles else ""
     if one.status.state == "done":
         return f"done, {one.status.round} rounds{accuracy}"
     return f"round {one.status.round} of {one.status.rounds}{accuracy}"

@@ -7,7 +7,7 @@ field, such as the accuracy of a round without a test, the field is missing in t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -140,6 +140,12 @@ def troubles(rounds: Iterable[Round]) -> dict[str, int]:
             if getattr(line, name):
                 found.setdefault(name, line.round)
     return found
+
+
+def in_words(troubles: Mapping[str, int]) -> str:
+    """What went wrong in a run, and since when, from :func:`troubles`: ``a client failed in round 3``."""
+    words = {"diverged": "diverged", "failed": "a client failed"}
+    return ", ".join(f"{words[name]} in round {round}" for name, round in troubles.items())
 
 
 class Inputs(Part):

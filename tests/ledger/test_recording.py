@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -200,6 +201,22 @@ def test_status_names_a_run_whose_evaluation_is_of_another_one(workspace, fedpro
     write_metrics(workspace.evaluations, cell.path, fingerprint="0" * 64)
     shown = render(overview([str(cell.path)], PARAMS, workspace))
     assert f"trained and not evaluated; hetfl evaluate does it:\n  {cell.path}" in shown
+
+
+@pytest.mark.parametrize("state", ["done", "in git"])
+def test_status_names_a_run_that_went_on_without_a_client(workspace, fedproto, state):
+    cell = write(workspace, fedproto, rounds=3)
+    path = workspace.runs / cell.path / "rounds.jsonl"
+    first, *others = path.read_text().splitlines()
+    failed = json.dumps({**json.loads(first), "failed": {"2": "did not answer"}})
+    path.write_text("\n".join([failed, *others, ""]))
+    if state == "in git":
+        record_cells([cell], workspace, workspace)
+        shutil.rmtree(workspace.runs / cell.path)
+    found = overview([str(cell.path)], PARAMS, workspace)
+    assert found.experiments[cell.experiment][0].status.state == state
+    assert f"went wrong in:\n  {cell.path}: a client failed in round 1" in render(found)
+    assert found.as_json()["experiments"][cell.experiment][0]["failed"] == 1
 
 
 def test_a_damaged_record_is_said_in_the_table(workspace, fedproto):

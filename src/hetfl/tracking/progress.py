@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from hetfl.experiments.events import Event
-from hetfl.schema import Round, Run, troubles
+from hetfl.schema import Round, Run, in_words, troubles
 
 # A plain log is told the overall state when this many seconds passed without a line.
 HEARTBEAT = 30.0
@@ -55,8 +55,7 @@ class _Cell:
         shown = "-"
         if percent := [100 * value for value in self.accuracy if value is not None]:
             shown = f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
-        words = {"diverged": "diverged", "failed": "a client failed"}
-        return ", ".join([shown, *(f"{words[name]} in round {round}" for name, round in self.troubles.items())])
+        return ", ".join([shown, *([in_words(self.troubles)] if self.troubles else [])])
 
     def traffic(self) -> str:
         return f"up {decimal(self.up)}, down {decimal(self.down)}"
