@@ -33,7 +33,7 @@ certificates: $(VENV)/.ready
 
 docs: $(VENV)/.ready
 	mkdocs build --quiet --strict
-	@echo "docs:    build/docs/index.html"
+	@echo "docs:    build/docs/index.html; mkdocs serve has the search, too"
 
 slow: $(VENV)/.ready
 	pytest -m 'slow and not faults' -s

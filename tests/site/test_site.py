@@ -30,6 +30,7 @@ from hetfl.report.table import write_table
 from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
 from hetfl.site.methods import _described, _said, _settings, certificates, idea
+from hetfl.site.prose import prose
 from hetfl.site.tables import tied
 from hetfl.tracking.mlflow_views import VIEW, view_key
 
@@ -153,7 +154,8 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
     tables = ["fedhpl-table-1", "fedtgp-table-1", "fgpt-table-1"]
     lines = [line(tables[0], verdict="match", ours="90.3"), line(tables[0], verdict="worse", ours="80.0")]
     lines += [line(tables[1], reason="data"), line(tables[2], verdict="counted", because="differs", doubts=("Odd.",))]
-    book = Ledger(lines, {name: {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}} for name in tables}, {})
+    titles = {"title": "A table", "blocks": [], "rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}}
+    book = Ledger(lines, dict.fromkeys(tables, titles), {})
     params = NO_CELLS.model_copy()
     changes = {"ledger": lambda *_: book, "load_params": lambda _: params, "_vega": lambda _: "", "PAPER_TABLES": {}}
     changes["table_names"] = lambda given: tables if given is params else []
@@ -167,12 +169,22 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
     assert totals["FedTGP"] == ["1", "", "", "", "", "", "", "", "", "1", "", ""]
     assert totals["FGPT"] == ["1", "", "", "", "", "", "", "1", "", "", "", "1"]
     assert totals["All"] == ["4", "1", "", "1", "", "", "", "1", "", "1", "", "1"]
-    assert 'href="../papers/ledger.md"' in page.read_text()
+    assert 'href="ledger.html"' in page.read_text()
+    told = (tmp_path / "report" / "ledger.html").read_text()
+    assert '<h1 id="ledger">Ledger</h1>' in told and 'href="../papers/results/ledger.csv"' in told
     assert "<td>90.3</td>" in (page.parent / "methods/fedavg.html").read_text()
     for path in ("runs/digits-homogeneous/fedavg/fedavg/iid-s0.html", "methods/fedavg.html"):
         assert "hetfl --cd papers train digits-homogeneous --row fedavg" in (page.parent / path).read_text()
     record = re.search(r'href="(\S+run\.json)"', (page.parent / "tables/fedhpl-table-1.html").read_text())
     assert record and (page.parent / "tables" / record[1]).resolve() == inner.root / record[1].partition("papers/")[2]
+
+
+def test_markdown_as_a_page_has_its_anchors_and_links_and_no_html_of_its_own() -> None:
+    text = "# A *first* page\n\n## Of FedTGP (2024)\n\n| a | b |\n| --- | --: |\n| 1<br>2 | [x](y.md) |\n\n"
+    title, html = prose(text + "[self](#a) [away](https://example.org) <b>bold</b>", lambda target: f"../{target}")
+    assert title == "A first page" and '<h1 id="a-first-page">' in html and '<h2 id="of-fedtgp-2024">' in html
+    assert "1<br>2" in html and 'href="../y.md"' in html and "&lt;b&gt;" in html
+    assert 'href="#a"' in html and 'href="https://example.org"' in html
 
 
 def test_a_figure_is_headed_by_what_it_shows(tmp_path: Path) -> None:

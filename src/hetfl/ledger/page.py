@@ -68,7 +68,7 @@ compact records in `results/`, the settings, the printed numbers and the compute
   used yet, *hours* if it only takes time.
 - Where a cell has also been run with another choice that the paper or its code leaves open, a line below its table
   has that run's number and its difference to the printed one.
-- Hours are of training on the named device, all seeds together. The commit is that of the newest run.
+- Hours are of training on the named device, all processes and seeds added up. The commit is that of the newest run.
 - A number in brackets leads to a remark on a printed number that looks inherited, inconsistent or implausible.
 """
 
@@ -170,10 +170,18 @@ def _totals_of_papers(lines: Sequence[Line], page: str) -> str:
     for paper in PAPERS:
         of_paper = [line for line in lines if line.paper == paper]
         title = title_of(paper)
-        rows.append([f"[{title}]({page}#{_anchor(title)})", str(len(of_paper)), *_counts(of_paper)])
+        rows.append([f"[{title}]({page}#{anchor(title)})", str(len(of_paper)), *_counts(of_paper)])
     rows.append(["SGPT (CVPR 2024): only figures are targets", "", *_counts([])])
     rows.append(["**all**", str(len(lines)), *_counts(lines)])
-    return _grid(["paper", "printed", *COUNTED, "remarks"], rows)
+    return "\n\n".join([_grid(["paper", "printed", *COUNTED, "remarks"], rows), *_how_sure(lines)])
+
+
+def _how_sure(lines: Iterable[Line]) -> list[str]:
+    """How many of the trained numbers are of fewer seeds than the paper's, or have a run that diverged; one line."""
+    trained = [line for line in lines if line.verdict in ("match", "better", "worse", "differs")]
+    fewer, diverged = sum(line.done < line.wanted for line in trained), sum(bool(line.diverged) for line in trained)
+    says = f"Of the {len(trained)} trained numbers, {fewer} are of fewer seeds than the paper's so far"
+    return [f"{says}, and {diverged} have a run that diverged."] if trained else []
 
 
 def _totals_of_tables(lines: Sequence[Line]) -> str:
@@ -271,6 +279,6 @@ def _cell_text(text: str) -> str:
     return re.sub(r"([|*_<])", r"\\\1", text)
 
 
-def _anchor(title: str) -> str:
+def anchor(title: str) -> str:
     """The name that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -18,7 +19,8 @@ from hetfl.figures.catalogue import figures as known_figures
 from hetfl.figures.catalogue import names
 from hetfl.files import atomic_folder, read_json, write_text
 from hetfl.ledger.lines import Ledger, Line, ledger, order
-from hetfl.ledger.page import PAGE, counts, title_of
+from hetfl.ledger.page import counts, title_of
+from hetfl.ledger.page import page as ledger_page
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
 from hetfl.report.shown import filled, show_bytes, show_count, show_setting
@@ -26,6 +28,7 @@ from hetfl.report.table import build_table
 from hetfl.site.costs import Operations, cost_data
 from hetfl.site.drawing import inline_svg
 from hetfl.site.methods import certificates, method_view, rst, sources
+from hetfl.site.prose import prose
 from hetfl.site.runs import Runs
 from hetfl.site.tables import Rows, Table, table_view
 from hetfl.tables.catalogue import PAPER_TABLES, table_names
@@ -43,6 +46,9 @@ NAVIGATION = {
     "figures.html": "Figures",
     "reading.html": "How to read",
 }
+
+
+LEDGER, CERTIFICATES = "ledger.html", "certificates.html"
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,16 @@ class _Site:
         text = self.environment.get_template(f"{template}.html.jinja").render(root=root, here=path, **content)
         write_text(self.folder / path, text)
 
+    def prose(self, path: str, text: str, base: str) -> None:
+        """Write a page from Markdown, whose links are relative to ``base``, seen from the site's root."""
+
+        def link(target: str) -> str:
+            table = re.fullmatch(r"tables/(?:[^/]+)/([^/]+)\.md", target)
+            return f"tables/{table[1]}.html" if table else f"{base}{target}"
+
+        heading, found = prose(text, link)
+        self.page(path, "prose", heading=heading, text=found)
+
     def write(self, named: Collection[str]) -> None:
         """Write everything; ``named`` are the methods that have a page."""
         self.environment.globals["documented"] = named
@@ -167,11 +183,14 @@ class _Site:
         self.page("costs.html", "costs", costs=costs)
         self.page("figures.html", "figures", **self.figures())
         self.page("reading.html", "reading")
+        for project in self.projects:
+            if project.book:
+                self.prose(LEDGER, ledger_page(project.book), project.base)
         self.page(
             "index.html",
             "index",
             papers=self.papers(),
-            ledger=self.ledger_page(),
+            ledger=LEDGER,
             groups=self.groups(views),
             methods=methods,
         )
@@ -202,17 +221,16 @@ class _Site:
         homes = {record.path: cd for record, cd in found if record}
         records = [record for record, _ in found if record]
         root = around(self.workspace.root) or self.workspace.root
-        certified = certificates(root / "docs" / "certificates.md")
-        page = "../" * (1 + len(self.workspace.root.absolute().relative_to(root.absolute()).parts))
-        self.environment.globals["certificates"] = f"{page}docs/certificates.md"
+        compared = root / "docs" / "certificates.md"
+        certified = certificates(compared)
+        if certified:
+            above = "../" * (1 + len(self.workspace.root.absolute().relative_to(root.absolute()).parts))
+            self.prose(CERTIFICATES, compared.read_text(), f"{above}docs/")
+        self.environment.globals["certificates"] = CERTIFICATES
         for name in sorted(named, key=lambda name: METHODS[name].title.lower()):
             certificate = certified.get(METHODS[name].title, {})
             page_of = method_view(name, records, cells.get(name, []), lines.get(name, []), certificate)
             yield page_of | {"cd": page_of["example"] and homes[page_of["example"].path]}
-
-    def ledger_page(self) -> str:
-        """Where the ledger is, from the site's root."""
-        return next((project.base + PAGE.as_posix() for project in self.projects if project.book), "")
 
     def papers(self) -> list[dict[str, Any]]:
         """The papers' totals by verdict, and those of all together."""

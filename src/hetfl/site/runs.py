@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
+from hetfl.experiments.plan import around
 from hetfl.report.shown import show_bytes, show_count
 from hetfl.tables.curves import Curve, curves
 from hetfl.tables.records import Record, Records
@@ -25,6 +26,7 @@ class Runs:
 
     Attributes:
         cd: what ``hetfl`` and ``dvc`` need before a command on these runs: ``--cd papers ``, or nothing.
+        ui: the command that shows them in MLflow.
     """
 
     def __init__(self, records: Records, links: Links | None, base: str) -> None:
@@ -32,6 +34,8 @@ class Runs:
         self.found: dict[str, Record | None] = {}
         inside = base.removeprefix("../")
         self.cd = f"--cd {inside.rstrip('/')} " if inside else ""
+        root = records.workspace.root.absolute()
+        self.ui = f"make ui PROJECT={root.name}" if around(root) else "make ui"
 
     def get(self, source: Source) -> Record | None:
         """The record that a table was made from; None if it is not here, or has changed since.
@@ -88,6 +92,7 @@ class Runs:
                 "curves": [{"title": run.split, "lines": _readings(record)}],
                 "kind": kind_of(record),
                 "cd": self.cd,
+                "ui": self.ui,
             }
         return dict(sorted(found.items()))
 

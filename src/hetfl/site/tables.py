@@ -98,6 +98,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
     return {
         "name": name,
         "cd": runs.cd,
+        "ui": runs.ui,
         "title": table["title"],
         "note": table["note"],
         "head": table["head"],
@@ -248,7 +249,7 @@ def _provenance(table: Table) -> list[tuple[str, list[tuple[str, str]]]]:
         "Engine": plain["engines"],
         "Device": [(device, "") for device in shared["devices"]],
         "Versions": [(", ".join(versions), "")],
-        "Commit": [(commit, "") for commit in shared["commits"]],
+        "First made at commit": [(commit, "") for commit in shared["commits"]],
         "Remarks": [(line, "") for line in show_differences(table)],
     }
     return [(name, values) for name, values in pairs.items() if values]
