@@ -21,6 +21,7 @@ from hetfl.targets import needed_cells
 
 NAMED = 8
 """How many cells of one state are named."""
+ENDED: tuple[State, ...] = ("done", "in git")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def render(found: Overview) -> str:
         parts += [_named(WORDS[state], lines)] if lines else []
     if pending := [one.path for one in every if one.status.state == "done" and not one.evaluated]:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
-    if wrong_since := [f"{one.path}: {in_words(one.troubles)}" for one in every if one.troubles]:
+    ended = [one for one in every if one.status.state in ENDED]
+    if wrong_since := [f"{one.path}: {in_words(one.troubles)}" for one in ended if one.troubles]:
         parts.append(_named("something went wrong in", wrong_since))
     if found.adhoc:
         going = ["running, " if one.status.state == "running" else "" for one in found.adhoc]
@@ -195,7 +197,7 @@ def _lines(folder: Path) -> list[Round]:
 
 
 def _range(some: Sequence[One]) -> str:
-    ended = [one for one in some if one.status.state in ("done", "in git")]
+    ended = [one for one in some if one.status.state in ENDED]
     counts = [one.accuracy if one.best is None else one.best for one in ended]
     found = [accuracy for accuracy in counts if accuracy is not None]
     return f"{min(found):.1f} to {max(found):.1f}" if found else ""

@@ -91,11 +91,8 @@ def train_cells(
     rest = rest_of_tables(chosen, params, workspace, device)
     for table, plan in rest.items():
         in_git = sum(each.status.state == "in git" for each in plan.left)
-        among = f", {in_git} of them in git" if in_git else ""
-        print(
-            f"{table}: {len(plan.left)} more cells of this table are to be trained{among}: {duration(plan)}",
-            flush=True,
-        )
+        among = f" ({in_git} of them in git)" if in_git else ""
+        print(f"{table}: {len(plan.left)} more cells of this table are not here{among}, {duration(plan)}", flush=True)
     beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
     with following([progress, Apart(partial(MlflowMirror, root, list(expected)))]) as callback:

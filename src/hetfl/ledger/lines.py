@@ -27,7 +27,8 @@ from hetfl.tables.results import counted, value_of
 from hetfl.tables.spec import Entry, TableSpec, as_printed
 from hetfl.tables.verdict import pooled_noise, verdict
 
-VERDICTS = ("match", "better", "worse", "differs", "in progress", "counted", "not run")
+TRAINED = ("match", "better", "worse", "differs")
+VERDICTS = (*TRAINED, "in progress", "counted", "not run")
 """In the order in which they are told. ``differs`` is for cosines, which are neither better nor worse; ``counted``
 for numbers that are computed from models and messages."""
 

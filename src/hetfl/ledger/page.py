@@ -14,7 +14,7 @@ from typing import Any
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, around
 from hetfl.files import write_text
-from hetfl.ledger.lines import REASONS, VERDICTS, Ledger, Line, ledger
+from hetfl.ledger.lines import REASONS, TRAINED, VERDICTS, Ledger, Line, ledger
 from hetfl.tables.notation import PAPERS, content
 from hetfl.tables.verdict import NOISE
 
@@ -173,15 +173,15 @@ def _totals_of_papers(lines: Sequence[Line], page: str) -> str:
         rows.append([f"[{title}]({page}#{anchor(title)})", str(len(of_paper)), *_counts(of_paper)])
     rows.append(["SGPT (CVPR 2024): only figures are targets", "", *_counts([])])
     rows.append(["**all**", str(len(lines)), *_counts(lines)])
-    return "\n\n".join([_grid(["paper", "printed", *COUNTED, "remarks"], rows), *_how_sure(lines)])
+    return "\n\n".join(filter(None, [_grid(["paper", "printed", *COUNTED, "remarks"], rows), _how_sure(lines)]))
 
 
-def _how_sure(lines: Iterable[Line]) -> list[str]:
-    """How many of the trained numbers are of fewer seeds than the paper's, or have a run that diverged; one line."""
-    trained = [line for line in lines if line.verdict in ("match", "better", "worse", "differs")]
-    fewer, diverged = sum(line.done < line.wanted for line in trained), sum(bool(line.diverged) for line in trained)
-    says = f"Of the {len(trained)} trained numbers, {fewer} are of fewer seeds than the paper's so far"
-    return [f"{says}, and {diverged} have a run that diverged."] if trained else []
+def _how_sure(lines: Iterable[Line]) -> str:
+    """How many of the trained numbers lack seeds, or have a run in which something went wrong; empty without any."""
+    trained = [line for line in lines if line.verdict in TRAINED]
+    fewer, wrong = sum(line.done < line.wanted for line in trained), sum(bool(line.diverged) for line in trained)
+    says = f"Of the {len(trained)} trained numbers, {fewer} do not have all of the paper's seeds yet"
+    return f"{says}, and {wrong} have a run that diverged or went on without a client." if trained else ""
 
 
 def _totals_of_tables(lines: Sequence[Line]) -> str:

@@ -145,7 +145,7 @@ class _Site:
         """Write a page from Markdown, whose links are relative to ``base``, seen from the site's root."""
 
         def link(target: str) -> str:
-            table = re.fullmatch(r"tables/(?:[^/]+)/([^/]+)\.md", target)
+            table = re.fullmatch(r"tables/[^/]+/([^/]+)\.md", target)
             return f"tables/{table[1]}.html" if table else f"{base}{target}"
 
         heading, found = prose(text, link)

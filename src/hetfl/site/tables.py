@@ -12,6 +12,7 @@ from hetfl.compact import WAYS
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, weights_read
 from hetfl.figures.style import MARKERS, PALETTE, looks
+from hetfl.ledger.lines import TRAINED
 from hetfl.methods import METHODS
 from hetfl.report.formats import footnotes
 from hetfl.report.shown import (
@@ -118,7 +119,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
         "made": "trained" if accuracies or missing else "computed",
-        "verdicts": [(one, statuses[one]) for one in ("match", "better", "worse", "differs") if statuses[one]],
+        "verdicts": [(one, statuses[one]) for one in TRAINED if statuses[one]],
         "compares": compares(table),
         # Rows that differ in one choice are many, and their curves lie one over the other.
         "curves": [] if compares(table) else _curves(table, runs, rows),

@@ -55,7 +55,7 @@ class _Cell:
         shown = "-"
         if percent := [100 * value for value in self.accuracy if value is not None]:
             shown = f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
-        return ", ".join([shown, *([in_words(self.troubles)] if self.troubles else [])])
+        return ", ".join(filter(None, [shown, in_words(self.troubles)]))
 
     def traffic(self) -> str:
         return f"up {decimal(self.up)}, down {decimal(self.down)}"
