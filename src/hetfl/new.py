@@ -161,6 +161,7 @@ def new_method(name: str, root: Path, experiment: str) -> list[str]:
         f"  pytest tests/methods/test_{stem}.py",
         f"  pytest --update-golden 'tests/methods/test_golden.py::test_golden[{name}]'   # seconds",
         "  pytest --update-certificates tests/certificates/test_page.py",
+        "Raise numerics by one whenever you change a formula after a training, so that its runs are stale.",
     ]
 
 

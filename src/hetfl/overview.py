@@ -15,7 +15,7 @@ from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.metrics.accuracy import known
-from hetfl.planning import WORDS
+from hetfl.planning import WORDS, by_reason
 from hetfl.schema import Round, Run, in_words, read_metrics, read_rounds, read_run, record_folders, troubles
 from hetfl.targets import needed_cells
 
@@ -51,7 +51,7 @@ class One:
             "best": self.best,
             "evaluated": self.evaluated,
             **self.troubles,
-            "because": found.why,
+            "because": found.why or found.doubt,
         }
 
 
@@ -105,13 +105,10 @@ def render(found: Overview) -> str:
         parts += [_named(title, [f"{one.path}: {_far(one)}" for one in some])] if some else []
     wrong: tuple[State, ...] = ("stale", "broken")
     for state in wrong:
-        reasons: dict[str, list[str]] = {}
-        for one in every:
-            if one.status.state == state:
-                reasons.setdefault(one.status.why, []).append(one.path)
-        several = [f"{some[0]}{f' and {len(some) - 1} more' * (len(some) > 1)}" for some in reasons.values()]
-        lines = [f"{names}: {why}" for names, why in zip(several, reasons, strict=True)]
+        lines = by_reason((one.path, one.status.why) for one in every if one.status.state == state)
         parts += [_named(WORDS[state], lines)] if lines else []
+    if doubted := by_reason((one.path, one.status.doubt) for one in every if one.status.doubt):
+        parts.append(_named("perhaps of another method", doubted))
     if pending := [one.path for one in every if one.status.state == "done" and not one.evaluated]:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
     ended = [one for one in every if one.status.state in ENDED]

@@ -174,12 +174,21 @@ def _states(plan: Plan) -> str:
         if state in ("running", "interrupted"):
             lines += _few(f"{each.cell.path}: round {each.status.round} of {each.status.rounds}" for each in own)
         elif state in ("stale", "broken"):
-            reasons: dict[str, list[str]] = {}
-            for each in own:
-                reasons.setdefault(each.status.why, []).append(str(each.cell.path))
-            several = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}" for names in reasons.values()]
-            lines += _few(f"{names}: {why}" for why, names in zip(reasons, several, strict=True))
-    return "\n".join([f"{len(plan.forecasts)} cells", *lines])
+            lines += _few(by_reason((each.cell.path.as_posix(), each.status.why) for each in own))
+    return "\n".join([f"{len(plan.forecasts)} cells", *lines, *(f"  {line}" for line in doubts(plan))])
+
+
+def doubts(plan: Plan) -> list[str]:
+    """The cells that may be of another method although nothing says that they are stale, by reason."""
+    return by_reason((each.cell.path.as_posix(), each.status.doubt) for each in plan.forecasts if each.status.doubt)
+
+
+def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Cells and a reason for each, as one line for each reason: ``a/b/iid-s0 and 3 more: lr 0.5, now 0.01``."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in found:
+        reasons.setdefault(why, []).append(name)
+    return [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
 
 
 def _few(lines: Iterable[str]) -> list[str]:
@@ -299,6 +308,7 @@ def _json(each: Forecast) -> dict[str, Any]:
         "round": each.status.round,
         "rounds": each.status.rounds,
         "why": each.status.why,
+        "doubt": each.status.doubt,
         "left": each.rounds,
         "at_most": each.at_most,
         "images_trained": load and round(load.trained),

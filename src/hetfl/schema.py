@@ -206,6 +206,8 @@ class Run(Part):
         numerics: the versions that decide the run's numbers, see :mod:`hetfl.experiments.versions`.
         device, engine, precision, threads, versions, source: the :class:`Conditions` that the run began under;
             threads and source are None in records of format 0.
+        method_source: of the method's own file, see :func:`hetfl.experiments.record.method_source`; older records
+            have none.
         changes: of these conditions, in the order of the rounds. Absent where there is none.
         finished: when the run was completed; None before.
         class_names: of the data sets that are not in the catalogue, by data set.
@@ -243,6 +245,7 @@ class Run(Part):
     precision: str
     threads: int | None = None
     source: str | None = None
+    method_source: str | None = None
     changes: list[Change] = []
     commit: str
     status: Literal["running", "complete"]

@@ -24,7 +24,7 @@ from hetfl.experiments.plan import (
 from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, run_cells, unfinished
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.metrics.accuracy import known
-from hetfl.planning import duration, rest_of_tables, short_plan, summary
+from hetfl.planning import doubts, duration, rest_of_tables, short_plan, summary
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tracking import Apart, MlflowMirror, Progress, following
 from hetfl.tracking.mlflow_mirror import try_sync
@@ -87,7 +87,8 @@ def train_cells(
     check_needs(chosen, params, workspace)
     expected = identities(chosen, workspace)
     params = params.model_copy(update={"compute": compute})
-    print(summary(short_plan(chosen, params, workspace, device)), flush=True)
+    plan = short_plan(chosen, params, workspace, device)
+    print("\n".join([summary(plan), *doubts(plan)]), flush=True)
     rest = rest_of_tables(chosen, params, workspace, device)
     for table, plan in rest.items():
         in_git = sum(each.status.state == "in git" for each in plan.left)

@@ -216,7 +216,7 @@ def test_why_a_record_no_longer_counts(every, monkeypatch):
         inputs=READS,
         numerics=used(cell),
         public=None,
-        **{name: getattr(cell, name) for name in ("method", "seed", "settings")},
+        **{name: getattr(cell, name) for name in ("method", "seed", "settings", "models")},
         input=cell.input.model_dump(),
     )
     assert differences(run, cell, READS) == []
@@ -224,6 +224,12 @@ def test_why_a_record_no_longer_counts(every, monkeypatch):
     was = cell.settings["mu"]
     reads = READS.model_copy(update={"dataset": "e"})
     assert differences(run, changed, reads) == [f"mu {was}, now 0.5", "dataset d, now e"]
+    older = run.model_copy(update={"fingerprint": "f", "settings": {**cell.settings, "step": 0.9}})
+    older.settings.pop("mu")
+    assert differences(older, cell, READS) == ["step 0.9, no setting now"]  # mu is at its default
+    assert differences(older, changed, READS) == ["step 0.9, no setting now", "mu now 0.5, no setting then"]
+    others = run.model_copy(update={"fingerprint": "f", "models": ["cnn"]})
+    assert differences(others, cell, READS) == ["other models"]
     monkeypatch.setattr(FedAvg, "numerics", 2)
     assert differences(run, cell, READS) == ["methods.fedprox 1.1, now 2.1"]
 

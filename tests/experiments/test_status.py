@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +17,10 @@ from hetfl.errors import HetflError
 from hetfl.experiments import status as module
 from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Workspace, cells, load_params
+from hetfl.experiments.record import method_source
 from hetfl.experiments.status import status
 from hetfl.experiments.superseded import Superseded
+from hetfl.methods import METHODS
 from hetfl.schema import Inputs
 from hetfl.training.state import ResumePoints, State
 
@@ -32,10 +38,13 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return Workspace(tmp_path)
 
 
-def write(workspace: Workspace, cell: Cell, state: str = "complete", rounds: int = 2, reads: Inputs = READS) -> str:
+def write(
+    workspace: Workspace, cell: Cell, state: str = "complete", rounds: int = 2, reads: Inputs = READS, **changes: Any
+) -> str:
     found = fingerprint(cell, reads)
     lines = [make_round(number) for number in range(rounds + 1)]
-    write_record(workspace.runs, cell.path, lines, state, fingerprint=found, inputs=reads, settings=cell.settings)
+    changes |= {"fingerprint": found, "inputs": reads, "settings": cell.settings}
+    write_record(workspace.runs, cell.path, lines, state, **changes)
     if state == "running":
         with ResumePoints(workspace.resume_points(cell.path) / found) as points:
             points.save(State(rounds, {"x": torch.zeros(1)}))
@@ -70,6 +79,50 @@ def test_a_finished_record_that_training_would_bring_back_is_done(workspace, cel
     Superseded(workspace, cell.path).make_way("another")
     write(workspace, cell, reads=READS.model_copy(update={"dataset": "e"}))
     assert status(cell, workspace).state == "done"
+
+
+METHOD = """
+from hetfl.methods.base import register_method
+from hetfl.methods.fedavg import FedAvg
+
+
+@register_method("fedmine")
+class FedMine(FedAvg):
+    numerics = 1
+    title = "FedMine"{comment}
+
+    def aggregate(self, server, uplinks, draws):
+        {formula}
+"""
+
+
+@mock.patch.dict(METHODS)
+@pytest.mark.parametrize("state", ["complete", "running"])
+def test_a_record_from_before_its_methods_formula_changed_is_doubted(workspace, cell, state, tmp_path, monkeypatch):
+    path = tmp_path / "fedmine.py"
+
+    def becomes(formula: str = "return server", comment: str = "") -> str:
+        path.write_text(METHOD.format(formula=formula, comment=comment))
+        spec = spec_from_file_location("hetfl.methods.fedmine", path)
+        monkeypatch.setitem(sys.modules, spec.name, found := module_from_spec(spec))
+        spec.loader.exec_module(found)
+        return method_source(found.FedMine)
+
+    mine = cell.model_copy(update={"method": "fedmine"})
+    first = becomes()
+    write(workspace, mine, state, method="fedmine", method_source=first)
+    assert status(mine, workspace).doubt == ""
+    becomes(comment="  # as in the paper")
+    assert status(mine, workspace).doubt == ""
+    becomes("return server | {'model': {}}")
+    told = "src/hetfl/methods/fedmine.py: changed since; if this changes numbers, raise numerics in FedMine, now 1"
+    assert status(mine, workspace).doubt == told
+    assert status(mine, workspace).state == {"complete": "done", "running": "interrupted"}[state]
+
+
+def test_a_method_with_golden_numbers_is_not_doubted(workspace, cell):
+    write(workspace, cell, method=cell.method, method_source="of another code")
+    assert status(cell, workspace) == module.Status("done", *[cell.settings["rounds"]] * 2)
 
 
 def test_without_the_data_a_record_is_judged_by_what_it_names(workspace, cell, monkeypatch):

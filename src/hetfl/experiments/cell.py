@@ -23,7 +23,7 @@ from hetfl.experiments import namesakes
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
-from hetfl.experiments.record import Record, commit, device_name, now, source_digest, versions
+from hetfl.experiments.record import Record, commit, device_name, method_source, now, source_digest, versions
 from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import kept_features, used
@@ -377,6 +377,7 @@ def description(
         precision=setup.federation.precision,
         threads=torch.get_num_threads(),
         source=source_digest(),
+        method_source=method_source(type(setup.method)),
         commit=commit(workspace.root),
         status="running",
         started=now(),

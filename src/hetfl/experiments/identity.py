@@ -57,6 +57,7 @@ def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
     """
     if run.fingerprint == fingerprint(cell, inputs):
         return []
+    models = [] if run.models == cell.models else ["other models"]
     told = {"method": run.method, "seed": run.seed, **run.settings, "input": run.input}
     told |= {"public": run.public, **_flat(run.inputs), **run.numerics}
     wanted = {"method": cell.method, "seed": cell.seed, **cell.settings, "input": cell.input.model_dump()}
@@ -67,7 +68,21 @@ def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
         for name in wanted
         if name in told and told[name] != wanted[name]
     ]
-    return found or ["models, or what is not recorded"]
+    return [*found, *models, *_one_sided(run, cell)] or ["what is not recorded"]
+
+
+def _one_sided(run: Run, cell: Cell) -> list[str]:
+    """The settings that a method lost or got since its record; a new one counts if it is not at its default."""
+    if run.method != cell.method:
+        return []
+    settings = method_class(cell.method).Settings.model_validate(cell.settings)
+    got = settings.model_dump(mode="json", exclude_defaults=True)
+    gone = {name: was for name, was in run.settings.items() if name not in cell.settings}
+    new = {name: value for name, value in got.items() if name not in run.settings}
+    return [
+        *(f"{name} {_short(was)}, no setting now" for name, was in gone.items()),
+        *(f"{name} now {_short(value)}, no setting then" for name, value in new.items()),
+    ]
 
 
 def _flat(inputs: Inputs) -> dict[str, Any]:

@@ -8,14 +8,16 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
+import hetfl
 from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments import namesakes
 from hetfl.experiments.identity import differences, fingerprint, inputs
 from hetfl.experiments.plan import Cell, Workspace
-from hetfl.experiments.record import Record
+from hetfl.experiments.record import Record, method_source
 from hetfl.experiments.superseded import Superseded
-from hetfl.schema import Inputs
+from hetfl.methods import method_class
+from hetfl.schema import Inputs, Run
 from hetfl.training.state import newest_round
 
 State = Literal["done", "in git", "running", "interrupted", "stale", "broken", "not run"]
@@ -35,6 +37,7 @@ class Status:
         rounds: as many as there are at most.
         why: why it is stale or broken, or what its training lacks; empty otherwise.
         elsewhere: whether it is done, and its record lies among the superseded ones or under another name.
+        doubt: why it may be of another method although it is done or interrupted, see :func:`doubt`; empty otherwise.
     """
 
     state: State
@@ -42,6 +45,7 @@ class Status:
     rounds: int
     why: str = ""
     elsewhere: bool = False
+    doubt: str = ""
 
     @property
     def left(self) -> int:
@@ -76,7 +80,7 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
     own, earlier = Record(workspace.runs / cell.path).is_complete(identity), Superseded(workspace, cell.path)
     kept = own or earlier.holds(identity)
     if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
-        return Status("done", rounds, rounds, elsewhere=not own)
+        return Status("done", rounds, rounds, elsewhere=not own, doubt=doubt(run) if own and run else "")
     if run is None:
         begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
         return Status("running" if is_locked(cell.path, workspace) else begun, 0, rounds, lacks)
@@ -87,7 +91,23 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         return Status("running", at, rounds)
     if run.complete and run.fingerprint == identity:
         lacks = lacks or "its finished record is damaged or lacks a file"
-    return Status("interrupted" if at else "not run", at, rounds, lacks)
+    return Status("interrupted" if at else "not run", at, rounds, lacks, doubt=doubt(run) if at else "")
+
+
+def doubt(run: Run) -> str:
+    """Why a record may be of another method than its identity says; empty otherwise.
+
+    A version says which formulas a record is of, and golden numbers hold the version. A method that has none yet is
+    compared by its code.
+    """
+    golden = Path(hetfl.__file__).parents[2] / "tests" / "golden"
+    if run.method_source is None or not golden.is_dir() or (golden / f"{run.method}.json").exists():
+        return ""
+    cls = method_class(run.method)
+    if run.method_source == method_source(cls):
+        return ""
+    file = f"src/{cls.__module__.replace('.', '/')}.py"
+    return f"{file}: changed since; if this changes numbers, raise numerics in {cls.__name__}, now {cls.numerics}"
 
 
 def _in_git(cell: Cell, workspace: Workspace, reads: Inputs | None = None) -> bool:
