@@ -150,14 +150,17 @@ def render(plan: Plan) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """The plan in one line: how many cells are left, and how long they take."""
+    """How many cells are left and how long they take, and a line for each reason why some cannot be trained."""
     left = plan.left
     counts = ", ".join(f"{count} {WORDS[state]}" for state, count in _counts(plan).items())
     if not left:
         return f"plan: {counts}; nothing to train"
-    moved = sum(each.load.up + each.load.down for each in left if each.load)
-    images = sum(each.load.trained for each in left if each.load)
-    return f"plan: {counts}; {number(images)} images to train on, {decimal(moved)} to send, {duration(plan)}"
+    loads = [each.load for each in left if each.load]
+    moved, images = sum(load.up + load.down for load in loads), sum(load.trained for load in loads)
+    least = "at least " if len(loads) < len(left) else ""
+    work = f"{least}{number(images)} images to train on, {decimal(moved)} to send, " if loads else ""
+    lines = [f"plan: {counts}; {work}{duration(plan)}"]
+    return "\n".join([*lines, *by_reason((each.cell.path.as_posix(), each.wrong) for each in left if each.wrong)])
 
 
 def _counts(plan: Plan) -> dict[State, int]:

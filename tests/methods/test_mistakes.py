@@ -10,11 +10,14 @@ import torch
 
 from hetfl.data.inputs import InputSettings
 from hetfl.experiments.rehearsal import Rehearsal
+from hetfl.message import Message
 from hetfl.methods import METHODS
 from hetfl.methods.fedavg import FedAvg
 from hetfl.methods.mistakes import MistakeError, located
 from hetfl.methods.registry import mistake
+from hetfl.models import build
 from hetfl.training.blank import Holdings
+from hetfl.training.contract import contracts
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else __file__
 
@@ -23,12 +26,12 @@ def line_of(function) -> str:
     return f"{HERE}:{function.__wrapped__.__code__.co_firstlineno}"
 
 
-def rehearse(method: type[FedAvg], monkeypatch: pytest.MonkeyPatch) -> None:
+def rehearse(method: type[FedAvg], monkeypatch: pytest.MonkeyPatch) -> Rehearsal:
     """Play two rounds of a method of one's own, without training."""
     monkeypatch.setitem(METHODS, "own", method)
     held = Holdings([torch.arange(3).repeat(3)] * 2, [torch.arange(3)] * 2, 3, 8)
     settings = method.Settings(rounds=2, batch_size=4).model_dump()
-    Rehearsal("own", settings, ["digits_resnet_small"], InputSettings(), held)
+    return Rehearsal("own", settings, ["digits_resnet_small"], InputSettings(), held)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,29 @@ def test_an_error_inside_a_method_names_every_method_that_it_went_through(monkey
     assert told.count(" > ") == 1 and "\n" not in told
     assert told.startswith(HERE) and "Own.aggregate > " in told
     assert "methods/fedavg.py:" in told and told.endswith("in FedAvg.aggregate: KeyError: 'samples'")
+
+
+def test_a_method_may_put_a_body_and_a_head_together_and_read_their_values(monkeypatch):
+    """Bodies have no values in a rehearsal, so these are played once more with zeros; the sizes are FedAvg's."""
+
+    class Own(FedAvg):
+        numerics = 1
+
+        def uplink(self, work):
+            length = sum(tensor.square().sum() for tensor in work.params.values())
+            return super().uplink(work) if float(length) >= 0 else Message()
+
+        def aggregate(self, server, uplinks, draws):
+            after = super().aggregate(server, uplinks, draws)
+            moved = sum((after[name] - server[name]).sum() for name in server if name.startswith("model/"))
+            return after if moved == 0 else server
+
+    own, parent = rehearse(Own, monkeypatch), rehearse(FedAvg, monkeypatch)
+    assert own.rounds(1, 2, seed=0).up == parent.rounds(1, 2, seed=0).up > 0
+    assert own.memory() == parent.memory()
+    model = build("digits_resnet_small", 3, FedAvg(FedAvg.Settings(), 3).model_options())
+    sent, theirs = (contracts(cls(cls.Settings(), 3), model)[1] for cls in (Own, FedAvg))
+    assert sent.entries == theirs.entries
 
 
 def test_what_is_raised_elsewhere_is_no_mistake_of_a_method():

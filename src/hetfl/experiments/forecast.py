@@ -57,6 +57,7 @@ class Forecast:
         source: of the seconds.
         basis: the source in words.
         memory: bytes that training takes; None if unknown, or if there is nothing to train.
+        wrong: why the cell cannot be trained; empty if nothing is known of that.
     """
 
     cell: Cell
@@ -68,6 +69,7 @@ class Forecast:
     source: Source
     basis: str
     memory: int | None
+    wrong: str = ""
 
 
 def forecasts(cells: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device) -> list[Forecast]:
@@ -138,7 +140,8 @@ class Forecaster:
         load = self._load(cell, rehearsal, now.round, left) if rehearsal else None
         seconds, source, basis = self._seconds(cell, rehearsal, load, left)
         memory = self._memory(cell, rehearsal)
-        return Forecast(cell, now, left, at_most, load, seconds, source, basis, memory)
+        wrong = self._wrong.get(cell.path, "")
+        return Forecast(cell, now, left, at_most, load, seconds, source, basis, memory, wrong)
 
     def _left(self, cell: Cell, now: Status) -> tuple[int, bool]:
         """Rounds left, and whether fewer may do."""

@@ -25,7 +25,7 @@ from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Method, Phase, Uplinks, create
 from hetfl.metrics.flops import flops
 from hetfl.models.base import Model
-from hetfl.models.outline import Outline, outline
+from hetfl.models.outline import Outline, outline, rehearsed
 from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.client_run import ClientRun, linked, phase_data, used_samples
 from hetfl.training.engine import same_for_all
@@ -234,10 +234,15 @@ class Rehearsal:
         self.held, self.inputs = held, inputs
         options = playing.model_options()
         kinds = {name: outline(name, held.classes, options, inputs) for name in dict.fromkeys(models)}
-        self.models = [kinds[models[k % len(models)]] for k in range(len(held.train))]
-        self.federation = blank_federation(playing, self.models, held, inputs)
-        self._engine = LocalEngine(playing, self.federation, Skipping(playing))
-        self._play()
+
+        def play(valued: bool) -> None:
+            dealt = {name: Outline(kind, options, valued=True) if valued else kind for name, kind in kinds.items()}
+            self.models = [dealt[models[k % len(models)]] for k in range(len(held.train))]
+            self.federation = blank_federation(playing, self.models, held, inputs)
+            self._engine = LocalEngine(playing, self.federation, Skipping(playing))
+            self._play()
+
+        rehearsed(play)
 
     def _play(self) -> None:
         """Registration and two rounds, with all clients."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,7 @@ class Outline(Model):
         model: whose shapes it has.
         options: that it was built with.
         whole: whether a body that trains has all of its tensors by name instead.
+        valued: whether parameters of whole networks are zeros on the CPU as well.
 
     Attributes:
         seen: how many images went through the client's own network and through the second one, ``auxiliary``, so far.
@@ -45,10 +47,10 @@ class Outline(Model):
             twice in both: the loss goes back through that gradient, too.
     """
 
-    def __init__(self, model: Model, options: ModelOptions, whole: bool = False) -> None:
+    def __init__(self, model: Model, options: ModelOptions, whole: bool = False, valued: bool = False) -> None:
         vars(self).update(vars(model))
         vars(self).pop("_initial", None)  # of another outline
-        self.options = options
+        self.options, self._valued = options, valued
         self.seen: Counter[str] = Counter()
         self.graded: Counter[str] = Counter()
         self._tensors: Mapping[str, tuple[str, ...]] = getattr(model, "_tensors", model.groups)
@@ -101,13 +103,12 @@ class Outline(Model):
     def _initial(self) -> dict[str, Tensor]:
         known, initial = self._known, dict[str, Tensor]()
         for role, names in self.groups.items():
+            device = "meta" if role in NETWORKS and not self._valued else "cpu"
             if names == BODY:
-                initial["body"] = torch.empty(self._elements(self._tensors["body"]), device="meta")
+                initial["body"] = torch.zeros(self._elements(self._tensors["body"]), device=device)
                 continue
             for name in names:
-                shape = known[name]
-                like = torch.empty_like if role in NETWORKS else torch.zeros_like
-                initial[name] = like(shape, device="meta" if role in NETWORKS else "cpu")
+                initial[name] = torch.zeros_like(known[name], device=device)
         return initial
 
     @cached_property
@@ -161,6 +162,26 @@ class Outline(Model):
             for role, names in self._tensors.items()
             for name in names
         }
+
+
+T = TypeVar("T")
+
+
+def rehearsed(play: Callable[[bool], T]) -> T:
+    """What is found by playing with outlines, which have values if a method cannot do without them.
+
+    Few methods look at a body's values, or put them together with a head's in one number, and those of whole networks
+    take long to play with.
+
+    Args:
+        play: plays; its argument is that of the same name of :class:`Outline`.
+    """
+    try:
+        return play(False)
+    except RuntimeError as error:  # torch has no class for it
+        if "meta" not in str(error):
+            raise
+    return play(True)
 
 
 @cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary, ref
 
@@ -23,7 +24,7 @@ from hetfl.errors import HetflError
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Method, Phase, Uplinks
 from hetfl.models.base import Model
-from hetfl.models.outline import Outline
+from hetfl.models.outline import Outline, rehearsed
 from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.client_run import ClientRun
 from hetfl.training.engine import Task
@@ -156,7 +157,7 @@ def contracts(method: Method, model: Model) -> tuple[Contract, Contract]:
     """The contracts of what a client with a model registers with, and of its uplinks. They are found once."""
     known = _KNOWN.setdefault(method, {})
     if model not in known:
-        sent = [_played(method, model, held) for held in _holdings(method)]
+        sent = rehearsed(lambda valued: [_played(method, model, held, valued) for held in _holdings(method)])
         registrations, uplinks = zip(*sent, strict=True)
         known[model] = Contract(method, registrations), Contract(method, uplinks)
     return known[model]
@@ -193,8 +194,7 @@ def registered_counts(method: Method, models: Sequence[Model], samples: Sequence
     for times, shown in ((1, True), (2, False)):
         public = torch.arange(method.public_classes).repeat(times) if method.public else None
         holdings = Holdings(held, [classes] * len(held), len(classes), 8, public, method.public_classes, 8, shown)
-        engine = LocalEngine(method, _blank(method, models, holdings), Untrained(method))
-        played.append({update.client: update.uplink for update in engine.introduce(range(len(models)), Draws(0))})
+        played.append(rehearsed(partial(_registered, method, models, holdings)))
     first, second = played
     return [
         Message(
@@ -206,6 +206,12 @@ def registered_counts(method: Method, models: Sequence[Model], samples: Sequence
         )
         for client in range(len(models))
     ]
+
+
+def _registered(method: Method, models: Sequence[Model], held: Holdings, valued: bool) -> dict[int, Message]:
+    """What clients register with."""
+    engine = LocalEngine(method, _blank(method, models, held, valued), Untrained(method))
+    return {update.client: update.uplink for update in engine.introduce(range(len(models)), Draws(0))}
 
 
 def check_counts(known: Message, sent: Message) -> None:
@@ -228,7 +234,8 @@ def check_downlink(method: Method, model: Model, message: Message) -> None:
     """
     known = _KNOWN_DOWNLINKS.setdefault(method, {})
     if model not in known:
-        played = [_played_downlinks(method, model, held) for held in _holdings(method, several=True)]
+        several = [*_holdings(method, several=True)]
+        played = rehearsed(lambda valued: [_played_downlinks(method, model, held, valued) for held in several])
         first, later = (Contract(method, messages) for messages in zip(*played, strict=True))
         known[model] = first, later
     first, later = known[model]
@@ -263,9 +270,9 @@ def _holdings(method: Method, several: bool = False) -> Iterator[Holdings]:
         yield Holdings([train] * clients, [classes] * clients, len(classes), side, shared, len(public), side)
 
 
-def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
+def _played(method: Method, model: Model, held: Holdings, valued: bool) -> tuple[Message, Message]:
     """What a client registers with and sends in round 1."""
-    federation = _blank(method, [model], held)
+    federation = _blank(method, [model], held, valued)
     shapes, engine = federation.models[0], LocalEngine(method, federation, Untrained(method))
     (registration,) = (update.uplink for update in engine.introduce([0], Draws(0)))
     server = method.initial_server([shapes], {0: registration}, Draws(0))
@@ -273,14 +280,14 @@ def _played(method: Method, model: Model, held: Holdings) -> tuple[Message, Mess
     return registration, update.uplink
 
 
-def _played_downlinks(method: Method, model: Model, held: Holdings) -> tuple[Message, Message]:
+def _played_downlinks(method: Method, model: Model, held: Holdings, valued: bool) -> tuple[Message, Message]:
     """What the server sends a client before and after the first aggregation."""
     # How long the server learns changes no form.
     short = {name: 1 for name in ("server_epochs", "server_steps") if hasattr(method.settings, name)}
     settings = method.settings.model_copy(update=short)
     method = type(method)(settings, method.num_classes, method.public_classes, method.seed)
     clients = range(len(held.train))
-    federation = _blank(method, [model for _ in clients], held)
+    federation = _blank(method, [model for _ in clients], held, valued)
     engine = LocalEngine(method, federation, Untrained(method))
     registrations = {update.client: update.uplink for update in engine.introduce(clients, Draws(0))}
     server = method.initial_server(federation.models, registrations, Draws(0))
@@ -290,11 +297,11 @@ def _played_downlinks(method: Method, model: Model, held: Holdings) -> tuple[Mes
     return first, method.downlink(method.aggregate(server, uplinks, Draws(0, 1)), 0)
 
 
-def _blank(method: Method, models: Sequence[Model], held: Holdings) -> Federation:
+def _blank(method: Method, models: Sequence[Model], held: Holdings, valued: bool) -> Federation:
     """Clients with blank images, whose models are outlines."""
     # Sizes of runs are also found with outlines alone, whose bodies are one vector.
     outlines = {
-        model: model if isinstance(model, Outline) else Outline(model, method.model_options(), whole=True)
+        model: Outline(model, method.model_options(), whole=not isinstance(model, Outline), valued=valued)
         for model in dict.fromkeys(models)
     }
     dtype = models[0].tensors()[0].dtype
