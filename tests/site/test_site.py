@@ -16,8 +16,8 @@ from unittest import mock
 from urllib.parse import unquote
 
 import pytest
-from record_factory import NO_CELLS, records_below
-from table_factory import SPEC, cell_spec, make, pages, write_cell, write_experiment
+from record_factory import NO_CELLS, make_round, records_below, rewrite_rounds
+from table_factory import ROUNDS, SPEC, cell_spec, make, pages, write_cell, write_experiment
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Workspace
@@ -27,6 +27,7 @@ from hetfl.ledger.lines import Ledger, Line
 from hetfl.methods import METHODS
 from hetfl.report.shown import best_cells, filled
 from hetfl.report.table import write_table
+from hetfl.schema import read_rounds
 from hetfl.site.build import build_site
 from hetfl.site.costs import NAME
 from hetfl.site.methods import _described, _said, _settings, certificates, idea
@@ -37,14 +38,18 @@ from hetfl.tracking.mlflow_views import VIEW, view_key
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TABLE, PRINTED = "tables/digits-homogeneous.html", "tables/fedhpl-table-1.html"
 RUN = "runs/digits-homogeneous/fedhpl/fedhpl/iid-s0.html"
+NOTHING = {"elements": 0, "bytes": 0}
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of 27 runs: our table, and a paper's of the same runs."""
+    """A report of 27 runs, FedAvg's fine-tuned: our table, and a paper's of the same runs."""
     root = tmp_path_factory.mktemp("checkout")
     write_experiment(root)
     workspace = Workspace(root)
+    for folder in (workspace.runs / "digits-homogeneous/fedavg/fedavg").iterdir():
+        tuned = make_round(ROUNDS + 1, fine_tuning=True, up=NOTHING, down=NOTHING)
+        rewrite_rounds(folder, [*read_rounds(folder), tuned])
     table = make(root)
     write_table(table, workspace.tables)
     other = SPEC.model_copy(update={"name": "fedhpl-table-1", "title": "Table 1 <b>", "note": ""})
@@ -322,7 +327,8 @@ def test_sorting_filtering_and_pointing(page: Page) -> None:
 def test_curves_have_a_line_and_a_label_for_each_row(page: Page) -> None:
     at = page.go(TABLE)
     assert at.locator(".panels svg").count() == 3
-    assert {"FedHPL", "FedAvg & co_", "Local"} <= set(page.texts(".panels svg text"))
+    assert {"FedHPL", "FedAvg & co_, fine-tuned", "Local"} <= set(page.texts(".panels svg text"))
+    assert "fine-tuned after the last round" in page.texts(".curves .foot")[0]
     at.get_by_label("by bytes sent so far").check()
     at.wait_for_selector("text=Local (sends nothing)")
 

@@ -39,10 +39,11 @@ def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) ->
     """
 
     def draw(axes: Axes, curve: Curve, style: Look) -> None:
-        rounds, accuracy, low, high, _ = np.array(curve.points).T
+        rounds, accuracy, low, high, *_ = np.array(curve.trained).T
         axes.fill_between(rounds, low, high, color=style["color"], zorder=1, **BAND)
         axes.plot(rounds, accuracy, **style)
         _cross(axes, curve, rounds, style)
+        _tuned(axes, curve, (rounds[-1], rounds[-1] + max(0.5, 0.03 * rounds[-1])), style)
         few_ticks(axes.xaxis, 6, integer=True)
 
     told = "Line: mean over seeds. Shade: lowest to highest seed."
@@ -59,12 +60,13 @@ def communication_figure(table: Mapping[str, Any], records: Records, folder: Pat
     def draw(axes: Axes, curve: Curve, style: Look) -> None:
         from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-        _, accuracy, _, _, traffic = np.array(curve.points).T
+        _, accuracy, _, _, traffic, _ = np.array(curve.trained).T
         if traffic[-1] == 0:
-            axes.axhline(accuracy[-1], **style | {"marker": None, "linestyle": (0, (1, 2))})
+            axes.axhline(curve.points[-1].percent, **style | {"marker": None, "linestyle": (0, (1, 2))})
             return
         axes.plot(traffic, accuracy, **style)
         _cross(axes, curve, traffic, style)
+        _tuned(axes, curve, (traffic[-1], traffic[-1]), style)
         axes.set_xscale("log")
         low, high = (log10(limit) for limit in axes.get_xlim())
         axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=8))
@@ -152,11 +154,20 @@ def _cross(axes: Axes, curve: Curve, x: np.ndarray, style: Look) -> None:
         axes.plot(x[last], curve.points[last].percent, linestyle="none", zorder=3, **look)
 
 
+def _tuned(axes: Axes, curve: Curve, x: tuple[float, float], style: Look) -> None:
+    """Draw the accuracy after fine-tuning apart, at the second place in ``x``; the first one is the last round's."""
+    if curve.tuned:
+        look = style | {"linestyle": (0, (1, 2)), "linewidth": 1.2, "markevery": [1], "label": None}
+        axes.plot(x, (curve.trained[-1].percent, curve.tuned.percent), **look)
+
+
 def _remarks(drawn: Sequence[Curve]) -> list[str]:
     """What a caption says of curves that are no means."""
     alone = "A line for each seed where seeds end in different rounds or one diverges."
     cross = "Cross: the run diverges in the next round; the vertical axis has the range of the rounds before."
+    tuned = "Mark behind a dotted line: fine-tuned after the last round."
     parts = {alone: any(curve.seed is not None for curve in drawn), cross: any(curve.diverged for curve in drawn)}
+    parts |= {tuned: any(curve.tuned for curve in drawn)}
     return [text for text, there in parts.items() if there]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetfl.experiments.plan import around
 from hetfl.report.shown import show_bytes, show_count
-from hetfl.tables.curves import Curve, curves
+from hetfl.tables.curves import At, Curve, curves
 from hetfl.tables.records import Record, Records
 from hetfl.tracking.mlflow_views import Links
 
@@ -117,18 +117,19 @@ def records_of(cell: Mapping[str, Any], runs: Runs) -> list[Record]:
 def lines_of(cell: Mapping[str, Any], runs: Runs) -> list[dict[str, Any]]:
     """The :func:`~hetfl.tables.curves.curves` of a table's cell as the pages' script takes them.
 
-    ``points`` are round, mean, lowest and highest accuracy in percent, and MB sent so far; ``seed`` and ``diverged``
-    are null where the curve has none.
+    ``points`` are round, mean, lowest and highest accuracy in percent, and MB sent so far; ``tuned``, the point after
+    fine-tuning, ``seed`` and ``diverged`` are null where the curve has none.
     """
     return [_line(curve) for curve in curves(records_of(cell, runs), cell["statistic"], cell["reading"])]
 
 
 def _line(curve: Curve) -> dict[str, Any]:
-    points = [
-        (at.round, *(round(number, 3) for number in (at.percent, at.low, at.high)), round(at.traffic / 1e6, 6))
-        for at in curve.points
-    ]
-    return {"seed": curve.seed, "diverged": curve.diverged, "points": points}
+    def told(at: At) -> tuple[float, ...]:
+        accuracies = (round(number, 3) for number in (at.percent, at.low, at.high))
+        return at.round, *accuracies, round(at.traffic / 1e6, 6)
+
+    points, tuned = [*map(told, curve.trained)], curve.tuned and told(curve.tuned)
+    return {"seed": curve.seed, "diverged": curve.diverged, "points": points, "tuned": tuned}
 
 
 def _readings(record: Record) -> list[dict[str, Any]]:
@@ -169,7 +170,8 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         "Mean over the last rounds": metrics.window_pooled,
     }
     facts = [(name, f"{100 * share:.2f} %") for name, share in percent.items() if share is not None]
-    facts += [("Rounds", f"{record.played} of {run.rounds}"), ("Clients", str(run.clients))]
+    tuned = ", then fine-tuned" if any(line.fine_tuning for line in record.rounds) else ""
+    facts += [("Rounds", f"{record.played} of {run.rounds}{tuned}"), ("Clients", str(run.clients))]
     facts += [(f"Sent {way}, all clients", show_bytes(total)) for way, total in totals.items()]
     facts += [("Trainable parameters of a client", show_count(mean(run.parameters.trainable)))]
     return facts

@@ -149,9 +149,11 @@ def tied(table: Table, best: set[Place]) -> set[Place]:
 
 
 def _own_notes(table: Table) -> list[str]:
-    return [
-        line for line in footnotes(table) if line[0] in f"[{RANDOM}{DIVERGED}{FAILED}" or line in table["footnotes"]
-    ]
+    def own(line: str) -> bool:
+        rounds_differ = line.startswith("Rounds: ") and ";" in line
+        return line[0] in f"[{RANDOM}{DIVERGED}{FAILED}" or line in table["footnotes"] or rounds_differ
+
+    return [*filter(own, footnotes(table))]
 
 
 def _block_view(table: Table, block: Block, draw: _Cells, rows: Rows) -> dict[str, Any]:

@@ -17,6 +17,7 @@ class At(NamedTuple):
         round: its number.
         percent, low, high: mean, lowest and highest accuracy of the seeds.
         traffic: bytes of all messages up to the round's end, mean over the seeds.
+        tuned: whether this is the clients' fine-tuning after the last round, which is drawn apart.
     """
 
     round: int
@@ -24,6 +25,7 @@ class At(NamedTuple):
     low: float
     high: float
     traffic: float
+    tuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,16 @@ class Curve:
     points: list[At]
     seed: int | None = None
     diverged: int | None = None
+
+    @property
+    def trained(self) -> list[At]:
+        """The points of rounds; where no round was tested, all points."""
+        return [at for at in self.points if not at.tuned] or self.points
+
+    @property
+    def tuned(self) -> At | None:
+        """The point of fine-tuning, if there is one beside those of rounds."""
+        return next((at for at in self.points[1:] if at.tuned), None)
 
     @property
     def sound(self) -> list[At]:
@@ -59,7 +71,8 @@ def averaged(records: Sequence[Record], statistic: str, reading: str = "") -> li
     for points in zip(*(record.curve(statistic, reading) for record in records), strict=False):
         accuracies = [point.percent for point in points]
         traffic = mean(point.traffic for point in points)
-        found.append(At(points[0].round, mean(accuracies), min(accuracies), max(accuracies), traffic))
+        ends = min(accuracies), max(accuracies)
+        found.append(At(points[0].round, mean(accuracies), *ends, traffic, points[0].tuned))
     return found
 
 

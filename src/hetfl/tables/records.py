@@ -21,11 +21,19 @@ from hetfl.tables.spec import Entry
 
 
 class Point(NamedTuple):
-    """One round of a curve: the accuracy in percent, and the bytes of all messages up to the round's end."""
+    """One round of a curve.
+
+    Attributes:
+        round: its number.
+        percent: the accuracy.
+        traffic: bytes of all messages up to the round's end.
+        tuned: whether this is the clients' fine-tuning after the last round.
+    """
 
     round: int
     percent: float
     traffic: int
+    tuned: bool
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,11 @@ class Record:
         sent = accumulate(line.up.bytes + line.down.bytes for line in self.rounds)
         shares = [accuracy_of(statistic, reading, line) for line in self.rounds]
         lines = zip(self.rounds, shares, sent, strict=True)
-        return [Point(line.round, 100 * s, total) for line, s, total in lines if line.round and s is not None]
+        return [
+            Point(line.round, 100 * s, total, line.fine_tuning)
+            for line, s, total in lines
+            if line.round and s is not None
+        ]
 
     def measured(self, figure: str, reading: str = "") -> float:
         """A figure of the evaluation, by an inference rule; ``""`` is the method's own.

@@ -62,25 +62,32 @@ const DURATION = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, 
 
 // Lines with marks, a band, and a label for each row at the end of its longest line; labels that would cover one
 // another move apart. A row may have a line for each seed. A cross is the last round before a run diverges, and what
-// comes after it may leave the chart.
+// comes after it may leave the chart. What fine-tuning reaches stands apart, behind a dotted line.
 function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0 }) {
   const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 190), size = 11.5;
   const sound = (line) => { const before = line.points.filter((p) => line.diverged == null || p.round < line.diverged); return before.length ? before : line.points; };
-  const values = lines.flatMap((line) => sound(line).flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
+  const values = lines.flatMap((line) => [...sound(line), ...(line.tuned ? [line.tuned] : [])].flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
   const low = Math.max(lower, Math.min(...values)), high = Math.max(...values), pad = (high - low || 1) * 0.04;
   const domain = [Math.max(lower, low - pad), high + pad], perPixel = (domain[1] - domain[0]) / height;
   const last = Math.max(...lines.flatMap((line) => line.points.map((p) => p[x])));
   const first = Math.min(...lines.flatMap((line) => line.points.map((p) => p[x])).filter((v) => !log || v > 0));
-  const rows = [], crosses = [], longest = new Map();
+  const rows = [], crosses = [], tuned = [], longest = new Map();
   lines.forEach((line, number) => {
     const mine = line.points.filter((p) => !log || p[x] > 0), silent = mine.length === 0;
-    const level = line.points.at(-1);
+    const level = line.tuned ?? line.points.at(-1);
     const drawn = silent ? [first, last].map((v) => ({ ...level, [x]: v })) : mine;
     const every = Math.ceil(drawn.length / MARKS);
     drawn.forEach((p, i) => rows.push({ ...p, row: line.row, line: number, seed: line.seed, marked: !silent && (i % every === 0 || i === drawn.length - 1) }));
     if (line.diverged != null) crosses.push({ ...sound(line).at(-1), row: line.row });
-    const end = drawn.at(-1), known = longest.get(line.row);
-    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text: silent ? `${line.row} (sends nothing)` : line.row, [x]: end[x], [y]: Math.max(domain[0], end[y]) });
+    let end = drawn.at(-1), text = silent ? `${line.row} (sends nothing)` : line.row;
+    if (line.tuned && !silent) {
+      const before = end;
+      text = `${line.row}, fine-tuned`;
+      end = { [x]: x === "round" ? before.round + Math.max(0.5, 0.03 * before.round) : line.tuned[x], [y]: line.tuned[y] };
+      tuned.push({ row: line.row, text, seed: line.seed, [x]: before[x], [y]: before[y], to: end[x], reached: end[y] });
+    }
+    const known = longest.get(line.row);
+    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], [y]: Math.max(domain[0], end[y]) });
   });
   const ends = [...longest.values()];
   // From the top down, each label at least its height below the one before; then back up from the bottom.
@@ -97,6 +104,9 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
   const detail = { field: "line" }, hue = { field: "row", type: "nominal", scale, legend: null };
   const hollow = new Set(lines.filter((line) => line.hollow).map((line) => line.row));
   const tooltip = [{ field: "row", title: "row" }, { field: x, title: xTitle.toLowerCase(), format: x === "round" ? "d" : ".3~s" }, { field: y, title: "accuracy, %", format: ".2f" }];
+  const shape = { field: "row", type: "nominal", legend: null, scale: { domain: names, range: named.map((line) => SHAPES[line.marker]) } };
+  const fill = { field: "row", type: "nominal", legend: null, scale: { domain: names, range: named.map((line) => (hollow.has(line.row) ? colour("page") : colour(`series-${line.series}`))) } };
+  const mark = { type: "point", size: 44, strokeWidth: 1.5, opacity: 1, clip: true };
   const band = rows.some((p) => p.high > p.low) && !log;
   if (rows.some((p) => p.seed != null)) tooltip.splice(1, 0, { field: "seed", title: "seed" });
   if (band) tooltip.push({ field: "low", title: "lowest seed", format: ".2f" }, { field: "high", title: "highest seed", format: ".2f" });
@@ -108,14 +118,14 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
       { data: { values: rows }, mark: { type: "line", strokeWidth: 1.8, clip: true }, encoding: { detail, x: xs, y: ys, color: hue, opacity: near } },
       {
         data: { values: rows.filter((p) => p.marked) },
-        mark: { type: "point", size: 44, strokeWidth: 1.5, opacity: 1, clip: true },
+        mark,
         params: [{ name: "near", select: { type: "point", fields: ["row"], on: "pointerover", nearest: true, clear: "pointerout" } }],
-        encoding: {
-          x: xs, y: ys, color: hue, opacity: near, tooltip,
-          shape: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: named.map((line) => SHAPES[line.marker]) } },
-          fill: { field: "row", type: "nominal", legend: null, scale: { domain: names, range: named.map((line) => (hollow.has(line.row) ? colour("page") : colour(`series-${line.series}`))) } },
-        },
+        encoding: { x: xs, y: ys, color: hue, opacity: near, tooltip, shape, fill },
       },
+      ...(tuned.length ? [
+        { data: { values: tuned }, mark: { type: "rule", strokeDash: [1, 3], strokeWidth: 1.8, clip: true }, encoding: { x: xs, x2: { field: "to" }, y: ys, y2: { field: "reached" }, color: hue, opacity: near } },
+        { data: { values: tuned }, mark, encoding: { x: { ...xs, field: "to" }, y: { ...ys, field: "reached" }, color: hue, opacity: near, shape, fill, tooltip: [{ field: "text", title: "row" }, ...tooltip.filter(({ title }) => title === "seed"), { field: "reached", title: "accuracy, %", format: ".2f" }] } },
+      ] : []),
       ...(crosses.length ? [{ data: { values: crosses }, mark: { type: "text", text: "×", fontSize: 22, fontWeight: "bold" }, encoding: { x: xs, y: ys, color: hue, opacity: near } }] : []),
       { data: { values: ends }, mark: { type: "rule", strokeWidth: 0.8 }, encoding: { x: { ...xs }, x2: aside, y: ys, y2: { field: "label" }, color: hue, opacity: { condition: { param: "near", value: 0.7 }, value: 0.1 } } },
       { data: { values: ends }, mark: { type: "text", align: "left", dx: 3, fontSize: 11, limit: 165 }, encoding: { x: aside, y: { ...ys, field: "label" }, text: { field: "text" }, color: { value: ink }, opacity: near } },
@@ -133,7 +143,8 @@ function curves(place) {
   const panels = data(place.dataset.curves), places = panels.map(() => place.appendChild(document.createElement("div")));
   const draw = () => panels.forEach((panel, i) => {
     const x = $('input[name="across"]:checked').value;
-    const lines = panel.lines.map((line) => ({ ...line, points: line.points.map(([round, mean, low, high, megabytes]) => ({ round, mean, low, high, megabytes: megabytes * 1e6 })) }));
+    const point = ([round, mean, low, high, megabytes]) => ({ round, mean, low, high, megabytes: megabytes * 1e6 });
+    const lines = panel.lines.map((line) => ({ ...line, points: line.points.map(point), tuned: line.tuned && point(line.tuned) }));
     chart(places[i], lines, { x, y: "mean", title: panel.title, log: x === "megabytes", xTitle: x === "round" ? "Round" : "Bytes sent so far, all together" });
   });
   return redrawn(draw, $$('input[name="across"]'));
