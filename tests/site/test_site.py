@@ -134,6 +134,31 @@ def test_a_report_without_tables(tmp_path: Path) -> None:
     assert "No tables yet" in pages(tmp_path)["index.html"]
 
 
+def test_costs_compare_rows_once_and_tell_of_runs_that_diverged(tmp_path: Path) -> None:
+    for row, column in (("fedhpl", "iid"), ("fedavg", "iid"), ("fedhpl", "dirichlet")):
+        write_cell(tmp_path, row, column, 0)
+    folder = tmp_path / "runs/digits-homogeneous/fedavg/fedavg/iid-s0"
+    lines = [line.model_copy(update={"diverged": [0] * (line.round >= 3)}) for line in read_rounds(folder)]
+    rewrite_rounds(folder, lines)
+    iid = {row: cell_spec(row, "iid", seeds=[0]) for row in ("fedhpl", "fedavg")}
+    entries: dict[str, Any] = {row: {"iid": cell, "again": cell} for row, cell in iid.items()}
+    entries["fedhpl"]["dirichlet"] = cell_spec("fedhpl", "dirichlet", seeds=[0])
+    columns = {"iid": "IID", "again": "The same", "dirichlet": "One row"}
+    rows = {"fedhpl": "FedHPL", "fedavg": "FedAvg"}
+    table = make(tmp_path, SPEC.model_copy(update={"rows": rows, "columns": columns, "entries": entries}))
+    write_table(table, tmp_path / "tables")
+    known = {source["fingerprint"]: 1e9 for cell in table["cells"] for source in cell["provenance"]}
+    write_json(Workspace(tmp_path).scratch / NAME, known)
+    page = pages(tmp_path / "tables", tmp_path)["costs.html"]
+    told = re.search(r'id="costs-data">(.*?)</script>', page)
+    assert told is not None
+    [one] = json.loads(told[1])
+    [column] = one["columns"]
+    found = {line["row"]: (line["diverged"], line["troubles"]) for line in column["lines"]}
+    assert column["title"] == "IID"
+    assert found == {"FedHPL": (None, []), "FedAvg": (3, ["diverged: seed 0 in round 3"])}
+
+
 def test_a_run_that_changed_since_its_table_has_no_page(tmp_path: Path) -> None:
     write_experiment(tmp_path)
     write_table(make(tmp_path), tmp_path / "tables")

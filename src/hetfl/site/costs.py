@@ -14,6 +14,7 @@ from hetfl.experiments.forecast import Forecaster
 from hetfl.experiments.identity import differences
 from hetfl.experiments.plan import Workspace
 from hetfl.files import read_json, write_json
+from hetfl.report.shown import show_first
 from hetfl.site.runs import Runs, records_of
 from hetfl.site.tables import Rows, Table
 from hetfl.tables.curves import averaged
@@ -57,20 +58,24 @@ class Operations:
 
 
 def cost_data(tables: Mapping[str, tuple[Table, Rows]], runs: Runs, operations: Operations) -> list[dict[str, Any]]:
-    """The tables whose runs have accuracies and messages, column by column.
+    """The tables that have runs with accuracies and messages in several rows of a column.
+
+    Columns of a table that reads one curve in several ways have the same lines; the first one of them is told.
 
     Returns:
         By table: ``title`` and ``columns``; by column ``title`` and ``lines``; by line ``row``, its look, ``rounds``
-        of [accuracy in percent, bytes up, bytes down], of one participant and mean over seeds, and ``operations`` of
-        the slowest client in a round. The first entry is the registration, without an accuracy.
+        of [accuracy in percent, bytes up, bytes down], of one participant and mean over seeds, ``operations`` of
+        the slowest client in a round, ``diverged``, the first round in which a run did, or null, and ``troubles`` in
+        words. The first of the rounds is the registration, without an accuracy.
     """
     found = []
     for table, rows in tables.values():
-        columns = []
+        columns: list[dict[str, Any]] = []
         for column, title in table["columns"].items():
             cells = [cell for cell in table["cells"] if cell["column"] == column and not cell["reading"]]
             lines = [line for cell in cells if (line := _line(table, cell, rows, runs, operations))]
-            columns += [{"title": title, "lines": lines}] if lines else []
+            if len(lines) > 1 and lines not in [told["lines"] for told in columns]:
+                columns.append({"title": title, "lines": lines})
         found += [{"name": table["table"], "title": table["title"], "columns": columns}] if columns else []
     return found
 
@@ -92,5 +97,11 @@ def _line(
         ]
         accuracy = points.get(lines[0].round)
         told.append([None if accuracy is None else round(accuracy, 2), *(round(size) for size in each)])
-    look, title = rows.looks[cell["row"]], table["rows"][cell["row"]]
-    return {"row": title, "kind": rows.kinds.get(cell["row"], ""), **look, "operations": count, "rounds": told}
+    words = {"diverged": "diverged", "failed": "went on without a client"}
+    found = {"row": table["rows"][cell["row"]], "kind": rows.kinds.get(cell["row"], ""), **rows.looks[cell["row"]]}
+    return found | {
+        "operations": count,
+        "rounds": told,
+        "diverged": min((record.diverged for record in records if record.diverged is not None), default=None),
+        "troubles": [f"{said}: {when}" for trouble, said in words.items() if (when := show_first(trouble, cell))],
+    }

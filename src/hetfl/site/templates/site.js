@@ -58,7 +58,9 @@ function tips() {
 
 const SHAPES = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right"];
 const MARKS = 8;
-const DURATION = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, unit]) => `datum.value >= ${size} ? format(datum.value / ${size}, '~r') + ' ${unit}' : `).join("") + "format(1000 * datum.value, '~r') + ' ms'";
+// Times that an axis may name, by the seconds of their unit.
+const TIMES = [[0.001, [1, 2, 5, 10, 20, 50, 100, 200, 500]], [1, [1, 2, 5, 10, 20, 30]], [60, [1, 2, 5, 10, 20, 30]], [3600, [1, 2, 5, 10]], [86400, [1, 2, 5, 10, 20, 50, 100, 200, 500]]];
+const DURATION = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, unit]) => `datum.value >= ${size} ? format(datum.value / ${size}, '.3~r') + ' ${unit}' : `).join("") + "format(1000 * datum.value, '.3~r') + ' ms'";
 
 // Lines with marks, a band, and a label for each row at the end of its longest line; labels that would cover one
 // another move apart. A row may have a line for each seed. A cross is the last round before a run diverges, and what
@@ -99,7 +101,8 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
   const named = [...new Map(lines.map((line) => [line.row, line])).values()], names = named.map((line) => line.row), ink = colour("ink"), muted = colour("muted");
   const scale = { domain: names, range: named.map((line) => colour(`series-${line.series}`)) };
   const near = { condition: { param: "near", value: 1 }, value: 0.16 };
-  const xs = { field: x, type: "quantitative", title: xTitle, scale: log ? { type: "log", nice: false } : { zero: false, nice: false }, axis: { tickCount: 5, labelOverlap: true, format: log ? "~s" : undefined, labelExpr: x === "time" ? DURATION : undefined, tickMinStep: x === "round" ? 1 : undefined } };
+  const few = last / first > 300, ticks = TIMES.flatMap(([unit, counts]) => counts.filter((count) => !few || [1, 10, 100].includes(count)).map((count) => count * unit)).filter((time) => first <= time && time <= last);
+  const xs = { field: x, type: "quantitative", title: xTitle, scale: log ? { type: "log", nice: false } : { zero: false, nice: false }, axis: { tickCount: 5, labelOverlap: true, format: log ? "~s" : undefined, values: x === "time" && ticks.length > 1 ? ticks : undefined, labelExpr: x === "time" ? DURATION : undefined, tickMinStep: x === "round" ? 1 : undefined } };
   const ys = { field: y, type: "quantitative", title: "Accuracy, %", scale: { domain, nice: false } };
   const detail = { field: "line" }, hue = { field: "row", type: "nominal", scale, legend: null };
   const hollow = new Set(lines.filter((line) => line.hollow).map((line) => line.row));
@@ -198,7 +201,7 @@ function costs(form) {
     if (fields.network.value) [fields.up.value, fields.down.value, fields.latency.value] = NETWORKS[fields.network.value];
     if (fields.device.value) fields.speed.value = DEVICES[fields.device.value];
   };
-  const columns = () => { fields.column.length = 0; fill(fields.column, tables[fields.table.value].columns.map((column) => column.title)); };
+  const columns = () => { fields.column.length = 0; fill(fields.column, tables[fields.table.value].columns.map((column) => column.title)); fields.column.parentElement.hidden = fields.column.length === 1; };
   const lines = () => tables[fields.table.value].columns[fields.column.value].lines;
   const target = () => {
     const best = lines().map((line) => Math.max(...line.rounds.map(([accuracy]) => accuracy ?? 0))).sort((a, b) => a - b);
@@ -218,7 +221,7 @@ function costs(form) {
       const row = document.createElement("tr"), name = document.createElement("th");
       name.scope = "row";
       name.textContent = line.row;
-      if (line.kind) name.append(Object.assign(document.createElement("span"), { className: "kind", textContent: line.kind }));
+      for (const text of [line.kind, ...line.troubles].filter(Boolean)) name.append(Object.assign(document.createElement("span"), { className: "kind", textContent: text }));
       row.append(name);
       const cell = (text, className = "") => row.append(Object.assign(document.createElement("td"), { textContent: text, className }));
       if (!reached) {
@@ -248,6 +251,7 @@ function costs(form) {
     }));
     const drawn = runs.map(({ line, rounds }) => ({ ...line, points: rounds.filter(({ accuracy }) => accuracy !== null) }));
     chart($("#over-time-chart"), drawn, { x: "time", y: "accuracy", log: true, xTitle: "Time", height: 380 });
+    $("#over-time .foot").hidden = drawn.every((line) => line.diverged == null);
   };
   form.addEventListener("input", (event) => {
     if (event.target === fields.table) columns();
