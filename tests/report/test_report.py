@@ -35,7 +35,7 @@ from hetfl.errors import HetflError
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
-from hetfl.report.formats import render_markdown, render_text
+from hetfl.report.formats import render_csv, render_markdown, render_text
 from hetfl.report.table import write_table
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tables.spec import Block, TableSpec
@@ -279,10 +279,14 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
 def test_a_run_that_stopped_early_says_after_which_round(experiment: Path) -> None:
     folder = experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s1"
     rewrite_rounds(folder, read_rounds(folder)[:4])
-    cell = cell_of(make(experiment), "fedavg", "iid")
+    table = make(experiment)
+    cell = cell_of(table, "fedavg", "iid")
     assert [run.get("rounds") for run in cell["provenance"]] == [None, 3, None]
     assert cell["rounds"] == ROUNDS
-    assert "Rounds: 5; 1 of 27 runs stopped early, after 3." in render_text(make(experiment))
+    assert "Rounds: 5; 1 of 27 runs stopped early, after 3." in render_text(table)
+    lines = csv.DictReader(render_csv(table).splitlines())
+    played = {line["rounds"] for line in lines if (line["row"], line["column"]) == ("fedavg", "iid")}
+    assert played == {f"{round((5 + 3 + 5) / 3, 6)}"}
 
 
 def test_parameters_of_the_server_count_where_asked(experiment: Path) -> None:

@@ -76,6 +76,7 @@ def test_pages_of_tables_runs_and_methods(report: Path) -> None:
     assert ours.index(SPEC.note) < ours.index('<table class="results"') and "d" * 64 in ours
     assert (report / "tables/digits-homogeneous.csv").read_text().startswith("row,column,status,value")
     run = (report / RUN).read_text()
+    assert "<dd>1,634–1,700</dd>" in run
     assert "hetfl train digits-homogeneous --row fedhpl --split iid --seed 0" in run and "b" * 64 in run
     assert "<svg" in (report / "figures.html").read_text()
     method = (report / "methods/fedprox.html").read_text()

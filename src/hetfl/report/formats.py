@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import groupby
+from statistics import mean
 from textwrap import fill
 from typing import Any
 
@@ -132,14 +133,19 @@ def render_latex(table: Table) -> str:
 
 
 def render_csv(table: Table) -> str:
-    """Long form: one line per (row, column) with every numeric field, empty where there is none."""
+    """Long form: one line per (row, column) with every numeric field, empty where there is none.
+
+    ``rounds`` are those that the runs played, mean over seeds; runs with patience stop before their limit.
+    """
     names = [*_CSV.split(), *(f"{way}_{size}" for way in WAYS for size in _CSV_SIZES.split())]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for cell in filled(table)["cells"]:
-        texts = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_first("diverged", cell)}
-        writer.writerow(flat(cell, "_") | texts)
+        told: dict[str, Any] = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_first("diverged", cell)}
+        if cell["rounds"]:
+            told["rounds"] = round(mean(run.get("rounds", cell["rounds"]) for run in cell["provenance"]), 6)
+        writer.writerow(flat(cell, "_") | told)
     return buffer.getvalue()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import mean
 from typing import Any
 
 from hetfl.experiments.plan import around
-from hetfl.report.shown import show_bytes, show_count
+from hetfl.report.shown import show_bytes, show_count, show_span
 from hetfl.tables.curves import At, Curve, curves
 from hetfl.tables.records import Record, Records
 from hetfl.tracking.mlflow_views import Links
@@ -173,7 +172,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     tuned = ", then fine-tuned" if any(line.fine_tuning for line in record.rounds) else ""
     facts += [("Rounds", f"{record.played} of {run.rounds}{tuned}"), ("Clients", str(run.clients))]
     facts += [(f"Sent {way}, all clients", show_bytes(total)) for way, total in totals.items()]
-    facts += [("Trainable parameters of a client", show_count(mean(run.parameters.trainable)))]
+    facts += [("Trainable parameters of a client", show_span(run.parameters.trainable, show_count))]
     return facts
 
 
