@@ -276,6 +276,15 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
     assert "1 of 1 numbers trained</span>" in site["index.html"]
 
 
+def test_one_seed_is_no_mean_over_seeds(tmp_path: Path) -> None:
+    write_cell(tmp_path, "fedavg", "iid", 0)
+    table = make(tmp_path, one_cell("fedavg"))
+    assert "over seeds" not in render_markdown(table)
+    for draw in (accuracy_curves, communication_figure):
+        drawn = draw(table, records_below(tmp_path), tmp_path)[0].read_text()
+        assert "One seed" in drawn and "over seeds" not in drawn
+
+
 def test_a_run_that_stopped_early_says_after_which_round(experiment: Path) -> None:
     folder = experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s1"
     rewrite_rounds(folder, read_rounds(folder)[:4])
