@@ -167,6 +167,7 @@ def test_a_run_that_changed_since_its_table_has_no_page(tmp_path: Path) -> None:
     write_json(path, read_json(path) | {"fingerprint": "0" * 64})
     found = pages(tmp_path / "tables", tmp_path)
     assert RUN not in found and RUN.replace("s0", "s1") in found
+    assert "The records of 1 of the 27 runs behind these numbers are not here any more" in found[TABLE]
 
 
 def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: Path) -> None:
@@ -218,17 +219,21 @@ def test_markdown_as_a_page_has_its_anchors_and_links_and_no_html_of_its_own() -
     assert 'href="#a"' in html and 'href="https://example.org"' in html
 
 
-def test_a_figure_is_headed_by_what_it_shows(tmp_path: Path) -> None:
+def test_a_figure_is_headed_by_what_it_shows_and_names_its_runs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     drawing = workspace.figures / "digits-theorem" / "digits-theorem.svg"
     drawing.parent.mkdir(parents=True)
     drawing.write_text('<svg viewBox="0 0 1 1"></svg>')
-    known = {"digits-theorem": SimpleNamespace(title="terms over the rounds")}
+    write_cell(tmp_path, "fedavg", "iid", 0)
+    entries = [cell_spec("fedavg", "iid", seeds=[0, 1])]
+    known = {"digits-theorem": SimpleNamespace(title="terms over the rounds", of_runs=True, entries=entries)}
     with mock.patch("hetfl.site.build.known_figures", lambda _: known):
         build_site(workspace, NO_CELLS, [])
     page = (workspace.report / "figures.html").read_text()
     assert '<h3 id="digits-theorem">Terms over the rounds</h3>' in page
     assert 'role="img" aria-label="terms over the rounds"' in page
+    assert "fedavg/fedavg/iid-s0" in page and "iid-s1" not in page
+    assert "d" * 64 in page and "abc123" in page
 
 
 def test_pages_link_runs_and_comparisons_in_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +27,7 @@ from hetfl.report.formats import render_csv, render_latex
 from hetfl.report.shown import filled, show_bytes, show_count, show_setting
 from hetfl.report.table import build_table
 from hetfl.site.costs import Operations, cost_data
-from hetfl.site.drawing import inline_svg
+from hetfl.site.drawing import drawn_from, inline_svg
 from hetfl.site.methods import certificates, method_view, rst, sources
 from hetfl.site.prose import prose
 from hetfl.site.runs import Runs
@@ -276,24 +277,23 @@ class _Site:
 
     def figures(self) -> dict[str, Any]:
         """The drawings of partitions, and the papers' figures that are there."""
-        folders = [project.workspace.figures for project in self.projects]
         known = [known_figures(project.records.params) for project in self.projects]
         titles = {name: name for name in names()} | {name: one.title for some in known for name, one in some.items()}
 
-        def drawn(wanted: Iterable[str]) -> list[dict[str, Any]]:
-            there = [(name, folder / name / f"{name}.svg") for name in wanted for folder in folders]
-            return [
-                {"name": name, "title": titles[name], "svg": inline_svg(path, titles[name], name)}
-                for name, path in there
-                if path.exists()
-            ]
+        def drawn(wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
+            for name, (project, figures) in product(wanted, zip(self.projects, known, strict=True)):
+                path, title = project.workspace.figures / name / f"{name}.svg", titles[name]
+                if path.exists():
+                    behind = drawn_from(figures[name], project.records) if name in figures else []
+                    drawing = inline_svg(path, title, name)
+                    yield {"name": name, "title": title, "svg": drawing, "provenance": behind}
 
         partitions = [
             found
             for project in self.projects
             for found in _partitions(project.tables.values(), project.workspace.partitions)
         ]
-        shown = {"distributions": drawn(names(of_runs=False)), "results": drawn(names(of_runs=True))}
+        shown = {"distributions": [*drawn(names(of_runs=False))], "results": [*drawn(names(of_runs=True))]}
         return {"partitions": partitions, **shown}
 
 

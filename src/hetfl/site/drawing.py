@@ -1,4 +1,4 @@
-"""Our SVG files as parts of a page."""
+"""Our SVG files as parts of a page, and what they were drawn from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from hetfl.figures import style
+from hetfl.figures.base import Figure
+from hetfl.tables.records import Records
+
+Provenance = list[tuple[str, list[tuple[str, str]]]]
+"""What stands behind numbers or drawings: names, each with its (value, SHA-256 or nothing) pairs."""
 
 _COLOURS = {
     style.INK: "ink",
@@ -37,3 +42,23 @@ def inline_svg(path: Path, label: str, prefix: str) -> Markup:
         label, width, Markup(box.group() if box else "")
     )
     return opening + Markup(' xmlns:xlink="http://www.w3.org/1999/xlink">' + body.rstrip())
+
+
+def drawn_from(figure: Figure, records: Records) -> Provenance:
+    """What stands behind a figure: the runs that are here of the cells that it shows, or its data sets."""
+    if not figure.of_runs:
+        names = dict.fromkeys([*figure.partitions(), *figure.datasets(records.params)])
+        return [("Data set", [(name, "") for name in names])]
+    places = [(entry, seed) for entry in figure.entries for seed in entry.seeds]
+    found = {record.path: record for place in places if (record := records.get(*place))}
+    runs = [record.run for record in found.values()]
+    datasets = {run.dataset: run.inputs.dataset for run in runs}
+    partitions = {f"{run.dataset}/{run.split}-s{run.seed}": run.inputs.partition for run in runs}
+    pairs = {
+        "Runs": [(path, "") for path in found] or [("their records are not here any more", "")],
+        "Data set, SHA-256": [*datasets.items()],
+        "Partitions, SHA-256": [*partitions.items()],
+        "Device": [(device, "") for device in dict.fromkeys(run.device for run in runs)],
+        "Commit": [(commit, "") for commit in dict.fromkeys(run.commit for run in runs)],
+    }
+    return [(name, values) for name, values in pairs.items() if values]

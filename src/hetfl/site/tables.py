@@ -32,6 +32,7 @@ from hetfl.report.shown import (
     show_digits,
     show_measure,
 )
+from hetfl.site.drawing import Provenance
 from hetfl.site.runs import PRETRAINED, SCRATCH, Runs, kind_of, lines_of
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.records import Records
@@ -93,6 +94,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
     scale = min(90, floor(min(lows) / 10) * 10) if lows else 0
     draw = _Cells(table, runs, best, tied(table, best), scale)
     parts = [_block_view(table, block, draw, rows) for block in blocks(table)]
+    behind = {source["run"]: source for cell in table["cells"] for source in cell["provenance"]}
     statuses = Counter(cell["status"] for cell in table["cells"])
     missing = sum(statuses[status] for status in MISSING)
     accuracies = any(cell["unit"] == "%" for cell in table["cells"])
@@ -112,7 +114,9 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "several": len(table["seeds"]) > 1,
         "has_bars": bool(lows),
         "has_cost": has_cost(table),
-        "has_runs": any(cell["provenance"] for cell in table["cells"]),
+        "has_runs": bool(behind),
+        "behind": len(behind),
+        "lost": sum(runs.get(source) is None for source in behind.values()),
         "kinds": sorted(set(rows.kinds.values())),
         "varies": any("†" in lines[0] for part in parts for row in part["rows"] for lines, _ in row["costs"]),
         "footnotes": _own_notes(table),
@@ -233,8 +237,8 @@ def _curves(table: Table, runs: Runs, rows: Rows) -> list[dict[str, Any]]:
     return panels
 
 
-def _provenance(table: Table) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What stands behind a table: names, each with its (value, SHA-256 or nothing) pairs."""
+def _provenance(table: Table) -> Provenance:
+    """What stands behind a table."""
     shared = table["provenance"]
     if not shared.get("datasets"):
         return []
