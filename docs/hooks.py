@@ -62,6 +62,9 @@ def commands() -> str:
     from hetfl.cli import app
 
     command = typer.main.get_command(app)
+    for one in command.commands.values():
+        # By default the list of commands has the first 45 characters of each.
+        one.short_help = " ".join((one.help or "").partition("\n\n")[0].split())
     text = get_docs_for_click(
         obj=command, ctx=command.make_context("hetfl", [], resilient_parsing=True), name="hetfl"
     )

@@ -252,7 +252,9 @@ class _Site:
         def tally(name: str, view: Mapping[str, Any]) -> str:
             if name in told:
                 some = counts(told[name])
+                marked = some.pop("remarks")
                 parts = [f"{count} {verdict}" for verdict, count in some.items() if count]
+                parts += [f"{marked} remark{'s' * (marked > 1)}"] if marked else []
                 return f"{len(told[name])} printed: {', '.join(parts)}"
             done = f"{view['done']} of {view['total']} numbers {view['made']}"
             return ", ".join([done, *(f"{count} {status}" for status, count in view["verdicts"])])
