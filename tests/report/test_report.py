@@ -278,8 +278,10 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
 
 def test_one_seed_is_no_mean_over_seeds(tmp_path: Path) -> None:
     write_cell(tmp_path, "fedavg", "iid", 0)
-    table = make(tmp_path, one_cell("fedavg"))
-    assert "over seeds" not in render_markdown(table)
+    entries = {"fedavg": {"iid": cell_spec("fedavg", "iid")}}
+    rows = {"rows": {"fedavg": "FedAvg"}, "columns": {"iid": "IID"}}
+    table = make(tmp_path, SPEC.model_copy(update=rows | {"entries": entries}))
+    assert table["seeds"] == SEEDS and "over seeds" not in render_markdown(table)
     for draw in (accuracy_curves, communication_figure):
         drawn = draw(table, records_below(tmp_path), tmp_path)[0].read_text()
         assert "One seed" in drawn and "over seeds" not in drawn

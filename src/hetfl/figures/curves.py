@@ -14,7 +14,7 @@ from hetfl.errors import HetflError
 from hetfl.figures.style import BAND, MUTED, PAPER, Look, canvas, caption, few_ticks, look, looks, save, styled
 from hetfl.tables.curves import Curve, curves
 from hetfl.tables.records import Records
-from hetfl.tables.spec import has_statistic, pooled
+from hetfl.tables.spec import has_statistic, pooled, several_seeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def accuracy_curves(table: Mapping[str, Any], records: Records, folder: Path) ->
         _tuned(axes, curve, (rounds[-1], rounds[-1] + max(0.5, 0.03 * rounds[-1])), style)
         few_ticks(axes.xaxis, 6, integer=True)
 
-    told = "Line: mean over seeds. Shade: lowest to highest seed." if _several(table) else "One seed."
+    told = "Line: mean over seeds. Shade: lowest to highest seed." if several_seeds(table) else "One seed."
     return _panels(table, records, folder / f"{table['table']}-curves", draw, "Round", told)
 
 
@@ -73,7 +73,7 @@ def communication_figure(table: Mapping[str, Any], records: Records, folder: Pat
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
-    seeds = "Mean over seeds" if _several(table) else "One seed"
+    seeds = "Mean over seeds" if several_seeds(table) else "One seed"
     told = f"{seeds}; bytes of all clients together, registration included. Dotted: sends nothing."
     label = "Bytes so far, up and down (log scale)"
     return _panels(table, records, folder / f"{table['table']}-communication", draw, label, told)
@@ -145,10 +145,6 @@ def _panels(table: Mapping[str, Any], records: Records, path: Path, draw: Draw, 
             place: Look = {"loc": "outside upper left", "ncols": legend_columns}
             figure.legend(ordered.values(), ordered.keys(), handlelength=2.4, columnspacing=1.6, **place)
         return save(figure, path)
-
-
-def _several(table: Mapping[str, Any]) -> bool:
-    return len({seed for cell in table["cells"] for seed in cell["seeds"]}) > 1
 
 
 def _cross(axes: Axes, curve: Curve, x: np.ndarray, style: Look) -> None:

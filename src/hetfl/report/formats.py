@@ -38,7 +38,7 @@ from hetfl.report.shown import (
     show_span,
     show_traffic,
 )
-from hetfl.tables.spec import compares, has_statistic, pooled
+from hetfl.tables.spec import compares, has_statistic, pooled, several_seeds
 from hetfl.tables.verdict import NOISE
 
 WIDTH = 150
@@ -215,7 +215,7 @@ def _template(name: str) -> Any:
     )
     if ".tex" in name:
         environment = environment.overlay("<%", "%>", "<<", ">>", "<#", "#>")
-    told = (compares, has_cost, has_statistic, numbered, pooled, show_differences, show_measure)
+    told = (compares, has_cost, has_statistic, numbered, pooled, several_seeds, show_differences, show_measure)
     environment.globals |= {function.__name__: function for function in told}
     environment.globals |= {"RANDOM": RANDOM, "DIVERGED": DIVERGED, "FAILED": FAILED, "NOISE": NOISE}
     environment.filters["md"] = lambda text: text.translate(_MARKDOWN)

@@ -36,7 +36,7 @@ from hetfl.site.drawing import Provenance
 from hetfl.site.runs import PRETRAINED, SCRATCH, Runs, kind_of, lines_of
 from hetfl.tables.catalogue import table_spec
 from hetfl.tables.records import Records
-from hetfl.tables.spec import compares
+from hetfl.tables.spec import compares, several_seeds
 from hetfl.tables.verdict import interval
 
 Table = Mapping[str, Any]
@@ -111,7 +111,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "scale": scale,
         "has_accuracies": accuracies,
         "measure": show_measure(table),
-        "several": len(table["seeds"]) > 1,
+        "several": several_seeds(table),
         "has_bars": bool(lows),
         "has_cost": has_cost(table),
         "has_runs": bool(behind),

@@ -170,6 +170,12 @@ def compares(table: Mapping[str, Any]) -> bool:
     return any(cell.get("against") for cell in table["cells"])
 
 
+def several_seeds(table: Mapping[str, Any]) -> bool:
+    """Whether a table, as its JSON holds it, has numbers of several seeds, or asks for them while it has none."""
+    done = {seed for cell in table["cells"] for seed in cell["seeds"]}
+    return len(done or {*table["seeds"]}) > 1
+
+
 def has_statistic(table: Mapping[str, Any], *statistics: str) -> bool:
     """Whether a cell of a table, as its JSON holds it, has one of these statistics."""
     return any(cell.get("statistic") in statistics for cell in table["cells"])

@@ -66,7 +66,7 @@ const DURATION = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, 
 // another move apart. A row may have a line for each seed. A cross is the last round before a run diverges, and what
 // comes after it may leave the chart. What fine-tuning reaches stands apart, behind a dotted line.
 function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0 }) {
-  const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 190), size = 11.5;
+  const size = 11.5;
   const sound = (line) => { const before = line.points.filter((p) => line.diverged == null || p.round < line.diverged); return before.length ? before : line.points; };
   const values = lines.flatMap((line) => [...sound(line), ...(line.tuned ? [line.tuned] : [])].flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
   const low = Math.max(lower, Math.min(...values)), high = Math.max(...values), pad = (high - low || 1) * 0.04;
@@ -91,7 +91,8 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
     const known = longest.get(line.row);
     if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], [y]: Math.max(domain[0], end[y]) });
   });
-  const ends = [...longest.values()];
+  const ends = [...longest.values()], limit = Math.min(165, 6.4 * Math.max(...ends.map(({ text }) => text.length)));
+  const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 65 - limit);
   // From the top down, each label at least its height below the one before; then back up from the bottom.
   ends.sort((a, b) => b[y] - a[y]);
   let place_ = Infinity;
@@ -131,7 +132,7 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
       ] : []),
       ...(crosses.length ? [{ data: { values: crosses }, mark: { type: "text", text: "×", fontSize: 22, fontWeight: "bold" }, encoding: { x: xs, y: ys, color: hue, opacity: near } }] : []),
       { data: { values: ends }, mark: { type: "rule", strokeWidth: 0.8 }, encoding: { x: { ...xs }, x2: aside, y: ys, y2: { field: "label" }, color: hue, opacity: { condition: { param: "near", value: 0.7 }, value: 0.1 } } },
-      { data: { values: ends }, mark: { type: "text", align: "left", dx: 3, fontSize: 11, limit: 165 }, encoding: { x: aside, y: { ...ys, field: "label" }, text: { field: "text" }, color: { value: ink }, opacity: near } },
+      { data: { values: ends }, mark: { type: "text", align: "left", dx: 3, fontSize: 11, limit }, encoding: { x: aside, y: { ...ys, field: "label" }, text: { field: "text" }, color: { value: ink }, opacity: near } },
     ],
     config: {
       background: null, font: getComputedStyle(document.body).getPropertyValue("--sans"), view: { stroke: null },
@@ -251,7 +252,7 @@ function costs(form) {
     }));
     const drawn = runs.map(({ line, rounds }) => ({ ...line, points: rounds.filter(({ accuracy }) => accuracy !== null) }));
     chart($("#over-time-chart"), drawn, { x: "time", y: "accuracy", log: true, xTitle: "Time", height: 380 });
-    $("#over-time .foot").hidden = drawn.every((line) => line.diverged == null);
+    $("#over-time-chart + .foot").hidden = drawn.every((line) => line.diverged == null);
   };
   form.addEventListener("input", (event) => {
     if (event.target === fields.table) columns();
