@@ -32,6 +32,11 @@ def test_empty_message_costs_nothing():
     assert Message().size == Size(0, 0)
 
 
+def test_what_is_no_tensor_is_named():
+    with pytest.raises(TypeError, match=r"Message: 'steps' is a list; it should be a tensor"):
+        Message({"w": torch.ones(1), "steps": [1, 2]})
+
+
 def test_messages_carry_no_graph():
     parameter = torch.ones(2, requires_grad=True)
     assert not Message({"w": parameter * 2})["w"].requires_grad

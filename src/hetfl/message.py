@@ -98,9 +98,15 @@ class Message(Mapping[str, Tensor]):
 
     Communication cost is measured by its :attr:`size`: the number of elements, which the papers count, and the bytes
     of the tensors' contents. Names, shapes and framing are not counted, as in the papers.
+
+    Raises:
+        TypeError: a value is no tensor.
     """
 
     def __init__(self, tensors: Tensors = {}) -> None:  # noqa: B006 - never mutated
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"Message: {name!r} is a {type(tensor).__name__}; it should be a tensor")
         self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
 
     def __getitem__(self, name: str) -> Tensor:

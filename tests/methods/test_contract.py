@@ -24,6 +24,13 @@ def test_a_file_does_not_take_the_name_of_another_ones_method() -> None:
     assert METHODS["fedavg"] is not mine
 
 
+def test_a_method_declares_the_version_of_its_formulas() -> None:
+    unversioned = type("Mine", (METHODS["fedavg"],), {"__module__": "hetfl.methods.mine"})
+    with pytest.raises(HetflError, match=r"^src/hetfl/methods/mine.py: Mine: has no version.*write numerics = 1"):
+        register_method("mine")(unversioned)
+    assert "mine" not in METHODS
+
+
 RULES = {"fedhpl-average-aggregation", "fedhpl-upload-all", "fedhpl-literal-counts", "fedhpl-plus-h"}
 """Variants with another formula or another mask, whose numbers are golden, and no other way through an engine."""
 PLAYED = {

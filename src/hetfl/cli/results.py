@@ -160,11 +160,16 @@ def compare(
         raise HetflError(f"{reference}: has no tables (<name>/<name>.json); name a folder of tables")
     if not fresh.is_dir():
         raise HetflError(f"{fresh}: is no folder; name one with new versions of the tables in {reference}")
-    good = True
+    good, lacking = True, []
     for path in paths:
-        told, made = read_json(path), read_json(fresh / path.relative_to(reference))
-        rows = compare_tables(told, made, accuracy, size, elsewhere)
+        new = fresh / path.relative_to(reference)
+        if not new.exists():
+            lacking.append(path.stem)
+            continue
+        rows = compare_tables(read_json(path), read_json(new), accuracy, size, elsewhere)
         good = good and all(row["ok"] for row in rows)
         print(f"{path.stem}\n{render_comparison(rows)}\n")
-    if not good:
-        raise HetflError(f"{fresh}: differs from {reference} by more than is allowed, see above")
+    wrong = [] if good else [f"{fresh}: differs from {reference} by more than is allowed, see above"]
+    wrong += [f"{fresh}: lacks {', '.join(lacking)} of {reference}"] if lacking else []
+    if wrong:
+        raise HetflError("\n".join(wrong))

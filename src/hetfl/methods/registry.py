@@ -20,13 +20,16 @@ def register_method(name: str) -> Callable[[M], M]:
     """Class decorator: register a method under ``name``.
 
     Raises:
-        HetflError: a method of another file has this name.
+        HetflError: a method of another file has this name, or the class does not declare its ``numerics``.
     """
 
     def add(cls: M) -> M:
         if name in METHODS and METHODS[name].__module__ != cls.__module__:
             files = [f"{other.__module__.replace('.', '/')}.py" for other in (cls, METHODS[name])]
             raise HetflError(f"src/{files[0]}: register_method({name!r}): src/{files[1]} has this name; use another")
+        if "numerics" not in vars(cls):
+            place = f"src/{cls.__module__.replace('.', '/')}.py: {cls.__name__}"
+            raise HetflError(f"{place}: has no version of its formulas; write numerics = 1 in the class")
         METHODS[name] = cls
         return cls
 
