@@ -282,9 +282,8 @@ def test_compare_goes_on_behind_a_table_that_is_missing(hetfl_: Run, tmp_path: P
         (tmp_path / "told" / name).mkdir(parents=True)
         (tmp_path / "told" / name / f"{name}.json").write_text(Path("tables/small/small.json").read_text())
     done = hetfl_(f"compare {tmp_path / 'told'} tables", fails=True)
-    assert (
-        done.stdout.startswith("small\n") and str(done.exception) == f"tables: lacks another of {tmp_path / 'told'}"
-    )
+    assert done.stdout.startswith("small\n")
+    assert str(done.exception) == f"tables: lacks another of {tmp_path / 'told'}"
 
 
 def test_tables_are_as_wide_as_the_terminal(hetfl_: Run, monkeypatch: pytest.MonkeyPatch) -> None:
