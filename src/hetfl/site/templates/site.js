@@ -91,7 +91,7 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
     const known = longest.get(line.row);
     if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], [y]: Math.max(domain[0], end[y]) });
   });
-  const ends = [...longest.values()], limit = Math.min(165, 6.4 * Math.max(...ends.map(({ text }) => text.length)));
+  const ends = [...longest.values()], limit = Math.min(165, 12 + 6.4 * Math.max(...ends.map(({ text }) => text.length)));
   const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 65 - limit);
   // From the top down, each label at least its height below the one before; then back up from the bottom.
   ends.sort((a, b) => b[y] - a[y]);
