@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+import torch
 import yaml
 from deployment_files import NODE, PARAMS, SERVER, write
 from typer.testing import CliRunner
@@ -506,10 +507,10 @@ def test_a_round_that_waits_needs_all_uplinks_unless_fewer_are_asked_for(
     found = []
     monkeypatch.setattr(play, "run_cell", lambda *given, **_: found.append(given[3].uplinks_needed))
     params = load_params(rehearsed / "server" / "params.yaml")
-    params = params.model_copy(update={"compute": ComputeSettings(uplinks_needed=asked)})
     (cell,) = cells(params, "tiny")
     server = read_server(rehearsed / "server.yaml").model_copy(update={"missing": missing})
-    play.play(cell, params, Workspace(rehearsed / "server"), SimpleNamespace(server=server))
+    workspace, compute = Workspace(rehearsed / "server"), ComputeSettings(uplinks_needed=asked)
+    play.play(cell, workspace, torch.device("cpu"), compute, SimpleNamespace(server=server))
     assert found == [needed]
 
 

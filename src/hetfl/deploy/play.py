@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -17,7 +19,8 @@ from hetfl.errors import FailedCellsError, HetflError
 from hetfl.experiments.cell import Elsewhere, run_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
-from hetfl.experiments.plan import Cell, Params, Workspace, check_fit, load_params
+from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, load_params
+from hetfl.experiments.schedule import attempt
 from hetfl.experiments.stop import terminable
 from hetfl.methods import create
 from hetfl.methods.base import Client
@@ -45,21 +48,18 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     params = load_params(workspace.params)
     chosen = cells_of(server.run, params)
     check(chosen, params, workspace, server)
-    failures = {}
+    failures: dict[Path, str] = {}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:
         transport.wait_for_nodes(None)  # a run begins once all clients have registered
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
-            for cell in chosen:
-                try:
-                    if play(cell, params, workspace, transport, callback):
-                        transport.finish(fingerprint(cell, inputs(cell, workspace)))
-                except HetflError as error:
-                    failures[workspace.runs / cell.path] = str(error)
-                finally:
-                    transport.forget()
+            for cell, folder in zip(chosen, folders, strict=True):
+                work = partial(play, transport=transport, callback=callback)
+                if reason := attempt(work, cell, workspace, torch.device("cpu"), params.compute):
+                    failures[folder] = reason
+                transport.forget()
         transport.settle(SETTLE)
     finally:
         transport.close()
@@ -82,14 +82,18 @@ def check(chosen: Sequence[Cell], params: Params, workspace: Workspace, server: 
 
 
 def play(
-    cell: Cell, params: Params, workspace: Workspace, transport: FlowerTransport, callback: Callback | None = None
-) -> bool:
-    """Train a cell unless its record is complete; see :func:`hetfl.experiments.cell.run_cell`.
+    cell: Cell,
+    workspace: Workspace,
+    device: torch.device,
+    compute: ComputeSettings,
+    transport: FlowerTransport,
+    callback: Callback | None = None,
+) -> None:
+    """Train a cell unless its record is complete, and tell the nodes once it is; see :func:`run_cell`.
 
     Raises:
         HetflError: an input is missing, or a round has too few valid uplinks.
     """
-    device = torch.device("cpu")
 
     def elsewhere(identity: str) -> Elsewhere:
         card = read_card(workspace.dataset(cell.dataset))
@@ -123,6 +127,6 @@ def play(
         return line.model_copy(update={"nodes": {name: asdict(one) for name, one in carried.items()}})
 
     alone = 1 if transport.server.missing == "go-on" else None
-    needed = params.compute.uplinks_needed or alone
-    compute = params.compute.model_copy(update={"threads": 1, "uplinks_needed": needed})
-    return run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere)
+    compute = compute.model_copy(update={"threads": 1, "uplinks_needed": compute.uplinks_needed or alone})
+    if run_cell(cell, workspace, device, compute, callback, elsewhere=elsewhere):
+        transport.finish(fingerprint(cell, inputs(cell, workspace)))

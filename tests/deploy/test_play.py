@@ -1,0 +1,77 @@
+"""A server plays its cells one after another, whatever becomes of one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployment_files import PARAMS, rehearse
+
+pytest.importorskip("flwr")
+
+from hetfl.deploy import play  # noqa: E402
+from hetfl.deploy.settings import Server, read_node, read_server  # noqa: E402
+from hetfl.deploy.worker import Worker  # noqa: E402
+from hetfl.errors import FailedCellsError  # noqa: E402
+from hetfl.methods import METHODS  # noqa: E402
+from hetfl.methods.fedavg import FedAvg  # noqa: E402
+from hetfl.schema import read_run  # noqa: E402
+
+
+class Near:
+    """Stands for the transport: the nodes' workers are in this process."""
+
+    trusted = False
+
+    def __init__(self, server: Server, *_: object) -> None:
+        files = server.project.parent
+        self.server, self.clients = server, {name: one.clients for name, one in server.nodes.items()}
+        self.headers: dict[str, dict[str, Any]] = {}
+        self.workers = {name: Worker(read_node(files / f"{name}.yaml")) for name in self.clients}
+        self.answers: list[tuple[str, bytes]] = []
+
+    def send(self, host: str, request: bytes, most: int = 0) -> None:
+        self.answers.append((host, self.workers[host].answer(self.headers[host], bytearray(request))))
+
+    def receive(self, hosts: list[str], timeout: float | None) -> tuple[str, bytes]:
+        return self.answers.pop(0)
+
+    def forget(self) -> None:
+        self.answers.clear()
+
+    def take_carried(self) -> dict[str, Any]:
+        return {}
+
+    def nothing(self, *_: object) -> None:
+        pass
+
+    wait_for_nodes = settle = finish = close = nothing
+
+
+class Broken(FedAvg):
+    """A method with a mistake that only training finds."""
+
+    numerics = 1
+
+    def aggregate(self, server, uplinks, draws):
+        raise ValueError("no such tensor")
+
+
+def test_a_method_with_a_mistake_stops_no_other_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(METHODS, "broken", Broken)
+    monkeypatch.setattr(play, "FlowerTransport", Near)
+    tiny = PARAMS["experiments"]["tiny"] | {"rows": {"broken": {}, "fedavg": {}}, "defaults": {"rounds": 1}}
+    deployment = rehearse(tmp_path, PARAMS | {"experiments": {"tiny": tiny}})
+    server = read_server(deployment / "server.yaml")
+    with pytest.raises(FailedCellsError) as told:
+        play.serve(server, insecure=False)
+    runs = server.project / "runs" / "tiny"
+    assert str(told.value).startswith(f"{runs}/broken/") and "\n" not in str(told.value)
+    assert str(told.value).endswith("in Broken.aggregate: ValueError: no such tensor")
+    assert "Traceback" not in capsys.readouterr().err
+    (finished,) = (runs / "fedavg").glob("*/*/run.json")
+    run = read_run(finished.parent)
+    assert run is not None and run.complete
