@@ -176,6 +176,12 @@ def test_the_other_part_of_a_file_is_no_part(folder):
         read_node(write(folder, "server", SERVER))
 
 
+@pytest.mark.parametrize("read", [read_server, read_node])
+def test_a_file_that_is_missing_is_one_of_a_deployment(tmp_path, read):
+    with pytest.raises(HetflError, match="none.yaml: does not exist; name a deployment's file, such as"):
+        read(tmp_path / "none.yaml")
+
+
 def test_insecure_is_asked_for_twice(folder):
     path = write(folder, "node", NODE)
     with pytest.raises(HetflError, match="node.key: is given, and --insecure does without"):

@@ -192,6 +192,8 @@ def read_node(path: Path, insecure: bool = False) -> Node:
 
 
 def _read(path: Path) -> Deployment:
+    if not path.exists():
+        raise HetflError(f"{path}: does not exist; name a deployment's file, such as hetfl rehearse writes")
     raw = read_yaml(path)
     return validate(Deployment, raw, str(path), (path,), path.absolute().parent)
 
