@@ -224,11 +224,27 @@ def test_certificates_are_checked_by_a_client_that_knows_the_authority(folder, t
 
 def test_nodes_are_added_to_certificates_that_stay(folder):
     before = {path.name: path.read_bytes() for path in (folder / "certs").iterdir()}
-    assert [path.name for path in make_certificates(folder / "certs", ["x"], ["north", "west"])] == [
+    assert [path.name for path in make_certificates(folder / "certs", [], ["north", "west"])] == [
         "west.key",
         "west.pub",
     ]
     assert all((folder / "certs" / name).read_bytes() == content for name, content in before.items())
+
+
+def test_a_certificate_for_other_hosts_is_told_and_made_again_once_it_is_removed(tmp_path):
+    make_certificates(tmp_path, ["fl.example.org", "192.0.2.1", "::1"], [])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert make_certificates(tmp_path, ["192.0.2.1", "[::1]"], []) == []
+    told = r"server.crt: names fl.example.org, 192.0.2.1, ::1, and not other.example.org, 192.0.2.2; remove it to"
+    with pytest.raises(HetflError, match=told):
+        make_certificates(tmp_path, ["other.example.org", "fl.example.org", "192.0.2.2"], ["north"])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "server.crt").unlink()
+    assert make_certificates(tmp_path, ["other.example.org"], []) == [tmp_path / "server.crt"]
+    shake_hands(tmp_path, tmp_path / "authority.crt", "other.example.org")
+    (tmp_path / "server.crt").write_text("x")
+    with pytest.raises(HetflError, match="server.crt: is no certificate; remove it"):
+        make_certificates(tmp_path, ["other.example.org"], [])
 
 
 @pytest.mark.parametrize("lost", ["authority.crt", "server.crt", "north.pub"])

@@ -86,7 +86,7 @@ def certs(
     folder: Annotated[Path, typer.Argument(help="Where files go; those that are there stay.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address by which nodes reach the server; may be repeated."),
+        typer.Option(help="A name or address by which nodes reach the server, else localhost; may be repeated."),
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help="A node that gets a key; may be repeated.")] = None,
 ) -> None:
@@ -96,7 +96,7 @@ def certs(
     """
     from hetfl.deploy.certs import make_certificates
 
-    for path in make_certificates(folder, host or ["localhost", "127.0.0.1"], node or []):
+    for path in make_certificates(folder, host or [], node or []):
         print(path)
 
 

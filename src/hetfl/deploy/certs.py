@@ -23,6 +23,9 @@ DAYS = 365
 AUTHORITY, SERVER = "authority", "server"
 """Names of the pairs of files that are no node's."""
 
+LOCAL = "localhost", "127.0.0.1"
+"""Hosts of a certificate for which none are given."""
+
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_*-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
@@ -35,15 +38,16 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
 
     Args:
         folder: where to.
-        hosts: names and addresses by which nodes reach the server: the certificate's subjectAltName.
+        hosts: names and addresses by which nodes reach the server: the certificate's subjectAltName. Without any,
+            a certificate that is there names what it names, and a new one :data:`LOCAL`.
         nodes: names of nodes.
 
     Returns:
         The files that were written.
 
     Raises:
-        HetflError: a host or node cannot have such a name, a key is missing or of another kind, or cryptography is
-            not installed.
+        HetflError: a host or node cannot have such a name, a certificate that is there does not name a host, a key
+            is missing or of another kind, or cryptography is not installed.
     """
     for node in nodes:
         if not re.fullmatch(NODE_NAME, node) or node in (AUTHORITY, SERVER):
@@ -60,8 +64,10 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
     except ImportError as error:
         raise HetflError("hetfl certs needs cryptography; pip install 'hetfl[flower]'") from error
 
-    names = [*_names(hosts)]
+    names = [*_names(hosts or LOCAL)]
     there = {path.name for path in folder.glob("*")}
+    if hosts and f"{SERVER}.crt" in there:
+        _check_names(folder / f"{SERVER}.crt", names)
     signing = not {f"{AUTHORITY}.crt", f"{SERVER}.crt", f"{SERVER}.key"} <= there
     pairs = {SERVER: "crt", **dict.fromkeys(nodes, "pub"), **({AUTHORITY: "crt"} if signing else {})}
     for name, kind in pairs.items():
@@ -164,3 +170,24 @@ def _names(hosts: Sequence[str]) -> Iterator[x509.GeneralName]:
                 told = "write its address, or its name in ASCII letters, digits, dots and hyphens"
                 raise HetflError(f"{host[:80]!r} is no host; {told}") from None
             yield x509.DNSName(host)
+
+
+def _check_names(file: Path, wanted: Sequence[x509.GeneralName]) -> None:
+    """Check that a certificate names some hosts.
+
+    Raises:
+        HetflError: it does not name one, or is no certificate.
+    """
+    from cryptography import x509
+
+    try:
+        extensions = x509.load_pem_x509_certificate(file.read_bytes()).extensions
+        named = [*extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+    except x509.ExtensionNotFound:
+        named = []
+    except ValueError as error:
+        raise HetflError(f"{file}: is no certificate; remove it to have one made") from error
+    if missing := [str(name.value) for name in wanted if name not in named]:
+        known = ", ".join(str(name.value) for name in named) or "no host"
+        remedy = "remove it to have one made for them, or leave --host out to keep it"
+        raise HetflError(f"{file}: names {known}, and not {', '.join(missing)}; {remedy}")
