@@ -33,8 +33,10 @@ from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.plan import load_params
 from hetfl.ledger.recording import record_cells
 from hetfl.report.terminal import MOST, curves, draw
+from hetfl.schema import MODEL
 from hetfl.stages import write
 from hetfl.sweep.sweep import options
+from hetfl.tensors import read_tensors, write_tensors
 
 Run = Callable[..., Result]
 
@@ -198,6 +200,22 @@ def test_diff_of_two_runs_names_settings_results_and_where_curves_part(hetfl_: R
     assert accuracy["difference"] == pytest.approx(accuracy["second"] - accuracy["first"])
     same = hetfl_("diff small/fedavg/fedavg/iid-s0 small/fedavg/fedavg/iid-s0").stdout
     assert "settings and inputs: the same" in same and "the final models are the same" in same
+
+
+def test_diff_with_a_deployments_record_compares_what_both_have(hetfl_: Run, trained: Path, tmp_path: Path) -> None:
+    """Its final models are without what the clients keep."""
+    cell, copy = "small/fedavg/fedavg/iid-s0", tmp_path / "iid-s0"
+    shutil.copytree(trained / "runs" / cell, copy)
+    whole, metadata = read_tensors(copy / MODEL)
+    server = {name: tensor for name, tensor in whole.items() if name.startswith("server/")}
+    write_tensors(copy / MODEL, server, metadata)
+    some, missing = min(server), sorted(whole.keys() - server.keys())
+    lacks = f"lacks {len(missing)} tensors, such as {missing[0]}\n"
+    same = f"the final models are the same in the {len(server)} tensors that both have;"
+    assert f"{same} B {lacks}" in hetfl_(f"diff {cell} {copy}").stdout
+    assert f"{same} A {lacks}" in hetfl_(f"diff {copy} {cell}").stdout
+    write_tensors(copy / MODEL, server | {some: server[some] + 1}, metadata)
+    assert "the final models are different\n" in hetfl_(f"diff {cell} {copy}").stdout
 
 
 def test_diff_of_folders_and_tables(hetfl_: Run, trained: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError, safe_open
 from tabulate import tabulate
 
 from hetfl.compact import read_compact
@@ -131,17 +132,19 @@ def _by_name(folder: Path, pattern: str) -> dict[str, Path]:
 
 
 class _Record(NamedTuple):
-    """What a run's folder or its compact record says; ``model`` is the SHA-256 of its final models, if known."""
+    """What a run's folder or its compact record says; ``model`` is the SHA-256 of its final models, if known, and
+    ``file`` has them."""
 
     run: Run
     rounds: list[Round]
     model: str | None
+    file: Path | None = None
 
 
 def _read(path: Path) -> _Record:
     if path.is_dir():
-        model = path / MODEL
-        return _Record(needed_run(path), read_rounds(path), sha256_file(model) if model.is_file() else None)
+        run, rounds, model = needed_run(path), read_rounds(path), path / MODEL
+        return _Record(run, rounds, sha256_file(model), model) if model.is_file() else _Record(run, rounds, None)
     record = read_compact(path)
     assert record is not None
     return _Record(record.run, record.rounds(), record.files.get(MODEL))
@@ -204,8 +207,26 @@ def _rounds(one: _Record, two: _Record) -> list[str]:
     elif apart is not None:
         lines.append(f"accuracies differ from round {apart} on")
     if one.model and two.model:
-        lines.append(f"the final models are {'the same' if one.model == two.model else 'different'}")
+        lines.append(f"the final models are {_models(one, two)}")
     return lines
+
+
+def _models(one: _Record, two: _Record) -> str:
+    """Whether final models are the same. Those of a deployment lack what its clients keep."""
+    if one.model == two.model:
+        return "the same"
+    if not one.file or not two.file:
+        return "different"
+    try:
+        with safe_open(one.file, framework="pt") as first, safe_open(two.file, framework="pt") as second:
+            a, b = ({*file.keys()} for file in (first, second))
+            if a == b or not all(first.get_tensor(name).equal(second.get_tensor(name)) for name in a & b):
+                return "different"
+    except SafetensorError:
+        return "different"
+    lacks = {"A": sorted(b - a), "B": sorted(a - b)}
+    told = [f"{side} lacks {len(names)} tensors, such as {names[0]}" for side, names in lacks.items() if names]
+    return f"the same in the {len(a & b)} tensors that both have; {', '.join(told)}"
 
 
 def _tables(one: Path, two: Path) -> list[dict[str, Any]]:
