@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,9 @@ pytest.importorskip("flwr")
 
 from httpx import ConnectError
 
-from hetfl.deploy import link
+from hetfl.deploy import link, supervisor
+from hetfl.deploy.settings import read_node
+from hetfl.deploy.supervisor import Supervisor
 
 
 class Task:
@@ -47,3 +51,19 @@ def test_why_the_server_cannot_be_reached_is_told_once_a_minute(caplog: pytest.L
     told = "north: the server at fl.example.org:9092 cannot be reached (ConnectError: {}); trying again"
     reasons = ("All connection attempts failed", "certificate verify failed")
     assert [message for message in caplog.messages if "north" in message] == [told.format(why) for why in reasons]
+
+
+def test_a_node_connects_once_its_worker_is_ready(
+    rehearsed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the server's deadline would run while the worker starts."""
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
+    file = rehearsed / "node-0.yaml"
+    node = read_node(file).model_copy(update={"folder": tmp_path / "f"})
+    starting = Supervisor(file, node, False)
+    asked = f"import socket; s = socket.socket(socket.AF_UNIX); path = {str(node.socket)!r}\n"
+    ready = f"{asked}import time; time.sleep(1); s.bind(path); s.listen(); time.sleep(60)"
+    told = f"{asked}print(s.connect_ex(path), file=open({str(tmp_path / 'told')!r}, 'w')); exit(2)"
+    starting._commands = {"worker": [sys.executable, "-c", ready], "link": [sys.executable, "-c", told]}
+    assert starting.run() == 2
+    assert (tmp_path / "told").read_text() == "0\n"

@@ -68,6 +68,16 @@ def serve(path: Path, answer: Callable[[Header, bytearray], bytes], ready: Calla
                     continue  # who asked has gone, or is nobody to answer
 
 
+def listens(path: Path) -> bool:
+    """Whether questions can be asked at a socket."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(path))
+        return True
+    except OSError:
+        return False
+
+
 def ask(path: Path, header: Header, body: bytes, patience: float = 60.0) -> bytes:
     """The answer to a question.
 

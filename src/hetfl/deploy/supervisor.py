@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from hetfl.deploy.handover import listens
 from hetfl.deploy.processes import MISTAKE
 from hetfl.deploy.settings import Node
 from hetfl.deploy.superlink import environment
@@ -25,6 +26,8 @@ STEADY = 60.0
 
 class Supervisor:
     """Starts a node's processes, and again those that end.
+
+    The link waits for the worker: the server asks nothing of a node that is not ready, and its deadline is for work.
 
     Args:
         file: the deployment's file.
@@ -65,6 +68,8 @@ class Supervisor:
                         continue
                     if process is not None and process.returncode == MISTAKE:
                         return MISTAKE
+                    if process is None and name == "link" and not listens(self.node.socket):
+                        continue
                     since = time.monotonic() - starts[name]
                     if process is not None and since < pause[name]:
                         continue
