@@ -621,3 +621,9 @@ def test_a_connection_that_ends_is_made_again_without_new_imports(tmp_path, kill
     assert said == "ended with status 1; starting it again\ndone\n"
     for pid in map(int, pids.read_text().split()):
         assert pid != process.pid and not psutil.pid_exists(pid)
+
+
+def test_a_connection_that_ends_for_a_mistake_is_not_made_again():
+    program = "import os\nfrom hetfl.deploy.processes import keep_running\nkeep_running(lambda: os._exit(2), print)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr

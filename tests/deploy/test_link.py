@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -12,11 +13,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from httpx import ConnectError
+from filelock import FileLock
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from httpx import ConnectError, HTTPStatusError, Request, Response
 
 from hetfl.deploy import link, supervisor
 from hetfl.deploy.settings import read_node
+from hetfl.deploy.superlink import TAKEN
 from hetfl.deploy.supervisor import Supervisor
+from hetfl.errors import HetflError
 
 
 class Task:
@@ -53,6 +58,49 @@ def test_why_the_server_cannot_be_reached_is_told_once_a_minute(caplog: pytest.L
     assert [message for message in caplog.messages if "north" in message] == [told.format(why) for why in reasons]
 
 
+def refused(details: str | None) -> HTTPStatusError:
+    """What Flower raises when a SuperLink does not admit a node."""
+    error = FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "", details)
+    request = Request("POST", "https://fl.example.org:9092/v1/fleet/activate-node")
+    response = Response(412, text=json.dumps(error.to_json("Failed to activate SuperNode.")), request=request)
+    return HTTPStatusError("412", request=request, response=response)
+
+
+def test_a_node_whose_key_another_one_has_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not at once, since the server takes a node that was killed for one that is there."""
+    now = 1000.0
+    monkeypatch.setattr(link.time, "monotonic", lambda: now)
+    node = SimpleNamespace(name="north", server="fl.example.org:9092", key="certs/north.key")
+    invoker = link.soon(node, {})  # type: ignore[arg-type]
+    assert not invoker.should_giveup(refused(TAKEN))
+    now += 2 * link.HEARTBEAT
+    assert not invoker.should_giveup(refused(TAKEN))
+    assert capsys.readouterr().err == ""
+    assert len(caplog.messages) == 1 and TAKEN in caplog.messages[0]
+    now += 2 * link.HEARTBEAT
+    with pytest.raises(SystemExit) as ended:
+        invoker.should_giveup(refused(TAKEN))
+    assert ended.value.code == 2
+    told = "error: north: node.key: certs/north.key: a node with this key is connected to fl.example.org:9092; end"
+    said = capsys.readouterr().err
+    assert said.startswith(told) and said.count("\n") == 1
+
+
+def test_a_node_whose_key_the_server_does_not_know_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(link.time, "monotonic", lambda: now)
+    node = SimpleNamespace(name="north", server="fl.example.org:9092", key="certs/north.key")
+    invoker = link.soon(node, {})  # type: ignore[arg-type]
+    for _ in range(3):
+        assert not invoker.should_giveup(refused(None))
+        now += 2 * link.OTHER
+    assert len(caplog.messages) == 3 and all("does not know this node's key" in line for line in caplog.messages)
+
+
 def test_a_node_connects_once_its_worker_is_ready(
     rehearsed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,3 +115,15 @@ def test_a_node_connects_once_its_worker_is_ready(
     starting._commands = {"worker": [sys.executable, "-c", ready], "link": [sys.executable, "-c", told]}
     assert starting.run() == 2
     assert (tmp_path / "told").read_text() == "0\n"
+
+
+def test_a_node_joins_once(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "_run", lambda self: 0)
+    file = rehearsed / "node-0.yaml"
+    node = read_node(file)
+    assert Supervisor(file, node, False).run() == 0
+    with (
+        FileLock(node.folder / "lock"),
+        pytest.raises(HetflError, match="node-0.yaml: node.folder: .*/flower is that of a node that has joined; end"),
+    ):
+        Supervisor(file, node, False).run()

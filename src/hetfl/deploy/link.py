@@ -22,6 +22,7 @@ from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -36,9 +37,10 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from httpx import HTTPStatusError, codes
 
 from hetfl.deploy.client_app import client_app
-from hetfl.deploy.processes import end_with_parent, ends_in_one_line, free_port, keep_running, new_secret
+from hetfl.deploy.processes import MISTAKE, end_with_parent, ends_in_one_line, free_port, keep_running, new_secret
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import Node, read_node
+from hetfl.deploy.superlink import TAKEN
 from hetfl.errors import one_line
 
 log = logging.getLogger("hetfl.node")
@@ -50,6 +52,8 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 HEARTBEAT = 15
 """Seconds that a node promises between two signs of life. It is away after two of them, and a node that was killed
 can come back only then. Flower's own value is 30."""
+OTHER = 3 * HEARTBEAT
+"""Seconds after which a node with this key that is connected is another one. Before, it can be this one, killed."""
 SHORTEST = 0.1
 """Seconds after which the server is asked again, once a message has come."""
 AGAIN = 60.0
@@ -147,6 +151,8 @@ def answer_messages(node: Node, address: str, secret: bytes, waits: Waits) -> No
 def soon(node: Node, told: dict[str, float]) -> RetryInvoker:
     """Flower's way to try again what did not reach the server, with shorter waits and reasons.
 
+    A node that the server does not admit tries again, too, but ends with :data:`MISTAKE` if another one has its key.
+
     Args:
         node: whose server it is.
         told: when each reason was told last, by :func:`time.monotonic`.
@@ -154,17 +160,34 @@ def soon(node: Node, told: dict[str, float]) -> RetryInvoker:
     invoker = make_simple_http_retry_invoker()
     invoker.wait_gen_factory = partial(exponential, max_delay=LONGEST)
     gives_up = invoker.should_giveup
+    taken: list[float] = []
 
     def giving_reasons(error: Exception) -> bool:
-        unknown = isinstance(error, HTTPStatusError) and error.response.status_code == codes.UNAUTHORIZED
-        reason = "it does not know this node's key" if unknown else one_line(error)
+        refused, reason = refusal(error)
+        if reason == TAKEN:
+            taken.append(time.monotonic())
+            if taken[-1] - taken[0] > OTHER:
+                known = f"{node.name}: node.key: {node.key}: {TAKEN} to {node.server}"
+                print(f"error: {known}; end that one, or have hetfl certs make a key for this one", file=sys.stderr)
+                sys.exit(MISTAKE)
         if time.monotonic() - told.get(reason, -AGAIN) >= AGAIN:
             told[reason] = time.monotonic()
             log.warning("%s: the server at %s cannot be reached (%s); trying again", node.name, node.server, reason)
-        return gives_up is None or gives_up(error)
+        return not refused and (gives_up is None or gives_up(error))
 
     invoker.should_giveup = giving_reasons
     return invoker
+
+
+def refusal(error: Exception) -> tuple[bool, str]:
+    """Whether the server does not admit a node, and why it cannot be reached."""
+    unknown = "it does not know this node's key"
+    if not isinstance(error, HTTPStatusError):
+        return False, one_line(error)
+    said = FlowerError.from_json(error.response.text)
+    if said and said.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        return True, said.public_details or unknown
+    return False, unknown if error.response.status_code == codes.UNAUTHORIZED else one_line(error)
 
 
 def connect(node: Node, insecure: bool) -> None:
@@ -187,6 +210,8 @@ def connect(node: Node, insecure: bool) -> None:
     threading.Thread(target=answer_messages, args=work, daemon=True).start()
     try:
         flower_supernode()
+    except SystemExit as ended:
+        os._exit(MISTAKE if ended.code == MISTAKE else 1)
     finally:
         # Its HTTP server would keep a process without a connection alive.
         os._exit(1)

@@ -67,7 +67,8 @@ def end_with_parent() -> None:
 def keep_running(work: Callable[[], object], say: Callable[[str], object], first: float = 1.0) -> None:
     """Do work in a fork of this process, and again each time it ends, until a signal or the parent's end.
 
-    A fork has all that this process has imported. SIGTERM tells it to end, and it is waited for.
+    A fork has all that this process has imported. SIGTERM tells it to end, and it is waited for. If it ends with
+    :data:`MISTAKE`, so does this process.
 
     Args:
         work: ends its process, or returns.
@@ -95,7 +96,9 @@ def keep_running(work: Callable[[], object], say: Callable[[str], object], first
                 os.kill(child, signal.SIGTERM)
                 told = True
             time.sleep(TICK)
+        if (status := os.waitstatus_to_exitcode(found[1])) == MISTAKE:
+            sys.exit(MISTAKE)
         since = time.monotonic() - began
         pause = 0.0 if since > STEADY else min(LONGEST, max(first, 2 * pause))
         if not ended.wait(max(0.0, pause - since)):
-            say(f"ended with status {os.waitstatus_to_exitcode(found[1])}; starting it again")
+            say(f"ended with status {status}; starting it again")

@@ -28,6 +28,9 @@ HEADER = "x-hetfl-secret"
 
 CONTROL = "/v1/control"
 
+TAKEN = "a node with this key is connected"
+"""What a SuperLink says to a node that may take part and cannot now."""
+
 PATIENCE = 30.0
 """Seconds after which a line says that the SuperLink does not answer yet."""
 
@@ -93,8 +96,10 @@ def check_address(host: str, port: int) -> None:
 
 def run(secret: bytes, arguments: list[str]) -> None:
     """Be a SuperLink until a signal ends the process."""
+    from flwr.supercore.error import FlowerError
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.fleet import fleet_handlers
     from starlette.middleware import Middleware
     from starlette.responses import PlainTextResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -115,6 +120,18 @@ def run(secret: bytes, arguments: list[str]) -> None:
                 return
             await self.app(scope, receive, send)
 
+    activate = fleet_handlers.activate_node
+
+    def activate_node(request: Any, state: Any) -> Any:
+        """Admit a node; Flower's answer to one that is connected is that to a stranger."""
+        try:
+            return activate(request, state)
+        except FlowerError as error:
+            if state.get_node_id_by_public_key(request.public_key) is not None:
+                error.public_details = TAKEN
+            raise
+
+    fleet_handlers.activate_node = activate_node
     before = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(Guard), *before())
     sys.argv = ["flower-superlink", *arguments]

@@ -10,10 +10,13 @@ import threading
 import time
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from hetfl.deploy.handover import listens
 from hetfl.deploy.processes import MISTAKE
 from hetfl.deploy.settings import Node
 from hetfl.deploy.superlink import environment
+from hetfl.errors import HetflError
 
 log = logging.getLogger("hetfl.node")
 
@@ -36,7 +39,7 @@ class Supervisor:
     """
 
     def __init__(self, file: Path, node: Node, insecure: bool) -> None:
-        self.node = node
+        self.file, self.node = file, node
         self._end = threading.Event()
         self._commands = {
             name: [
@@ -55,7 +58,21 @@ class Supervisor:
 
         Returns:
             The exit status: 0, or :data:`MISTAKE` if one of them ended with it, having said why in a line.
+
+        Raises:
+            HetflError: another process does this for the node's folder.
         """
+        folder = self.node.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        try:
+            with FileLock(folder / "lock", timeout=0):
+                return self._run()
+        except Timeout as error:
+            told = f"{folder} is that of a node that has joined; end its hetfl join, or use another folder"
+            raise HetflError(f"{self.file}: node.folder: {told}") from error
+
+    def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end.set())
         starts = {name: 0.0 for name in PROCESSES}
@@ -100,8 +117,6 @@ class Supervisor:
         return self.node.name, name, process.returncode
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        self.node.folder.mkdir(parents=True, exist_ok=True)
-        self.node.folder.chmod(0o700)
         env = environment(self.node.folder)
         if name == "worker":
             # Sums of floats depend on the number of threads.
