@@ -59,12 +59,13 @@ class Broken(FedAvg):
 
 
 def test_a_method_with_a_mistake_stops_no_other_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(METHODS, "broken", Broken)
     monkeypatch.setattr(play, "FlowerTransport", Near)
     tiny = PARAMS["experiments"]["tiny"] | {"rows": {"broken": {}, "fedavg": {}}, "defaults": {"rounds": 1}}
-    deployment = rehearse(tmp_path, PARAMS | {"experiments": {"tiny": tiny}})
+    # A socket's path must be short.
+    deployment = rehearse(tmp_path_factory.mktemp("play"), PARAMS | {"experiments": {"tiny": tiny}})
     server = read_server(deployment / "server.yaml")
     with pytest.raises(FailedCellsError) as told:
         play.serve(server, insecure=False)
