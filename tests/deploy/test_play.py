@@ -49,12 +49,14 @@ class Near:
 
 
 class Broken(FedAvg):
-    """A method with a mistake that only training finds."""
+    """A method with a mistake that only the server's second round finds."""
 
     numerics = 1
 
     def aggregate(self, server, uplinks, draws):
-        raise ValueError("no such tensor")
+        if draws.round == 2:
+            raise ValueError("no such tensor")
+        return super().aggregate(server, uplinks, draws)
 
 
 def test_a_method_with_a_mistake_stops_no_other_cell(
@@ -62,7 +64,7 @@ def test_a_method_with_a_mistake_stops_no_other_cell(
 ) -> None:
     monkeypatch.setitem(METHODS, "broken", Broken)
     monkeypatch.setattr(play, "FlowerTransport", Near)
-    tiny = PARAMS["experiments"]["tiny"] | {"rows": {"broken": {}, "fedavg": {}}, "defaults": {"rounds": 1}}
+    tiny = PARAMS["experiments"]["tiny"] | {"rows": {"broken": {}, "fedavg": {}}, "defaults": {"rounds": 2}}
     # A socket's path must be short.
     deployment = rehearse(tmp_path_factory.mktemp("play"), PARAMS | {"experiments": {"tiny": tiny}})
     server = read_server(deployment / "server.yaml")
