@@ -51,7 +51,7 @@ class One:
             "best": self.best,
             "evaluated": self.evaluated,
             **self.troubles,
-            "because": found.why or found.doubt,
+            "because": found.because,
         }
 
 
@@ -108,7 +108,7 @@ def render(found: Overview) -> str:
         lines = by_reason((one.path, one.status.why) for one in every if one.status.state == state)
         parts += [_named(WORDS[state], lines)] if lines else []
     if doubted := by_reason((one.path, one.status.doubt) for one in every if one.status.doubt):
-        parts.append(_named("perhaps of another method", doubted))
+        parts.append(_named("from before their method changed", doubted))
     if pending := [one.path for one in every if one.status.state == "done" and not one.evaluated]:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
     ended = [one for one in every if one.status.state in ENDED]

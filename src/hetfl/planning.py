@@ -159,8 +159,8 @@ def summary(plan: Plan) -> str:
     moved, images = sum(load.up + load.down for load in loads), sum(load.trained for load in loads)
     least = "at least " if len(loads) < len(left) else ""
     work = f"{least}{number(images)} images to train on, {decimal(moved)} to send, " if loads else ""
-    lines = [f"plan: {counts}; {work}{duration(plan)}"]
-    return "\n".join([*lines, *by_reason((each.cell.path.as_posix(), each.wrong) for each in left if each.wrong)])
+    wrong = by_reason((each.cell.path.as_posix(), each.wrong) for each in left if each.wrong)
+    return "\n".join([f"plan: {counts}; {work}{duration(plan)}", *(f"cannot be trained: {line}" for line in wrong)])
 
 
 def _counts(plan: Plan) -> dict[State, int]:
@@ -182,7 +182,7 @@ def _states(plan: Plan) -> str:
 
 
 def doubts(plan: Plan) -> list[str]:
-    """The cells that may be of another method although nothing says that they are stale, by reason."""
+    """The cells whose runs are from before their method's file changed, by reason."""
     return by_reason((each.cell.path.as_posix(), each.status.doubt) for each in plan.forecasts if each.status.doubt)
 
 

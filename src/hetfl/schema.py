@@ -132,20 +132,23 @@ class Round(Part):
         return Accuracies.model_construct(accuracy=self.accuracy, pooled=self.pooled)
 
 
+TROUBLES = {"diverged": "diverged", "failed": "went on without a client"}
+"""What goes wrong in a run without ending it, by the field of its record, in words before a round."""
+
+
 def troubles(rounds: Iterable[Round]) -> dict[str, int]:
     """The fields ``diverged`` and ``failed`` of a run with these rounds; without one that has nothing to tell."""
     found: dict[str, int] = {}
     for line in rounds:
-        for name in ("diverged", "failed"):
+        for name in TROUBLES:
             if getattr(line, name):
                 found.setdefault(name, line.round)
     return found
 
 
 def in_words(troubles: Mapping[str, int]) -> str:
-    """What went wrong in a run, and since when, from :func:`troubles`: ``a client failed in round 3``."""
-    words = {"diverged": "diverged", "failed": "a client failed"}
-    return ", ".join(f"{words[name]} in round {round}" for name, round in troubles.items())
+    """What went wrong in a run, and since when, from :func:`troubles`: ``went on without a client in round 3``."""
+    return ", ".join(f"{TROUBLES[name]} in round {round}" for name, round in troubles.items())
 
 
 class Inputs(Part):

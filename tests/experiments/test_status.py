@@ -115,7 +115,7 @@ def test_a_record_from_before_its_methods_formula_changed_is_doubted(workspace, 
     becomes(comment="  # as in the paper")
     assert status(mine, workspace).doubt == ""
     becomes("return server | {'model': {}}")
-    told = "src/hetfl/methods/fedmine.py: changed since; if this changes numbers, raise numerics in FedMine, now 1"
+    told = "src/hetfl/methods/fedmine.py has changed since; if its numbers have, raise numerics of FedMine, now 1"
     assert status(mine, workspace).doubt == told
     assert status(mine, workspace).state == {"complete": "done", "running": "interrupted"}[state]
 

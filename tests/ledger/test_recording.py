@@ -215,7 +215,7 @@ def test_status_names_a_run_that_went_on_without_a_client(workspace, fedproto, s
         shutil.rmtree(workspace.runs / cell.path)
     found = overview([str(cell.path)], PARAMS, workspace)
     assert found.experiments[cell.experiment][0].status.state == state
-    assert f"went wrong in:\n  {cell.path}: a client failed in round 1" in render(found)
+    assert f"went wrong in:\n  {cell.path}: went on without a client in round 1" in render(found)
     assert found.as_json()["experiments"][cell.experiment][0]["failed"] == 1
 
 

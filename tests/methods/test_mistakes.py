@@ -93,7 +93,7 @@ def test_a_method_may_put_a_body_and_a_head_together_and_read_their_values(monke
 
         def uplink(self, work):
             length = sum(tensor.square().sum() for tensor in work.params.values())
-            return super().uplink(work) if float(length) >= 0 else Message()
+            return super().uplink(work) if length.numpy() >= 0 else Message()
 
         def aggregate(self, server, uplinks, draws):
             after = super().aggregate(server, uplinks, draws)

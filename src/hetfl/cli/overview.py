@@ -219,14 +219,14 @@ def list_cells(
             [
                 {"cell": cell.path.as_posix(), "experiment": cell.experiment, "method": cell.method, "row": cell.row}
                 | {"split": cell.split, "seed": cell.seed, "status": found.state, "round": found.round}
-                | {"rounds": found.rounds, "because": found.why or found.doubt}
+                | {"rounds": found.rounds, "because": found.because}
                 for cell, found in states
             ]
         )
         return
     several = len({cell.experiment for cell in chosen}) > 1
     # What a cell in git lacks here concerns only those who would train it again.
-    whys = ["" if found.state == "in git" else found.why or found.doubt for _, found in states]
+    whys = ["" if found.state == "in git" else found.because for _, found in states]
     rows = [
         (*([cell.experiment] if several else []), cell.method, cell.row, cell.split, cell.seed, str(found), why)
         for (cell, found), why in zip(states, whys, strict=True)

@@ -108,7 +108,7 @@ def play(
             for name in dict.fromkeys(cell.models)
         }
         counts = class_counts(cell, workspace)
-        models = [built[cell.models[k % len(cell.models)]] for k in range(len(counts.train))]
+        models = [built[name] for name in cell.dealt(len(counts.train))]
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
         data = client_checksums(cell, workspace)

@@ -233,7 +233,7 @@ class Forecaster:
 
     def _records(self, cell: Cell) -> tuple[list[_Measured], str, bool]:
         """The records whose rounds are most like the cell's, what they are, and whether they are scaled."""
-        models = [cell.models[k % len(cell.models)] for k in range(int(cell.partition["clients"]))]
+        models = cell.dealt(int(cell.partition["clients"]))
         own, others, same, related = (list[Run]() for _ in range(4))
         for run in self._runs:
             equal = run.method == cell.method and run.settings == cell.settings

@@ -57,8 +57,7 @@ def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
     """
     if run.fingerprint == fingerprint(cell, inputs):
         return []
-    dealt = [cell.models[k % len(cell.models)] for k in range(len(run.models))]
-    models = [] if run.models == dealt else ["other models"]
+    models = [] if run.models == cell.dealt(len(run.models)) else ["other models"]
     told = {"method": run.method, "seed": run.seed, **run.settings, "input": run.input}
     told |= {"public": run.public, **_flat(run.inputs), **run.numerics}
     wanted = {"method": cell.method, "seed": cell.seed, **cell.settings, "input": cell.input.model_dump()}

@@ -160,6 +160,10 @@ class Cell(Settings):
         """See :func:`hetfl.schema.cell_path`."""
         return cell_path(self.experiment, self.method, self.row, self.split, self.seed)
 
+    def dealt(self, clients: int) -> list[str]:
+        """The architecture of each of some clients, to whom ``models`` are dealt in turn."""
+        return [self.models[client % len(self.models)] for client in range(clients)]
+
 
 class Workspace:
     """The folders of a checkout.

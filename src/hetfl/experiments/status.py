@@ -48,6 +48,11 @@ class Status:
     doubt: str = ""
 
     @property
+    def because(self) -> str:
+        """What is to be told of it: why it is in this state, or else why that may be wrong."""
+        return self.why or self.doubt
+
+    @property
     def left(self) -> int:
         """Rounds to train, at most."""
         return 0 if self.state == "done" else self.rounds - self.round
@@ -91,7 +96,8 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         return Status("running", at, rounds)
     if run.complete and run.fingerprint == identity:
         lacks = lacks or "its finished record is damaged or lacks a file"
-    return Status("interrupted" if at else "not run", at, rounds, lacks, doubt=doubt(run) if at else "")
+    goes_on = at and run.fingerprint == identity  # another one's record says nothing of it
+    return Status("interrupted" if at else "not run", at, rounds, lacks, doubt=doubt(run) if goes_on else "")
 
 
 def doubt(run: Run) -> str:
@@ -107,7 +113,7 @@ def doubt(run: Run) -> str:
     if run.method_source == method_source(cls):
         return ""
     file = f"src/{cls.__module__.replace('.', '/')}.py"
-    return f"{file}: changed since; if this changes numbers, raise numerics in {cls.__name__}, now {cls.numerics}"
+    return f"{file} has changed since; if its numbers have, raise numerics of {cls.__name__}, now {cls.numerics}"
 
 
 def _in_git(cell: Cell, workspace: Workspace, reads: Inputs | None = None) -> bool:

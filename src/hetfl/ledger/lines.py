@@ -20,6 +20,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Cell, Params, Workspace, cells, weights_read
 from hetfl.files import read_json
 from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
+from hetfl.schema import TROUBLES
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table, table_names
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Record, Records
@@ -260,7 +261,8 @@ def _course(records: Sequence[Compact], last: int | None = None) -> dict[str, An
         "diverged": ", ".join(
             f"seed {run.seed} {told} in round {first}"
             for run in runs
-            for told, first in (("diverged", run.diverged), ("went on without a client", run.failed))
+            for trouble, told in TROUBLES.items()
+            for first in [getattr(run, trouble)]
             if first is not None and (last is None or first <= last)
         ),
     }

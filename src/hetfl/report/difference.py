@@ -133,8 +133,12 @@ def _by_name(folder: Path, pattern: str) -> dict[str, Path]:
 
 
 class _Record(NamedTuple):
-    """What a run's folder or its compact record says; ``model`` is the SHA-256 of its final models, if known, and
-    ``file`` has them."""
+    """What a run's folder or its compact record says.
+
+    Attributes:
+        model: the SHA-256 of its final models, if known.
+        file: that has them; None for a compact record.
+    """
 
     run: Run
     rounds: list[Round]

@@ -15,6 +15,7 @@ from hetfl.experiments.identity import differences
 from hetfl.experiments.plan import Workspace
 from hetfl.files import read_json, write_json
 from hetfl.report.shown import show_first
+from hetfl.schema import TROUBLES
 from hetfl.site.runs import Runs, records_of
 from hetfl.site.tables import Rows, Table
 from hetfl.tables.curves import averaged
@@ -97,11 +98,10 @@ def _line(
         ]
         accuracy = points.get(lines[0].round)
         told.append([None if accuracy is None else round(accuracy, 2), *(round(size) for size in each)])
-    words = {"diverged": "diverged", "failed": "went on without a client"}
     found = {"row": table["rows"][cell["row"]], "kind": rows.kinds.get(cell["row"], ""), **rows.looks[cell["row"]]}
     return found | {
         "operations": count,
         "rounds": told,
         "diverged": min((record.diverged for record in records if record.diverged is not None), default=None),
-        "troubles": [f"{said}: {when}" for trouble, said in words.items() if (when := show_first(trouble, cell))],
+        "troubles": [f"{said}: {when}" for trouble, said in TROUBLES.items() if (when := show_first(trouble, cell))],
     }

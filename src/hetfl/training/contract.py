@@ -299,11 +299,14 @@ def _played_downlinks(method: Method, model: Model, held: Holdings, valued: bool
 
 def _blank(method: Method, models: Sequence[Model], held: Holdings, valued: bool) -> Federation:
     """Clients with blank images, whose models are outlines."""
-    # Sizes of runs are also found with outlines alone, whose bodies are one vector.
-    outlines = {
-        model: Outline(model, method.model_options(), whole=not isinstance(model, Outline), valued=valued)
-        for model in dict.fromkeys(models)
-    }
+
+    def outlined(model: Model) -> Outline:
+        # Sizes of runs are also found with outlines alone, whose bodies are one vector.
+        if isinstance(model, Outline) and not valued:
+            return model
+        return Outline(model, method.model_options(), whole=not isinstance(model, Outline), valued=valued)
+
+    outlines = {model: outlined(model) for model in dict.fromkeys(models)}
     dtype = models[0].tensors()[0].dtype
     return blank_federation(method, [outlines[model] for model in models], held, dtype=dtype)
 

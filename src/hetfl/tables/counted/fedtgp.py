@@ -107,7 +107,7 @@ def table_12(params: Params) -> Counts:
 
 def models_of(of: Setting) -> list[str]:
     """Every client's architecture."""
-    return [of.cell.models[client % len(of.cell.models)] for client in range(of.clients)]
+    return of.cell.dealt(of.clients)
 
 
 def held_classes(of: Setting, sides: Sequence[Side] = ("train",)) -> int:
