@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from playing import run
+from toy import LOCAL_ENGINES
 
 from hetfl.data.inputs import InputSettings
 from hetfl.experiments.rehearsal import Rehearsal
@@ -18,6 +20,7 @@ from hetfl.methods.registry import mistake
 from hetfl.models import build
 from hetfl.training.blank import Holdings
 from hetfl.training.contract import contracts
+from hetfl.training.engines import make_engine
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else __file__
 
@@ -83,6 +86,54 @@ def test_an_error_inside_a_method_names_every_method_that_it_went_through(monkey
     assert told.count(" > ") == 1 and "\n" not in told
     assert told.startswith(HERE) and "Own.aggregate > " in told
     assert "methods/fedavg.py:" in told and told.endswith("in FedAvg.aggregate: KeyError: 'samples'")
+
+
+class WrongShape(FedAvg):
+    numerics = 1
+
+    def aggregate(self, server, uplinks, draws):
+        after = super().aggregate(server, uplinks, draws)
+        return after | {"model": {name: tensor.flatten() for name, tensor in after.group("model").items()}}
+
+
+class NoGradient(FedAvg):
+    numerics = 1
+
+    def objective(self, model, params, batch, received, phase):
+        return super().objective(model, params, batch, received, phase).detach()
+
+
+@pytest.mark.parametrize("engine", LOCAL_ENGINES)
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [
+        (
+            WrongShape,
+            r"after the client took over what the server sent, \S+ has the shape \[\d+\]; that of \S+ is \[",
+        ),
+        (NoGradient, r"the objective depends on none of the parameters that phase 'local' trains \(body, head\)"),
+    ],
+)
+def test_what_only_training_can_show_names_the_file_of_the_method(method, wrong, engine, toy_engine, monkeypatch):
+    monkeypatch.setitem(METHODS, "own", method)
+    played = toy_engine("own")
+    with pytest.raises(MistakeError, match=rf"^{HERE}: {wrong}"):
+        run(make_engine(played.method, played.federation, engine))
+
+
+def test_an_error_in_the_work_of_a_client_is_not_one_of_aggregate(toy_engine, monkeypatch):
+    """Which asks for the uplinks one by one, so that clients are trained meanwhile."""
+
+    def train(*_):
+        raise RuntimeError("from an engine")
+        yield
+
+    played = toy_engine("fedavg")
+    monkeypatch.setattr(played.trainer, "train", train)
+    with pytest.raises(RuntimeError, match="from an engine") as raised:
+        run(played)
+    assert any(frame.name == "aggregate" for frame in raised.traceback)
+    assert mistake(raised.value) is None
 
 
 def test_a_method_may_put_a_body_and_a_head_together_and_read_their_values(monkeypatch):

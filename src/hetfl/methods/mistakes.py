@@ -24,6 +24,9 @@ Function = Callable[..., Any]
 DIMENSIONS = {"objective": (0, "a scalar"), "predict": (2, "scores [B, C]")}
 """Of the tensors that some functions return."""
 
+ABOVE = "hetfl.training.", "hetfl.deploy."
+"""Packages that call methods, and that methods call through the uplinks only."""
+
 
 class MistakeError(HetflError):
     """A mistake in the file of a method."""
@@ -46,7 +49,9 @@ def located(error: BaseException, modules: Iterable[str]) -> MistakeError | None
         return MistakeError(f"{_shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}")
     modules, places = {*modules}, dict[str, str]()
     for frame, line in walk_tb(error.__traceback__):
-        if (name := frame.f_globals.get("__name__")) in modules:
+        if (name := frame.f_globals.get("__name__", "")).startswith(ABOVE):
+            places.clear()  # a method that asked for the next uplink had a client trained; the error is from there
+        elif name in modules:
             places.pop(name, None)  # the order is that of the last places
             places[name] = f"{_shown(frame.f_code.co_filename)}:{line}, in {_function(frame.f_code)}"
     return MistakeError(f"{' > '.join(places.values())}: {one_line(error)}") if places else None
@@ -80,6 +85,11 @@ def checked(function: Function, declared: Function) -> Function:
         return result
 
     return call
+
+
+def mistaken(method: object, found: str) -> MistakeError:
+    """What an engine found wrong with the results of several functions of a method."""
+    return MistakeError(f"{_shown(inspect.getfile(type(method)))}: {found}")
 
 
 @cache

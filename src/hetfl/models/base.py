@@ -256,6 +256,21 @@ class Model:
         parameters = dict(self._module.named_parameters())
         return sum(parameters[name].numel() for name in self.names(groups) if name in parameters)
 
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of a client's parameters and buffers, by name."""
+        known = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        return {name: known[name].shape for names in self.groups.values() for name in names}
+
+    def misfit(self, params: Tensors) -> str | None:
+        """The first of a client's parameters that is not there or has another shape than here, in words, if any."""
+        for name, shape in self.shapes.items():
+            if name not in params:
+                return f"{name} is missing"
+            if params[name].shape != shape:
+                return f"{name} has the shape {[*params[name].shape]}; that of {self.name} is {[*shape]}"
+        return None
+
     def tensors(self) -> list[Tensor]:
         """All weights and buffers that the model holds, including those that a client's parameters replace."""
         return [*self._module.parameters(), *self._module.buffers()]

@@ -49,7 +49,8 @@ class Outline(Model):
 
     def __init__(self, model: Model, options: ModelOptions, whole: bool = False, valued: bool = False) -> None:
         vars(self).update(vars(model))
-        vars(self).pop("_initial", None)  # of another outline
+        for made in ("_initial", "shapes"):
+            vars(self).pop(made, None)  # of another outline
         self.options, self._valued = options, valued
         self.seen: Counter[str] = Counter()
         self.graded: Counter[str] = Counter()
@@ -110,6 +111,11 @@ class Outline(Model):
             for name in names:
                 initial[name] = torch.zeros_like(known[name], device=device)
         return initial
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """As for any model; a body that is one vector has one shape."""
+        return {name: tensor.shape for name, tensor in self._initial.items()}
 
     @cached_property
     def _known(self) -> dict[str, Tensor]:

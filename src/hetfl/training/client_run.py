@@ -115,6 +115,12 @@ def used_samples(samples: int, phase: Phase, batch_norm: bool) -> int:
     return samples - last if phase.drop_last or (last == 1 and batch_norm) else samples
 
 
+def constant(phase: Phase) -> str:
+    """What is wrong with an objective that cannot be minimised in a phase, in words."""
+    trained = ", ".join(phase.trains)
+    return f"the objective depends on none of the parameters that phase {phase.name!r} trains ({trained})"
+
+
 def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> Optimiser:
     """The optimiser of a phase over named parameters, continuing from saved slots; see :attr:`ClientRun.slots`."""
     values = list(leaves.values())

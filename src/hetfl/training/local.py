@@ -13,6 +13,7 @@ from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import NONE, Method, Phase, Statistics, Work, predicted_classes
+from hetfl.methods.mistakes import mistaken
 from hetfl.models.base import Model
 from hetfl.training.client_run import ClientRun, Trainer, linked
 from hetfl.training.engine import Samples, Score, Task, Update, own_names, same_for_all
@@ -161,7 +162,7 @@ class LocalEngine:
         if task.downlink is None:
             return params, {}
         received = self.method.receive(task.downlink, {})
-        return self.method.adopt(params, received), received
+        return adopted(self.method, self.models[task.client], params, received), received
 
     def begin(self, task: Task, draws: Draws) -> ClientRun:
         """A client that has taken over what the server sent it and is ready to train in a round."""
@@ -175,7 +176,7 @@ class LocalEngine:
         client, data = self.federation.clients[index], self.federation.data[index]
         received = self.method.receive(downlink, state.memory)
         kept = state.params or self._initial_own(index, draws)
-        params = self.method.adopt(kept, received)
+        params = adopted(self.method, client.model, kept, received)
         slots = dict(state.optimiser)
         if self.method.resets_momentum:
             slots = {slot: t for slot, t in slots.items() if params[name := slot.split("/")[1]] is kept.get(name)}
@@ -206,6 +207,18 @@ class LocalEngine:
         if images not in self._of_stored_size:
             self._of_stored_size[images] = images.stored()
         return self._of_stored_size[images]
+
+
+def adopted(method: Method, model: Model, kept: Tensors, received: Tensors) -> dict[str, Tensor]:
+    """A client's parameters after it took over what it received.
+
+    Raises:
+        MistakeError: one of them has another shape than the client's model.
+    """
+    params = method.adopt(kept, received)
+    if wrong := model.misfit(params):
+        raise mistaken(method, f"after the client took over what the server sent, {wrong}")
+    return params
 
 
 @torch.inference_mode()

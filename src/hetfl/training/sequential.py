@@ -10,10 +10,12 @@ import torch
 
 from hetfl.draws import Draws
 from hetfl.methods.base import Method, Phase
+from hetfl.methods.mistakes import mistaken
 from hetfl.models.base import Model, Output
 from hetfl.optimisers import clip_gradients
 from hetfl.training.client_run import (
     ClientRun,
+    constant,
     epoch_order,
     make_optimiser,
     next_slots,
@@ -73,6 +75,8 @@ class Sequential:
                     with torch.no_grad():
                         run.gathered.append(self.method.statistics(model, params, batch, run.received))
                 optimiser.zero_grad()
+                if not loss.requires_grad:
+                    raise mistaken(self.method, constant(phase))
                 loss.backward()
                 if phase.clip:
                     for values in clipped:
