@@ -23,7 +23,6 @@ from hetfl.sweep.choice import Choice, Chosen, choose, ends
 from hetfl.targets import needed_cells
 from hetfl.tracking import Apart, MlflowMirror, Progress
 from hetfl.tracking.follow import Subscriber
-from hetfl.tracking.mlflow_mirror import try_sync
 from hetfl.train import check_cells
 
 BACKENDS = ("local", "slurm", "ray")
@@ -77,7 +76,6 @@ def sweep(
         mirror = Apart(partial(MlflowMirror, root, list(chosen.identities)))
         subscribers: list[Subscriber] = [Progress(len(able), rounds), mirror]
         failures |= backend.do(able, until, subscribers)
-        try_sync(chosen.identities, root)
     print(_after(able, workspace, failures))
     if failures:
         raise FailedCellsError(failures)
