@@ -212,7 +212,7 @@ class Run(Part):
         method_source: of the method's own file, see :func:`hetfl.experiments.record.method_source`; older records
             have none.
         changes: of these conditions, in the order of the rounds. Absent where there is none.
-        finished: when the run was completed; None before.
+        started, finished: when the first round began, and when the run was completed; None before.
         class_names: of the data sets that are not in the catalogue, by data set.
         diverged: the first round in which a client's loss or logits were not finite.
         failed: the first round that went on without a client that had a part in it, see :class:`Round`.
@@ -285,7 +285,7 @@ class Run(Part):
     def going_on(self, now: Run, round: int) -> Run:
         """The description of this run when it goes on as ``now`` says, from a round on.
 
-        It keeps the conditions that it began under, and notes what is other than in the round before.
+        It keeps when it began and under which conditions, and notes what is other than in the round before.
         """
         began = {name: getattr(self, name) for name in Conditions.model_fields}
         changes = [change for change in self.changes if change.round < round]
@@ -295,7 +295,7 @@ class Run(Part):
         other = {name: getattr(now, name) for name, value in before.items() if getattr(now, name) != value}
         if other:
             changes.append(Change(round=round, **other))
-        return now.model_copy(update={**began, **({"changes": changes} if changes else {})})
+        return now.model_copy(update={**began, "started": self.started, **({"changes": changes} if changes else {})})
 
 
 class Windowed(Part):

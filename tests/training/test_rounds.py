@@ -461,7 +461,8 @@ def test_a_run_that_goes_on_under_other_conditions_says_from_which_round(tmp_pat
 
     first = {"engine": "sequential", "threads": 1, "precision": "float32"}
     assert "changes" not in go_on(0, **first)
-    assert "changes" not in go_on(2, **first)
+    found = go_on(2, **first, started="later")
+    assert "changes" not in found and found["started"] == make_run().started
     found = go_on(3, **{**first, "threads": 4})
     assert found["changes"] == [{"round": 4, "threads": 4}] and found["threads"] == 1
     found = go_on(5, **{**first, "threads": 4, "engine": "batched"})
