@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +100,21 @@ def test_a_node_whose_key_the_server_does_not_know_waits_for_it(
         assert not invoker.should_giveup(refused(None))
         now += 2 * link.OTHER
     assert len(caplog.messages) == 3 and all("does not know this node's key" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [
+        (90, "this machine's clock is 90 s ahead of the server's"),
+        (-3600, "this machine's clock is 3600 s behind the server's"),
+        (-60, "it does not know this node's key"),
+    ],
+)
+def test_a_node_whose_clock_is_wrong_is_told_so(ahead: int, told: str) -> None:
+    headers = {"date": formatdate(time.time() - ahead, usegmt=True)}
+    response = Response(401, headers=headers, json={"detail": "Invalid SuperNode authentication"})
+    error = HTTPStatusError("401", request=Request("POST", "https://fl.example.org"), response=response)
+    assert link.refusal(error) == (False, told)
 
 
 def test_a_node_connects_once_its_worker_is_ready(

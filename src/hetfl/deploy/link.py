@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
@@ -34,7 +35,7 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-from httpx import HTTPStatusError, codes
+from httpx import HTTPStatusError, Response, codes
 
 from hetfl.deploy.client_app import client_app
 from hetfl.deploy.processes import MISTAKE, end_with_parent, ends_in_one_line, free_port, keep_running, new_secret
@@ -187,7 +188,21 @@ def refusal(error: Exception) -> tuple[bool, str]:
     said = FlowerError.from_json(error.response.text)
     if said and said.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
         return True, said.public_details or unknown
-    return False, unknown if error.response.status_code == codes.UNAUTHORIZED else one_line(error)
+    if error.response.status_code != codes.UNAUTHORIZED:
+        return False, one_line(error)
+    return False, skewed(error.response) or unknown
+
+
+def skewed(response: Response) -> str | None:
+    """That a server refuses a node for its clock, with which requests are signed; None: for another reason."""
+    try:
+        ahead = time.time() - parsedate_to_datetime(response.headers.get("date", "")).timestamp()
+    except ValueError:
+        return None
+    # The server's time has no fractions of a second.
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE - 1:
+        return None
+    return f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
 
 
 def connect(node: Node, insecure: bool) -> None:
