@@ -330,9 +330,9 @@ class Rehearsal:
 
     def start(self) -> Load:
         """What comes before the first round."""
-        load = Load(up=self._registered)
+        load, phases = Load(up=self._registered), tuple(self.method.phases(0))
         for k in self._up:
-            load = load.plus(self._training(k, 0))
+            load = load.plus(self._training(k, phases, statistics=False))
         return load
 
     def end(self) -> Load:
@@ -347,42 +347,41 @@ class Rehearsal:
 
     def rounds(self, first: int, last: int, seed: int) -> Load:
         """What the rounds from ``first`` to ``last`` of a run with this seed take together, both included."""
-        method, members, load = self.method, len(self._up), Load()
-        share, everyone = method.settings.participation, range(members)
-        if share == 1 and len({tuple(method.phases(round)) for round in range(1, last + 1)}) == 1:
-            if first <= last:
-                again = self._round(2, everyone, {*everyone})
-                load = (again if first > 1 else self._round(1, everyone, set())).plus(again, last - first)
-        else:
-            served = set[int]()
-            for round in range(1, last + 1):
-                chosen = participants(members, share, Draws(seed, round))
-                load = load.plus(self._round(round, chosen, served)) if round >= first else load
-                served.update(chosen)
+        members, share = len(self._up), self.method.settings.participation
+        trained: dict[tuple[Phase, ...], Counter[int]] = {}
+        served, up, down = set[int](), 0, 0
+        for round in range(1, last + 1):
+            chosen = participants(members, share, Draws(seed, round))
+            if round >= first:
+                # Most rounds have the same phases, so what is counted is how often each client trains in them.
+                trained.setdefault(tuple(self.method.phases(round)), Counter()).update(chosen)
+                up += sum(self._up[k] for k in chosen)
+                down += sum(self._received(k, round, k in served) for k in chosen)
+            served.update(chosen)
+        load = Load(up=up, down=down, server=self._server * max(0, last - first + 1))
+        for phases, clients in trained.items():
+            for k, times in clients.items():
+                load = load.plus(self._training(k, phases), times)
         for many, times in Counter(self._tests(round) for round in range(first, last + 1)).items():
             load = load.plus(self._test, many * times)
         return load
 
     def of_clients(self, round: int) -> list[float]:
         """The operations of each client's training and statistics in a round, without tests."""
-        return [sum(self._training(k, round).operations.values()) for k in self._up]
-
-    def _round(self, round: int, chosen: Iterable[int], served: set[int]) -> Load:
-        load, up, down = Load(server=self._server), 0, 0
-        for k in chosen:
-            load = load.plus(self._training(k, round))
-            up += self._up[k]
-            early, later = self._down[0][k], self._down[1][k]
-            # What a client gets once, it gets in its own first round; what there is only later, from the second on.
-            down += early if round == 1 or (k not in served and early > later) else later
-        return replace(load, up=up, down=down)
-
-    def _training(self, k: int, round: int) -> Load:
-        """A client's training and statistics in a round."""
         phases = tuple(self.method.phases(round))
-        key = k, bool(round), phases
+        return [sum(self._training(k, phases).operations.values()) for k in self._up]
+
+    def _received(self, k: int, round: int, served: bool) -> int:
+        """Bytes that a participant is sent in a round; what it gets once, it gets in its own first one."""
+        early, later = self._down[0][k], self._down[1][k]
+        # What there is only later comes from the second round on.
+        return early if round == 1 or (not served and early > later) else later
+
+    def _training(self, k: int, phases: tuple[Phase, ...], statistics: bool = True) -> Load:
+        """A client's training in the phases of a round, and its statistics."""
+        key = k, statistics, phases
         if key not in self._known:
-            seen = self._trainer.statistics.get(k, {}) if round else {}
+            seen = self._trainer.statistics.get(k, {}) if statistics else {}
             load = Load(seen=max([0, *seen.values()]), operations=_operations(self.models[k], seen))
             self._known[key] = load.plus(self._in_phases(k, phases))
         return self._known[key]
