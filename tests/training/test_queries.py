@@ -32,13 +32,13 @@ def test_they_are_the_frozen_backbones_without_prompts(made):
     assert batch.queries.shape == (3, 48)
 
 
-def test_they_are_in_full_precision_whatever_ran_before(made, monkeypatch):
+def test_they_are_computed_before_models_get_a_lower_precision(made, monkeypatch):
     told = []
     real, compute = federation.set_precision, federation.queries_of
-    monkeypatch.setattr(federation, "set_precision", lambda *given: told.append(given[0]) or real(*given))
+    monkeypatch.setattr(federation, "set_precision", lambda *given: told.append("precision") or real(*given))
     monkeypatch.setattr(federation, "queries_of", lambda *given: told.append("queries") or compute(*given))
     made()
-    assert told == ["float32", "queries", "queries", "float32"]  # the last is the run's own
+    assert told == ["queries", "queries", "precision"]
 
 
 def test_they_are_computed_once(made, tmp_path, monkeypatch):

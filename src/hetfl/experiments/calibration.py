@@ -20,10 +20,10 @@ from hetfl.experiments.plan import ComputeSettings, Workspace
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Kind, Rehearsal, auxiliary_cost, gradients, own_cost
 from hetfl.files import read_json, write_json
-from hetfl.models.base import Model, ModelOptions
+from hetfl.models.base import Model, ModelOptions, products
 from hetfl.models.outline import Outline
 from hetfl.models.registry import build
-from hetfl.training.federation import gains
+from hetfl.training.federation import set_precision
 
 FILE = "calibration.json"
 
@@ -152,8 +152,7 @@ def calibrate(
 def measure(case: Case, device: torch.device, compute: ComputeSettings) -> dict[str, float]:
     """Operations per second of a few training steps, and of passes without gradients, on random images."""
     model = build(case.name, case.classes, case.options, inputs=case.inputs).to(device)
-    if compute.precision == "bfloat16" or (compute.precision == "auto" and gains(model, device)):
-        model.lower()
+    set_precision([model], compute.precision, device)
     params = {name: tensor.to(device) for name, tensor in model.init(Draws(0), 0).items()}
     names = model.names(case.trains)
     leaves = {name: params[name].clone().requires_grad_() for name in names}
@@ -167,7 +166,8 @@ def measure(case: Case, device: torch.device, compute: ComputeSettings) -> dict[
 
     def step() -> None:
         logits = _run(model.train(model.masks(0, size)), {**params, **leaves}, batch)
-        gradient = torch.autograd.grad(F.cross_entropy(logits, labels), list(leaves.values()), allow_unused=True)
+        with products(model.rounds):
+            gradient = torch.autograd.grad(F.cross_entropy(logits, labels), list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             for leaf, slope in zip(leaves.values(), gradient, strict=True):
                 if slope is not None:

@@ -29,7 +29,7 @@ from hetfl.models.registry import weights_checksum
 from hetfl.schema import MODEL, RUN, Run, read_run
 from hetfl.tensors import read_tensors
 from hetfl.training.engine import same_for_all
-from hetfl.training.federation import Federation
+from hetfl.training.federation import Federation, set_precision
 from hetfl.training.local import LocalEngine
 from hetfl.training.queries import queries_of
 from hetfl.training.registry import Precision
@@ -94,9 +94,7 @@ class LoadedRun:
                     if query.model
                     else build(name, classes, options, weights, inputs)
                 ).to(device)
-        if run.precision == "bfloat16":
-            for model in built.values():
-                model.lower()
+        set_precision(built.values(), cast(Precision, run.precision), device)
         counts = torch.tensor(run.class_counts.train, dtype=torch.int64)
         clients = tuple(Client(k, built[name], counts[k]) for k, name in enumerate(run.models))
         federation = Federation(clients, (), classes, device, cast(Precision, run.precision))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -92,6 +93,25 @@ Place = tuple[dict[str, Any], str, str]
 """The parameters or buffers of a module, a tensor's name in them, and its name among a client's parameters."""
 
 
+@contextmanager
+def products(rounded: bool | None) -> Iterator[None]:
+    """Have a GPU round the factors of products to 10 bits, which is TF32, or not.
+
+    Args:
+        rounded: whether it does; None: as torch does by itself, which is to round those of convolutions only.
+    """
+    if rounded is None:
+        yield
+        return
+    matrices, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matrices.allow_tf32, convolutions.allow_tf32
+    matrices.allow_tf32 = convolutions.allow_tf32 = rounded
+    try:
+        yield
+    finally:
+        matrices.allow_tf32, convolutions.allow_tf32 = before
+
+
 class Model:
     """An architecture with its frozen weights, as a function of a client's parameters.
 
@@ -111,7 +131,10 @@ class Model:
             ``body``; ``projection``; ``head``; ``auxiliary``, all of the second network; ``transform``; ``buffers``,
             the running statistics of batch normalisation in bodies that train.
         spec: the input that the backbone expects.
+        rounds: whether a GPU rounds the factors of its products, see :func:`products`; None on a CPU.
     """
+
+    rounds: bool | None = None
 
     def __init__(
         self,
@@ -152,13 +175,14 @@ class Model:
 
     @torch.no_grad()
     def query(self, images: Tensor, block: int | None = None) -> Tensor:
-        """The frozen backbone's features [B, d] of ``images`` without any prompts.
+        """The frozen backbone's features [B, d] of ``images`` without any prompts, their products not rounded.
 
         Args:
             images: normalised.
             block: number of the transformer block whose output is used, with the final normalisation; None: the last.
         """
-        found: Tensor = self._module.query(images, block)  # type: ignore[operator]
+        with products(rounded=False):
+            found: Tensor = self._module.query(images, block)  # type: ignore[operator]
         return found
 
     def auxiliary(self, params: Tensors, images: Tensor) -> Output:
@@ -178,7 +202,8 @@ class Model:
         try:
             for tensors, name, key in places:
                 tensors[name] = params[key]
-            output: Output = network(*inputs)
+            with products(self.rounds):
+                output: Output = network(*inputs)
             return output
         finally:
             for (tensors, name, _), value in zip(places, own, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -105,8 +105,6 @@ def build_federation(
     Raises:
         HetflError: a model is unknown or its weights are missing.
     """
-    # Features that samples are sorted by are in full precision, whoever uses them, and whatever ran before.
-    set_precision("float32", False, device)
     options = method.model_options()
     built = {
         name: build(name, dataset.num_classes, options, weights, inputs).to(device, dtype)
@@ -155,26 +153,26 @@ def build_federation(
         train = on_device(partition.train[k])
         shared = None if public is None else images(PUBLIC, name)
         data.append(ClientData(train_images, train, test_images, test, inputs.transform(), shared))
-    lowered = [
-        model.lower()
-        for model in built.values()
-        if precision == "bfloat16" or (precision == "auto" and gains(model, device))
-    ]
-    used = set_precision(precision, any(lowered), device)
+    # Last, since features that samples are sorted by are in full precision.
+    used = set_precision(built.values(), precision, device)
     return Federation(tuple(clients), tuple(data), dataset.num_classes, device, used)
 
 
-def set_precision(wanted: Precision | Literal["auto"], lowered: bool, device: torch.device) -> Precision:
-    """Have a GPU round the factors of products, or not; returns the precision that a run then has.
+def set_precision(models: Iterable[Model], wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """Give the products of models a precision; returns the one that a run then has.
+
+    Products outside of models, such as the server's, are in full precision.
 
     Args:
+        models: of the run.
         wanted: the precision; ``auto`` and ``bfloat16`` round as ``tf32`` does.
-        lowered: whether some frozen blocks are in bfloat16.
         device: of the run.
     """
-    rounded = device.type == "cuda" and wanted != "float32"
-    if device.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rounded
+    rounded, lowered = wanted != "float32" if device.type == "cuda" else None, False
+    for model in models:
+        model.rounds = rounded
+        if wanted == "bfloat16" or (wanted == "auto" and gains(model, device)):
+            lowered |= model.lower()
     return "bfloat16" if lowered else "tf32" if rounded else "float32"
 
 
