@@ -110,8 +110,10 @@ def test_a_node_whose_key_the_server_does_not_know_waits_for_it(
         (-60, "it does not know this node's key"),
     ],
 )
-def test_a_node_whose_clock_is_wrong_is_told_so(ahead: int, told: str) -> None:
-    headers = {"date": formatdate(time.time() - ahead, usegmt=True)}
+def test_a_node_whose_clock_is_wrong_is_told_so(ahead: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_800_000_000
+    monkeypatch.setattr(time, "time", lambda: now + ahead)
+    headers = {"date": formatdate(now, usegmt=True)}
     response = Response(401, headers=headers, json={"detail": "Invalid SuperNode authentication"})
     error = HTTPStatusError("401", request=Request("POST", "https://fl.example.org"), response=response)
     assert link.refusal(error) == (False, told)
