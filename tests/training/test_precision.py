@@ -50,7 +50,7 @@ def test_a_gpu_rounds_all_products_of_a_model_or_none(wanted, frozen, used, weig
     model = build(name, 3, options, weights)
     assert set_precision([model], wanted, GPU) == used
     rounds = used != "float32"
-    assert model.rounds == rounds
+    assert model.rounded == rounds
     seen = []
     monkeypatch.setattr(model, "_module", lambda images: seen.append(flags()))
     model(dict.fromkeys(model.names([*model.groups])), torch.zeros(1))
@@ -60,8 +60,8 @@ def test_a_gpu_rounds_all_products_of_a_model_or_none(wanted, frozen, used, weig
 def test_a_cpu_rounds_nothing(weights):
     for wanted in ("float32", "tf32", "auto"):
         model = build("digits_vit_base", 3, ModelOptions(), weights)
-        assert set_precision([model], wanted, CPU) == "float32" and model.rounds is None
-    assert set_precision([model], "bfloat16", CPU) == "bfloat16" and model.rounds is None
+        assert set_precision([model], wanted, CPU) == "float32" and model.rounded is None
+    assert set_precision([model], "bfloat16", CPU) == "bfloat16" and model.rounded is None
 
 
 @pytest.mark.parametrize("engine", LOCAL_ENGINES)
@@ -80,7 +80,7 @@ def test_only_passes_of_models_are_rounded(engine, toy_engine, monkeypatch, befo
 
     for name in ("adopt", "uplink", "aggregate", "objective"):
         note(name)
-    monkeypatch.setattr(played.models[0], "rounds", True)
+    monkeypatch.setattr(played.models[0], "rounded", True)
     run(make_engine(played.method, played.federation, engine))
     trained = seen.pop("objective")
     assert (True, True) in trained and trained <= {(True, True), before}  # the batched engine measures memory first

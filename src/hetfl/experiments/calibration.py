@@ -166,7 +166,7 @@ def measure(case: Case, device: torch.device, compute: ComputeSettings) -> dict[
 
     def step() -> None:
         logits = _run(model.train(model.masks(0, size)), {**params, **leaves}, batch)
-        with products(model.rounds):
+        with products(model.rounded):
             gradient = torch.autograd.grad(F.cross_entropy(logits, labels), list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             for leaf, slope in zip(leaves.values(), gradient, strict=True):

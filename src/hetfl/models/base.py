@@ -131,10 +131,10 @@ class Model:
             ``body``; ``projection``; ``head``; ``auxiliary``, all of the second network; ``transform``; ``buffers``,
             the running statistics of batch normalisation in bodies that train.
         spec: the input that the backbone expects.
-        rounds: whether a GPU rounds the factors of its products, see :func:`products`; None on a CPU.
+        rounded: whether a GPU rounds the factors of its products, see :func:`products`; None on a CPU.
     """
 
-    rounds: bool | None = None
+    rounded: bool | None = None
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Model:
         try:
             for tensors, name, key in places:
                 tensors[name] = params[key]
-            with products(self.rounds):
+            with products(self.rounded):
                 output: Output = network(*inputs)
             return output
         finally:

@@ -13,6 +13,7 @@ from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
 from hetfl.message import Tensors, flatten, group
 from hetfl.methods.base import Client, Method, Phase, Statistics
+from hetfl.methods.mistakes import mistaken
 from hetfl.optimisers import SGD, Adam, Optimiser
 from hetfl.training.federation import ClientData
 
@@ -115,10 +116,16 @@ def used_samples(samples: int, phase: Phase, batch_norm: bool) -> int:
     return samples - last if phase.drop_last or (last == 1 and batch_norm) else samples
 
 
-def constant(phase: Phase) -> str:
-    """What is wrong with an objective that cannot be minimised in a phase, in words."""
-    trained = ", ".join(phase.trains)
-    return f"the objective depends on none of the parameters that phase {phase.name!r} trains ({trained})"
+def check_gradient(loss: Tensor, method: Method, phase: Phase) -> None:
+    """Check that a loss depends on what a phase trains.
+
+    Raises:
+        MistakeError: it does not.
+    """
+    if not loss.requires_grad:
+        trained = ", ".join(phase.trains)
+        wrong = f"the objective depends on none of the parameters that phase {phase.name!r} trains ({trained})"
+        raise mistaken(method, wrong)
 
 
 def make_optimiser(phase: Phase, leaves: dict[str, Tensor], slots: Tensors) -> Optimiser:

@@ -168,9 +168,10 @@ def set_precision(models: Iterable[Model], wanted: Precision | Literal["auto"], 
         wanted: the precision; ``auto`` and ``bfloat16`` round as ``tf32`` does.
         device: of the run.
     """
-    rounded, lowered = wanted != "float32" if device.type == "cuda" else None, False
+    rounded = wanted != "float32" if device.type == "cuda" else None
+    lowered = False
     for model in models:
-        model.rounds = rounded
+        model.rounded = rounded
         if wanted == "bfloat16" or (wanted == "auto" and gains(model, device)):
             lowered |= model.lower()
     return "bfloat16" if lowered else "tf32" if rounded else "float32"

@@ -16,12 +16,11 @@ from hetfl.captured import Captured
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.message import Tensors
 from hetfl.methods.base import Method, Phase, Statistics
-from hetfl.methods.mistakes import mistaken
 from hetfl.models.attention import MergedAttention
 from hetfl.models.base import products
 from hetfl.optimisers import Optimiser
 from hetfl.torch_private import copy_to_all
-from hetfl.training.client_run import ClientRun, constant, make_optimiser, next_slots
+from hetfl.training.client_run import ClientRun, check_gradient, make_optimiser, next_slots
 from hetfl.training.sequential import LastOutput
 from hetfl.training.stacked_batches import DRAWN, MASK, Schedule
 
@@ -153,11 +152,10 @@ class Program:
             {name: None if self._shared(name, True) else 0 for name in received},
             dict.fromkeys(batch, 0),
         )
-        with products(self.model.rounds):
+        with products(self.model.rounded):
             with MergedAttention():
                 losses, sums = vmap(self._objective, client_axes)(params, received, batch)
-            if not losses.requires_grad:
-                raise mistaken(self.method, constant(self.phase))
+            check_gradient(losses, self.method, self.phase)
             gradients = torch.autograd.grad(losses.sum(), list(segment.leaves.values()), allow_unused=True)
         for leaf, gradient in zip(segment.leaves.values(), gradients, strict=True):
             leaf.grad = gradient

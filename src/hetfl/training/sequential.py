@@ -10,12 +10,11 @@ import torch
 
 from hetfl.draws import Draws
 from hetfl.methods.base import Method, Phase
-from hetfl.methods.mistakes import mistaken
 from hetfl.models.base import Model, Output, products
 from hetfl.optimisers import clip_gradients
 from hetfl.training.client_run import (
     ClientRun,
-    constant,
+    check_gradient,
     epoch_order,
     make_optimiser,
     next_slots,
@@ -70,14 +69,13 @@ class Sequential:
                 drawn = self.method.drawn(run.received, len(part), step)
                 batch = batch.of_step(step, drawn, part if phase.data == "alignment" else None)
                 model: Any = LastOutput(client.model.train(client.model.masks(step, len(part))))
-                with products(client.model.rounds):
+                with products(client.model.rounded):
                     loss = self.method.objective(model, params, batch, run.received, phase)
                     if gathers:
                         with torch.no_grad():
                             run.gathered.append(self.method.statistics(model, params, batch, run.received))
                     optimiser.zero_grad()
-                    if not loss.requires_grad:
-                        raise mistaken(self.method, constant(phase))
+                    check_gradient(loss, self.method, phase)
                     loss.backward()
                 if phase.clip:
                     for values in clipped:
