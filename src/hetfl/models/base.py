@@ -284,8 +284,12 @@ class Model:
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
         """The shapes of a client's parameters and buffers, by name."""
-        known = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        return {name: known[name].shape for names in self.groups.values() for name in names}
+        return {name: self._known[name].shape for names in self.groups.values() for name in names}
+
+    @cached_property
+    def _known(self) -> dict[str, Tensor]:
+        """All tensors of the networks, for their shapes: moving the model to a device may replace them."""
+        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def misfit(self, params: Tensors) -> str | None:
         """The first of a client's parameters that is not there or has another shape than here, in words, if any."""

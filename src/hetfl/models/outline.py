@@ -117,11 +117,6 @@ class Outline(Model):
         """As for any model; a body that is one vector has one shape."""
         return {name: tensor.shape for name, tensor in self._initial.items()}
 
-    @cached_property
-    def _known(self) -> dict[str, Tensor]:
-        """All tensors of the networks."""
-        return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-
     @property
     def blocks(self) -> int:
         """Number of blocks of a transformer; 0 for other networks."""
