@@ -63,6 +63,7 @@ NAMES = {
     "nn.Module._parameters, nn.Module._buffers": replaced,
     "timm's VisionTransformer._pos_embed": embedded,
     "timm.models._registry": lambda: parts.timm_registry().get_pretrained_cfg("resnet18.tv_in1k").input_size[0] == 3,
+    "timm.models._factory": lambda: parts.timm_model("resnet18").num_features == 512,
 }
 
 

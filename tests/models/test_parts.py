@@ -69,7 +69,8 @@ with tempfile.TemporaryDirectory() as folder:  # a residual network with weights
     body = creator("digits_resnet_small")()
     write_tensors(weights_path("digits_resnet_small", Path(folder)), body.state_dict())
     build("digits_resnet_small", 10, create("fedavg", {}, 10).model_options(), Path(folder))
-outline("digits_resnet_small", 10, create("fedavg", {}, 10).model_options(), InputSettings())
+for name in ("digits_resnet_small", "resnet50.random", "vit_base_patch16_224.random", "digits_vit_small.random"):
+    outline(name, 10, create("fedavg", {}, 10).model_options(), InputSettings())
 compiler = "torch._dynamo" in sys.modules
 """
 

@@ -17,6 +17,7 @@ from hetfl.draws import Draws, seeded_library_code
 from hetfl.errors import HetflError
 from hetfl.files import sha256_file
 from hetfl.models import ModelOptions, build, registry
+from hetfl.models.parts import part, timm_registry
 from hetfl.models.registry import convert_weights, creator, fetch_weights, load_weights, weights_path
 from hetfl.tensors import read_tensors, write_tensors
 
@@ -125,9 +126,8 @@ def test_files_that_are_no_checkpoint(backbone: nn.Module, tmp_path: Path):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 def test_state_dicts_of_timms_architectures(suffix: str, tmp_path: Path):
-    import timm
-
-    made = timm.create_model("resnet18", pretrained=False, num_classes=4)
+    timm_registry()
+    made = part("timm.models._factory").create_model("resnet18", pretrained=False, num_classes=4)
     source = tmp_path / f"resnet18.{suffix}"
     if suffix == "pth":
         torch.save(made.state_dict(), source)

@@ -202,18 +202,18 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, weights: Path):
 
 
 def test_fetching_weights_stores_what_timm_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import timm
-
+    from hetfl.models.parts import part, timm_model
     from hetfl.models.registry import fetch_weights, load_weights
 
+    factory = part("timm.models._factory")
     name = "vit_tiny_patch16_224.augreg_in21k"
-    made = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0)
+    made = timm_model("vit_tiny_patch16_224")
 
     def create_model(wanted: str, pretrained: bool, num_classes: int):
         assert (wanted, pretrained, num_classes) == (name, True, 0)
         return made
 
-    monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.setattr(factory, "create_model", create_model)
     fetch_weights(name, tmp_path)
     loaded = load_weights(name, tmp_path)
     assert all(torch.equal(loaded[key], value) for key, value in made.state_dict().items())
@@ -221,7 +221,7 @@ def test_fetching_weights_stores_what_timm_loads(tmp_path: Path, monkeypatch: py
     def offline(*_: object, **__: object):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(timm, "create_model", offline)
+    monkeypatch.setattr(factory, "create_model", offline)
     with pytest.raises(HetflError, match="cannot be downloaded .no route to host"):
         fetch_weights(name, tmp_path)
 

@@ -231,10 +231,13 @@ def on_meta() -> Iterator[None]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves out normal draws: for them torch imports its compiler on the meta device, which takes two seconds."""
+    """Leaves out steps of (truncated) normal draws for which torch would import its compiler, for two seconds."""
+
+    steps = (Tensor.normal_, nn.init.normal_, Tensor.erfinv_, Tensor.clamp_)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return next(iter([*args, *kwargs.values()])) if func in self.steps else func(*args, **kwargs)
 
 
 def _statistics(module: nn.Module) -> list[str]:

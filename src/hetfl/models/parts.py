@@ -40,6 +40,12 @@ def timm_registry() -> Any:
     return part("timm.models._registry")
 
 
+def timm_model(name: str, pretrained: bool = False, **arguments: Any) -> Any:
+    """A model of timm's registry without a head, by timm's name; ``pretrained``: with its published weights."""
+    timm_registry()
+    return part("timm.models._factory").create_model(name, pretrained, num_classes=0, **arguments)
+
+
 def embed_positions(body: Any, patches: Tensor) -> Tensor:
     """A timm transformer's class token and ``patches`` [B, patches, d] with their positions, [B, 1 + patches, d]."""
     tokens: Tensor = body._pos_embed(patches)

@@ -30,7 +30,7 @@ from hetfl.models.base import Model, ModelOptions
 from hetfl.models.cnn import PlainCNN, TorchvisionCNN, googlenet, last_side, mobilenet_v2, plain_cnn
 from hetfl.models.fitting import Backbone, Fitted, Layer, fit, layered_head, on_meta
 from hetfl.models.grouped import GroupedViT
-from hetfl.models.parts import part, timm_registry
+from hetfl.models.parts import part, timm_model, timm_registry
 from hetfl.models.resnet import FittedResNet, cifar_stem, small_resnet
 from hetfl.models.vit import PromptedViT
 from hetfl.tensors import read_tensors, write_tensors
@@ -393,14 +393,12 @@ def creator(name: str, size: int | None = None, zero_init_last: bool = True) -> 
         arguments["zero_init_last"] = zero_init_last
     elif size != spec.size:
         arguments["img_size"] = size
-    return lambda: _timm().create_model(_timm_name(name), pretrained=False, num_classes=0, **arguments)
+    return lambda: timm_model(_timm_name(name), **arguments)
 
 
 def _own_vit(size: int, architecture: dict[str, Any]) -> nn.Module:
-    # On the meta device initialisation has no effect, but torch would import its compiler for it, for seconds.
-    fill = "skip" if torch.get_default_device().type == "meta" else ""
     timm = part("timm.models.vision_transformer")
-    return timm.VisionTransformer(img_size=size, num_classes=0, weight_init=fill, **architecture)
+    return timm.VisionTransformer(img_size=size, num_classes=0, **architecture)
 
 
 def load_weights(name: str, folder: Path, values: bool = True) -> dict[str, Tensor]:
@@ -467,7 +465,7 @@ def fetch_weights(name: str, folder: Path) -> Path:
     if is_random(name) or architecture_of(name) in OWN_SPECS:
         raise HetflError(f"{name}: {_remedy(name)}")
     try:
-        model = _timm().create_model(_timm_name(name), pretrained=True, num_classes=0)
+        model = timm_model(_timm_name(name), pretrained=True)
     except Exception as error:  # the hub client raises many kinds
         raise HetflError(f"{name}: cannot be downloaded ({_one_line(error)})") from error
     path = weights_path(name, folder)
@@ -492,7 +490,7 @@ def convert_weights(name: str, source: Path, folder: Path) -> Path:
     architecture = architecture_of(name)
     if is_random(name) or (architecture in OWN_SPECS and architecture not in MOCO_VITS):
         raise HetflError(f"{name}: has no published weights; {_remedy(name)}")
-    with torch.device("meta"):
+    with on_meta():
         body = creator(name)()
     tensors = backbone_weights(source, body)
     path = weights_path(name, folder)
@@ -533,10 +531,3 @@ def _timm_architectures() -> tuple[str, ...]:
 
 def _one_line(error: Exception) -> str:
     return shorten(str(error), 300) or type(error).__name__
-
-
-def _timm() -> Any:
-    # Importing timm takes seconds; --help and settings errors must not wait for it.
-    import timm
-
-    return timm
