@@ -25,6 +25,7 @@ from hetfl.methods.base import Method, Uplinks, create
 from hetfl.methods.fedmix import FedMix
 from hetfl.metrics.flops import StepFlops, flops, step_flops
 from hetfl.models import Model, ModelOptions, build
+from hetfl.models.fitting import on_meta
 from hetfl.models.outline import Outline, outline
 from hetfl.training.blank import Holdings, blank_federation
 from hetfl.training.local import LocalEngine
@@ -99,7 +100,7 @@ def fitted(method: Method, name: str, pixels: int | None = None, device: str = "
 
 @cache
 def _built(name: str, classes: int, options: ModelOptions, pixels: int | None, device: str) -> Model:
-    with torch.device(device):
+    with on_meta() if device == "meta" else torch.device(device):
         return build(name, classes, options, inputs=InputSettings(size=pixels))
 
 
