@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from importlib import import_module
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from fault_table import pytest_runtest_logreport, pytest_runtest_setup, pytest_terminal_summary, tries
+
+from hetfl.process import leave
 
 __all__ = ["pytest_runtest_logreport", "pytest_runtest_setup", "pytest_terminal_summary", "tries"]
 
@@ -20,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures, and with them torch, in processes that run tests; with ``-n`` one only hands these out."""
+    atexit.unregister(leave)  # commands that run in here are not the end of this process
     gc.disable()  # until all is imported and collected: it would look through all of that again and again
     hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not hands_out or config.option.collectonly:

@@ -526,7 +526,6 @@ def test_only_what_plays_rounds_says_that_it_continues_from_one(
     def interrupted(*_: object) -> None:
         raise SystemExit(130)
 
-    monkeypatch.setattr(base, "_ended", [])
     monkeypatch.setattr(base.typer.Typer, "__call__", interrupted)
     monkeypatch.setattr(sys, "argv", line.split())
     with pytest.raises(SystemExit):

@@ -10,7 +10,7 @@ import hetfl
 
 ROOT = Path(hetfl.__file__).parent
 LEVELS = [
-    {"errors"},
+    {"errors", "process"},
     {"draws", "files", "config", "spawn", "torch_private"},
     {"message", "tensors", "optimisers", "schema"},
     {"captured", "compact"},

@@ -9,6 +9,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from hetfl.process import quick
+
 SPAWN = multiprocessing.get_context("spawn")
 """A process that has used a GPU or has threads cannot be forked."""
 
@@ -18,10 +20,15 @@ def start(target: Callable[..., object], *arguments: Any) -> BaseProcess:
 
     It needs nothing of the script that runs here, which may not be ready to be imported a second time.
     """
-    process = SPAWN.Process(target=target, args=arguments, daemon=True)
+    process = SPAWN.Process(target=_begin, args=(target, *arguments), daemon=True)
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         process.start()
     finally:
         sys.modules["__main__"] = main
     return process
+
+
+def _begin(target: Callable[..., object], *arguments: Any) -> None:
+    with quick():
+        target(*arguments)

@@ -10,6 +10,7 @@ from statistics import mean
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
 from hetfl.experiments.evaluation import is_evaluated
+from hetfl.experiments.events import Callback, Event
 from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import (
     Cell,
@@ -26,7 +27,7 @@ from hetfl.experiments.versions import check_versions, keys
 from hetfl.metrics.accuracy import known
 from hetfl.planning import doubts, duration, rest_of_tables, short_plan, summary
 from hetfl.schema import needed_run, read_rounds
-from hetfl.tracking import Apart, MlflowMirror, Progress, following
+from hetfl.tracking import Apart, MlflowMirror, Progress, Relay, following
 from hetfl.tracking.mlflow_mirror import try_sync
 
 
@@ -96,15 +97,17 @@ def train_cells(
         print(f"{table}: {len(plan.left)} more cells of this table are not here{among}, {duration(plan)}", flush=True)
     beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
     progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
-    with following([progress, Apart(partial(MlflowMirror, root, list(expected)))]) as callback:
-        pending = unfinished(chosen, workspace, expected, callback)
-        failures = run_cells(pending, workspace, compute, callback)
-    done = [cell for cell in pending if workspace.runs / cell.path not in failures]
-    if done:
-        print(results(done, workspace), flush=True)
-    if evaluate:
-        trained = [cell for cell in chosen if workspace.runs / cell.path not in failures]
-        failures |= evaluate_trained(trained, workspace, compute)
+    # MLflow writes what it was told of while the cells are evaluated, and nobody waits for it to see the results.
+    with following([Apart(partial(MlflowMirror, root, list(expected)))]) as mirror:
+        with following([progress, *([Relay(mirror)] if mirror else [])]) as callback:
+            pending = unfinished(chosen, workspace, expected, callback)
+            failures = run_cells(pending, workspace, compute, callback)
+        done = [cell for cell in pending if workspace.runs / cell.path not in failures]
+        if done:
+            print(results(done, workspace), flush=True)
+        if evaluate:
+            trained = [cell for cell in chosen if workspace.runs / cell.path not in failures]
+            failures |= evaluate_trained(trained, workspace, compute, mirror=mirror)
     if failures:
         raise FailedCellsError(failures)
 
@@ -139,7 +142,11 @@ def _shown(seeds: Sequence[tuple[float, float | None]]) -> str:
 
 
 def evaluate_trained(
-    trained: Sequence[Cell], workspace: Workspace, compute: ComputeSettings, again: bool = False
+    trained: Sequence[Cell],
+    workspace: Workspace,
+    compute: ComputeSettings,
+    again: bool = False,
+    mirror: Callback | None = None,
 ) -> dict[Path, str]:
     """Evaluate those of some trained cells whose evaluation is missing or of another checkpoint, and tell MLflow.
 
@@ -148,6 +155,7 @@ def evaluate_trained(
         workspace: the checkout.
         compute: where and how.
         again: evaluate all of them.
+        mirror: tells MLflow; without it, that is done here.
 
     Returns:
         What went wrong in one line, by the folder of the cell's record.
@@ -157,8 +165,13 @@ def evaluate_trained(
     if not pending:
         return {}
     failures = evaluate_cells(pending, workspace, compute, again)
-    folders = [workspace.runs / cell.path for cell in pending]
-    try_sync([folder for folder in folders if folder not in failures], workspace.root)
+    folders = {workspace.runs / cell.path: runs[cell.path] for cell in pending}
+    evaluated = [Event(folder, run) for folder, run in folders.items() if folder not in failures]
+    if mirror:
+        for event in evaluated:
+            mirror(event)
+    else:
+        try_sync([event.folder for event in evaluated], workspace.root)
     print(f"{len(pending) - len(failures)} of {len(pending)} cells evaluated", flush=True)
     return failures
 

@@ -32,6 +32,7 @@ from hetfl.data.store import read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import run_cell
+from hetfl.experiments.events import Event
 from hetfl.experiments.plan import ComputeSettings, Workspace, cells, load_params
 from hetfl.experiments.schedule import run_cells
 from hetfl.experiments.status import status as status_of
@@ -39,7 +40,7 @@ from hetfl.experiments.superseded import listing
 from hetfl.experiments.versions import ENGINE
 from hetfl.files import read_json
 from hetfl.models.registry import creator
-from hetfl.schema import needed_run
+from hetfl.schema import METRICS, needed_run
 from hetfl.tensors import read_tensors, write_tensors
 from hetfl.tracking.mlflow_mirror import sync
 from hetfl.tracking.mlflow_model import _load_pyfunc
@@ -330,7 +331,26 @@ def test_one_method_is_trained_and_evaluated_alone(untrained: Path) -> None:
     assert {cell["row"]: cell["status"] for cell in shown} == {"fedhpl": "not run", "fedavg": "ours"}
 
 
-def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(untrained: Path) -> None:
+class Told:
+    """A subscriber that notes which evaluations there are when it is told of a complete run."""
+
+    def __init__(self) -> None:
+        self.evaluated: list[tuple[str, bool]] = []
+
+    def told(self, event: Event) -> None:
+        if event.run and event.run.complete:
+            path = event.run.path
+            there = (event.folder.parents[len(path.parts)] / "evaluations" / path / METRICS).exists()
+            self.evaluated.append((path.as_posix(), there))
+
+    def close(self) -> None: ...
+
+
+def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(
+    untrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = Told()
+    monkeypatch.setattr("hetfl.train.MlflowMirror", lambda *arguments: mirror)
     assert run_stage(untrained, "train", "tiny", "fedavg") == (0, "")
     assert not (untrained / "evaluations").exists()
 
@@ -340,7 +360,9 @@ def test_the_command_evaluates_what_it_trains_and_the_stage_does_not(untrained: 
         return ended.stdout
 
     # One was trained before, the other is by the command.
+    mirror.evaluated.clear()
     assert "2 of 2 cells evaluated" in train()
+    assert [cell for cell, there in mirror.evaluated if there][-2:] == [cell.as_posix() for cell in CELLS]
     before = times(untrained / "evaluations")
     assert {Path(name).parent for name in before} == set(CELLS)
     assert "evaluated" not in train()

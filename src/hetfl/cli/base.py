@@ -5,7 +5,6 @@ A command imports what it needs when it runs, since torch alone takes seconds, a
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import re
@@ -21,6 +20,7 @@ import hetfl
 import hetfl.cli.names as names
 from hetfl.errors import HetflError, foreseen
 from hetfl.experiments.stop import terminable
+from hetfl.process import quick
 
 if TYPE_CHECKING:
     from hetfl.experiments.plan import Params, Workspace
@@ -49,24 +49,15 @@ ENDED = {130: "interrupted", 143: "ended by SIGTERM", 129: "ended by SIGHUP"}
 """Exit statuses of a command that a signal ended; typer turns Ctrl-C into the first."""
 PLAYS = {"train", "run", "sweep", "reproduce", "serve"}
 """Commands that play rounds, so that they go on where a signal ended them."""
-_ended: list[int] = []
-
-
-@atexit.register
-def _leave() -> None:
-    """End at once where a signal ended the command: to take apart all that it imported would take Python a second.
-
-    What is registered first is called last, when the libraries that commands import have closed what they opened.
-    """
-    if _ended:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(_ended[0])
 
 
 def run(command: Callable[..., Any]) -> None:
     """Run a typer command or app. What :func:`hetfl.errors.foreseen` knows is printed in one line, with status 2."""
+    with quick():
+        _run(command)
+
+
+def _run(command: Callable[..., Any]) -> None:
     began = Path.cwd()
     if not isinstance(command, typer.Typer):
         stage, command = command, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -91,7 +82,6 @@ def run(command: Callable[..., Any]) -> None:
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code in ENDED:
-            _ended.append(end.code)
             goes_on = "; the same command continues from the last completed round" if _plays() else ""
             with suppress(OSError):  # the terminal is gone
                 print(f"{ENDED[end.code]}{goes_on}", file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -102,6 +101,4 @@ def _work(pipe: Connection, do: Callable[[Task], str | None], threads: int) -> N
                 pipe.send(do(task))
             except (EOFError, OSError, KeyboardInterrupt):
                 return
-            except SystemExit as end:  # of a signal; to take apart all that was imported would take Python a second
-                os._exit(int(end.code or 0))
             gc.collect()

@@ -151,6 +151,20 @@ def _tell(subscriber: Subscriber, what: str, left: bool = False) -> None:
     print(f"hetfl: {name} {what}{more}", file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class Relay:
+    """A subscriber that hands events on to those of an outer block, which is left later.
+
+    Attributes:
+        told: the outer block's callback.
+    """
+
+    told: Callback
+
+    def close(self) -> None:
+        """Do nothing: the outer block closes its subscribers."""
+
+
 class Apart:
     """A subscriber in a process of its own with the lowest priority, so that it takes little from the training.
 
