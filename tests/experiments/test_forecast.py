@@ -11,7 +11,7 @@ from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
 
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.experiments import calibration, forecast, status
-from hetfl.experiments.calibration import calibrate, cases, rates
+from hetfl.experiments.calibration import calibrate, cases, momentary, rates
 from hetfl.experiments.forecast import Forecaster, forecasts
 from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
@@ -97,7 +97,7 @@ def test_a_cell_that_cannot_be_trained_does_not_stop_the_plan_of_others(workspac
 def test_records_of_other_machines_are_left_out(workspace, params, table_10):
     record(workspace, table_10[0], seconds=2.0, rounds=3, device="cuda: another")
     record(workspace, table_10[1], seconds=2.0, rounds=3, threads=64)
-    assert forecasts(table_10[:1], params, workspace, CPU)[0].source == "operations"
+    assert forecasts(table_10[:1], params, workspace, CPU)[0].source == "calibration"
 
 
 def test_another_method_is_scaled_by_operations(workspace, params, table_10):
@@ -126,6 +126,7 @@ def test_finished_runs_tell_how_long_a_run_with_patience_takes(workspace, params
 
 def test_operations_are_taken_at_a_share_of_a_matrix_product(workspace, params, table_10, monkeypatch):
     monkeypatch.setattr(forecast, "matmul_rate", lambda device: 1e10)
+    monkeypatch.setattr(calibration, "MOMENT", 0)
     found = forecasts(table_10[:1], params, workspace, CPU)[0]
     assert found.load is not None and found.source == "operations" and "30% of a matrix product" in found.basis
     assert found.seconds == pytest.approx(sum(found.load.operations.values()) / 3e9 + found.load.server)
@@ -158,6 +159,20 @@ def test_a_calibration_is_kept_for_this_machine(workspace, params, table_10, mon
     assert found.source == "calibration"
     assert found.seconds == pytest.approx(by["train"] / 2e9 + by["look"] / 1e9 + found.load.server)
     assert not rates(workspace, CPU, threads=2).known  # another machine
+
+
+def test_small_networks_are_measured_unasked_and_once(workspace, params, table_10, monkeypatch):
+    wanted = cases(Forecaster(params, workspace, CPU).rehearsal(table_10[0]))
+    largest = (1 + calibration.STEPS) * max(case.step + calibration.LOOKED * case.forward for case in wanted)
+    measured = []
+    speeds = {"train": 2e9, "look": 1e9}
+    monkeypatch.setattr(calibration, "measure", lambda case, device, compute: measured.append(case.key) or speeds)
+    rate = calibration.REACHED * 1e10
+    for moment, source, count in ((0.9, "operations", 0), (1.1, "calibration", 8), (1.1, "calibration", 8)):
+        monkeypatch.setattr(calibration, "matmul_rate", lambda device, slow=moment: slow * 1e10)
+        monkeypatch.setattr(calibration, "MOMENT", largest / rate)
+        assert forecasts(table_10[:1], params, workspace, CPU)[0].source == source and len(measured) == count
+    assert not momentary(wanted, torch.device("cuda"))
 
 
 def test_a_calibration_measures_real_steps(workspace, params, table_10):

@@ -33,6 +33,12 @@ STEPS = 3
 LOOKED = 32
 """Images of a batch that is only looked at."""
 
+REACHED = 0.3
+"""The share of a large matrix product's operations per second that training is assumed to reach."""
+
+MOMENT = 0.2
+"""Seconds in which a network must be measured, as its operations foretell, to be measured without being asked for."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -62,6 +68,11 @@ class Case:
         kind = ("head", options.prompts, "body")[many]
         return f"{self.name} {kind} {options.stem} {self.inputs.size or 'own'} pixels, batches of {self.batch}"
 
+    @property
+    def step(self) -> int:
+        """Operations of a training step."""
+        return self.batch * self.forward * (1 + gradients(self.trains, "own"))
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -69,10 +80,10 @@ class Rates:
 
     known: Mapping[str, Mapping[str, float]]
 
-    def of(self, rehearsal: Rehearsal) -> dict[Kind, float] | None:
-        """The speeds of a run's networks; None if one is not measured."""
+    def of(self, wanted: Sequence[Case]) -> dict[Kind, float] | None:
+        """The speeds of networks; None if one is not measured."""
         found: dict[Kind, float] = {}
-        for case in cases(rehearsal):
+        for case in wanted:
             if case.key not in self.known:
                 return None
             found[case.name, "train"] = self.known[case.key]["train"]
@@ -149,6 +160,15 @@ def calibrate(
     return len(new)
 
 
+def momentary(wanted: Sequence[Case], device: torch.device) -> bool:
+    """Whether networks are small enough for a CPU to be measured whenever somebody wants to know how long they take.
+
+    Operations say least of these: most of their time goes into calls, and they take several times longer.
+    """
+    each = max(case.step + LOOKED * case.forward for case in wanted)
+    return device.type == "cpu" and (1 + STEPS) * each <= MOMENT * REACHED * matmul_rate(device)
+
+
 def measure(case: Case, device: torch.device, compute: ComputeSettings) -> dict[str, float]:
     """Operations per second of a few training steps, and of passes without gradients, on random images."""
     model = build(case.name, case.classes, case.options, inputs=case.inputs).to(device)
@@ -177,9 +197,8 @@ def measure(case: Case, device: torch.device, compute: ComputeSettings) -> dict[
         with torch.inference_mode():
             _run(model, params, shown)
 
-    trained = size * case.forward * (1 + gradients(case.trains, "own"))
     return {
-        "train": trained / seconds(step, device),
+        "train": case.step * size / case.batch / seconds(step, device),
         "look": LOOKED * case.forward / seconds(look, device),
     }
 

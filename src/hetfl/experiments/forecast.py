@@ -21,10 +21,10 @@ from hetfl.data.store import Dataset, Subset, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, foreseen
 from hetfl.experiments import namesakes
-from hetfl.experiments.calibration import matmul_rate, rates
+from hetfl.experiments.calibration import REACHED, calibrate, cases, matmul_rate, momentary, rates
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells, check_fit
 from hetfl.experiments.record import device_name
-from hetfl.experiments.rehearsal import Load, Rehearsal
+from hetfl.experiments.rehearsal import Kind, Load, Rehearsal
 from hetfl.experiments.status import Status, status
 from hetfl.methods.registry import mistake
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders
@@ -34,9 +34,6 @@ from hetfl.training.registry import ENGINES, resolve
 
 Source = Literal["records", "calibration", "operations"]
 """Where seconds come from: measured rounds of records, measured steps on this machine, or counted operations."""
-
-REACHED = 0.3
-"""The share of a large matrix product's operations per second that training is assumed to reach."""
 
 RECORDS = 3
 """How many records of other cells the seconds of a round are averaged over, the newest first."""
@@ -78,7 +75,7 @@ def forecasts(cells: Sequence[Cell], params: Params, workspace: Workspace, devic
     Seconds per round are those of records from the same kind of device, with the same engine, precision and threads:
     the cell's own; else other seeds and splits with its settings; else the same models and data with other settings
     or another method, in proportion to the operations. Without any, they come from a calibration of this machine, see
-    :mod:`hetfl.experiments.calibration`; else from counted operations.
+    :mod:`hetfl.experiments.calibration`, which is made here where it takes a moment; else from counted operations.
     """
     return Forecaster(params, workspace, device).all(cells)
 
@@ -288,13 +285,21 @@ class Forecaster:
                 return None, "operations", f"that cannot be trained: {wrong}"
             return None, "operations", "of unknown length until the data set is prepared"
         server = load.server if self.device.type == "cpu" else 0.0
-        found = self._rates.of(rehearsal) if self._rates.known else None
-        if found is not None:
+        if found := self._speeds(rehearsal):
             seconds = sum(count / found[kind] for kind, count in load.operations.items())
             return seconds + server, "calibration", "calibration of this machine"
         rate = REACHED * matmul_rate(self.device)
         basis = f"operations at {rate / 1e9:.0f} G/s, {REACHED:.0%} of a matrix product here"
         return sum(load.operations.values()) / rate + server, "operations", basis
+
+    def _speeds(self, rehearsal: Rehearsal) -> Mapping[Kind, float] | None:
+        """The measured speeds of a run's networks; those of small ones are measured now."""
+        wanted = cases(rehearsal)
+        if (found := self._rates.of(wanted)) or not momentary(wanted, self.device):
+            return found
+        calibrate(wanted, self.workspace, self.device, self.params.compute)
+        self._rates = rates(self.workspace, self.device, self.params.compute.threads)
+        return self._rates.of(wanted)
 
     def _rounds_of_finished(self, runs: Iterable[Run]) -> Mapping[tuple[str, str], list[int]]:
         """Those of runs that may stop early, by experiment and method, and by experiment and "".
