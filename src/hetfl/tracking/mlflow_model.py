@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file, write_json
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 NAME = "model"
 """A run's model, ``runs:/<id>/model``."""
 SOURCE, REFERENCE = "record", "reference.json"
+UNASKED = "mlflow.utils.environment.warn_dependency_requirement_mismatches"
+"""What looks for seconds through the files of all installed packages, to compare this hetfl with itself."""
 EXAMPLE_SIZE = 32
 """Largest height and width of the input example, which is stored as text."""
 
@@ -62,20 +65,21 @@ def write_model(folder: Path, record: Path, run: Run, data: Path, copied: bool, 
         if copied:
             for name in (RUN, ROUNDS, MODEL):
                 shutil.copyfile(record / name, source / name)
-        mlflow.pyfunc.save_model(
-            folder,
-            loader_module=__name__,
-            data_path=source,
-            mlflow_model=Model(artifact_path=NAME, run_id=run_id, model_id=model_id),
-            signature=ModelSignature(
-                Schema([TensorSpec(np.dtype("uint8"), (-1, -1, -1, channels))]),
-                Schema(outputs),
-                ParamSchema([ParamSpec("client", DataType.long, 0)]),
-            ),
-            input_example=example,
-            pip_requirements=[f"hetfl=={run.versions['hetfl']}"],
-            metadata={"method": run.method, "dataset": run.dataset, "fingerprint": run.fingerprint},
-        )
+        with patch(UNASKED, create=True):
+            mlflow.pyfunc.save_model(
+                folder,
+                loader_module=__name__,
+                data_path=source,
+                mlflow_model=Model(artifact_path=NAME, run_id=run_id, model_id=model_id),
+                signature=ModelSignature(
+                    Schema([TensorSpec(np.dtype("uint8"), (-1, -1, -1, channels))]),
+                    Schema(outputs),
+                    ParamSchema([ParamSpec("client", DataType.long, 0)]),
+                ),
+                input_example=example,
+                pip_requirements=[f"hetfl=={run.versions['hetfl']}"],
+                metadata={"method": run.method, "dataset": run.dataset, "fingerprint": run.fingerprint},
+            )
 
 
 class PyfuncModel:
