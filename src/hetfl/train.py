@@ -10,7 +10,7 @@ from statistics import mean
 from hetfl.config import validate
 from hetfl.errors import FailedCellsError
 from hetfl.experiments.evaluation import is_evaluated
-from hetfl.experiments.events import Callback, Event
+from hetfl.experiments.events import Callback
 from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import (
     Cell,
@@ -22,6 +22,7 @@ from hetfl.experiments.plan import (
     load_params,
     pick,
 )
+from hetfl.experiments.record import Record
 from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, run_cells, unfinished
 from hetfl.experiments.versions import check_versions, keys
 from hetfl.metrics.accuracy import known
@@ -165,13 +166,14 @@ def evaluate_trained(
     if not pending:
         return {}
     failures = evaluate_cells(pending, workspace, compute, again)
-    folders = {workspace.runs / cell.path: runs[cell.path] for cell in pending}
-    evaluated = [Event(folder, run) for folder, run in folders.items() if folder not in failures]
+    evaluated = {
+        folder: runs[cell.path] for cell in pending if (folder := workspace.runs / cell.path) not in failures
+    }
     if mirror:
-        for event in evaluated:
-            mirror(event)
+        for folder, run in evaluated.items():
+            Record(folder, mirror).tell(run)
     else:
-        try_sync([event.folder for event in evaluated], workspace.root)
+        try_sync(evaluated, workspace.root)
     print(f"{len(pending) - len(failures)} of {len(pending)} cells evaluated", flush=True)
     return failures
 

@@ -175,6 +175,12 @@ def test_small_networks_are_measured_unasked_and_once(workspace, params, table_1
     assert not momentary(wanted, torch.device("cuda"))
 
 
+def test_a_plan_needs_to_write_nothing(workspace, params, table_10, monkeypatch):
+    monkeypatch.setattr(calibration, "measure", lambda case, device, compute: {"train": 2e9, "look": 1e9})
+    workspace.scratch.write_text("no folder")
+    assert forecasts(table_10[:1], params, workspace, CPU)[0].source == "operations"
+
+
 def test_a_calibration_measures_real_steps(workspace, params, table_10):
     case = cases(Forecaster(params, workspace, CPU).rehearsal(table_10[0]))[0]
     speeds = calibration.measure(case, CPU, params.compute)

@@ -37,7 +37,7 @@ REACHED = 0.3
 """The share of a large matrix product's operations per second that training is assumed to reach."""
 
 MOMENT = 0.2
-"""Seconds in which a network must be measured, as its operations foretell, to be measured without being asked for."""
+"""A network is measured unasked if that takes at most so many seconds, as far as its operations tell."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -297,7 +298,8 @@ class Forecaster:
         wanted = cases(rehearsal)
         if (found := self._rates.of(wanted)) or not momentary(wanted, self.device):
             return found
-        calibrate(wanted, self.workspace, self.device, self.params.compute)
+        with suppress(OSError):  # where nothing may be written, a plan does without
+            calibrate(wanted, self.workspace, self.device, self.params.compute)
         self._rates = rates(self.workspace, self.device, self.params.compute.threads)
         return self._rates.of(wanted)
 
