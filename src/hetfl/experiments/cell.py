@@ -24,10 +24,12 @@ from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record, commit, device_name, method_source, now, source_digest, versions
+from hetfl.experiments.rehearsal import auxiliary_cost, own_cost
 from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import kept_features, used
 from hetfl.methods import Method, create
+from hetfl.models.outline import outline
 from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Round, Run
 from hetfl.training import rounds
 from hetfl.training.client_run import used_samples
@@ -123,6 +125,21 @@ def host(cell: Cell, root: Path, compute: ComputeSettings, identity: str = "") -
     return Host(make_engine(setup.method, setup.federation), setup.draws, identity)
 
 
+def loads(cell: Cell, setup: Setup) -> list[int]:
+    """An estimate of each client's work in a round: training samples times operations of a pass through its networks.
+
+    Args:
+        cell: the cell.
+        setup: its parts.
+    """
+    federation, options = setup.federation, setup.method.model_options()
+    found = []
+    for data, model in zip(federation.data, federation.models, strict=True):
+        shape = outline(model.name, federation.num_classes, options, cell.input)
+        found.append(len(data.train) * (own_cost(shape).forward + auxiliary_cost(shape).forward))
+    return found
+
+
 @contextmanager
 def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, identity: str) -> Iterator[Engine]:
     """The engine that the settings name, for as long as a cell trains."""
@@ -132,7 +149,7 @@ def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, iden
         return
     theirs = compute.model_copy(update={"precision": federation.precision})
     make, own = partial(host, cell, root.resolve(), theirs, identity), getattr(compute, name, None)
-    transport = ENGINES[name].make(make, federation.loads, compute.threads, compute.device != "cpu", own)
+    transport = ENGINES[name].make(make, loads(cell, setup), compute.threads, compute.device != "cpu", own)
     with closing(RemoteEngine(name, method, federation.models, federation.device, transport, identity)) as engine:
         yield engine
 

@@ -68,11 +68,6 @@ class Federation:
         """The architecture of every client."""
         return [client.model for client in self.clients]
 
-    @property
-    def loads(self) -> list[int]:
-        """An estimate of each client's work in a round: its training samples times the elements of its network."""
-        return [len(data.train) * model.total_elements for data, model in zip(self.data, self.models, strict=True)]
-
 
 def build_federation(
     method: Method,
