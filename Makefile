@@ -46,6 +46,10 @@ test-faults: $(VENV)/.ready
 test-distributed: $(VENV)/.ready
 	pytest -m distributed -s
 
+# Three rounds of every method on a GPU and on the processor. Elsewhere: make test-gpu HETFL_TEST_DEVICE=cuda:1
+test-gpu: $(VENV)/.ready
+	pytest -m gpu
+
 # Of the papers' runs: make ui PROJECT=papers. Elsewhere: make ui HOST=0.0.0.0 PORT=8080. Behind a proxy:
 # make ui UI="--allowed-hosts runs.example.org". Files of runs are named relative to the project's folder.
 PROJECT := .
@@ -86,4 +90,4 @@ endif
 	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
 	@touch $@
 
-.PHONY: repro install test certificates docs slow test-distributed ui lint lock test-faults
+.PHONY: repro install test certificates docs slow test-distributed test-gpu ui lint lock test-faults

@@ -71,7 +71,7 @@ def assert_close(found: Tensors, expected: Tensors) -> None:
     rounding."""
     assert list(found) == list(expected)
     for name, tensor in expected.items():
-        largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+        largest = float(tensor.double().abs().max()) if tensor.numel() else 0.0
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-7 * largest + 2e-8)
 
 

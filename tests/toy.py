@@ -60,6 +60,22 @@ VARIANTS = {
 """Every method, and settings of some that are other formulas or other ways."""
 
 
+RULES = {"fedhpl-average-aggregation", "fedhpl-upload-all", "fedhpl-literal-counts", "fedhpl-plus-h"}
+"""Variants with another formula or another mask, whose numbers are golden, and no other way through an engine."""
+PLAYED = {
+    **{name: variant for name, variant in VARIANTS.items() if name not in RULES},
+    "fedavg with adam": ("fedavg", {"optimiser": "adam"}),
+    "fedproto with adam that is kept": ("fedproto", {"optimiser": "adam", "keep_optimiser": True}),
+    "fedproto in the stored order, whole batches": ("fedproto", {"shuffle": False, "drop_last": True}),
+    "fedprox without momentum": ("fedprox", {"momentum": 0.0}),
+    "fedhe by sweep": ("fedhe", {"collect": "sweep"}),
+    "fedhpl with dropout": ("fedhpl", {"prompt_dropout": 0.3}),
+    "fedhpl-shallow with dropout": ("fedhpl", {"prompts": "shallow", "prompt_dropout": 0.3}),
+    "sgpt by vote": ("sgpt", {"vote": True}),
+}
+"""What is played: every method, and settings that take another way through it or through an engine."""
+
+
 def groups(variant: str) -> list[str]:
     """The model groups a variant runs on; ResNets for whatever trains any architecture from scratch."""
     return groups_of(*VARIANTS[variant])
@@ -73,3 +89,9 @@ def groups_of(method: str, settings: dict[str, Any]) -> list[str]:
         return ["homogeneous"]
     trained = create(method, settings, 3).model_options().body == "trained"
     return ["homogeneous", "heterogeneous", *(["resnets"] if trained else [])]
+
+
+def mixed_group(method: str, settings: dict[str, Any]) -> str:
+    """Where the method can, two equal clients and a different one; ResNets for whatever trains any from scratch."""
+    mixed = {"homogeneous": "homogeneous", "heterogeneous": "two vits", "resnets": "two resnets"}
+    return mixed[groups_of(method, settings)[-1]]

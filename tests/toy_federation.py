@@ -127,6 +127,7 @@ def toy_partition() -> Partition:
     return Partition((first, rest[:19], rest[19:]), None)
 
 
+CPU = torch.device("cpu")
 Engine = Callable[..., LocalEngine]
 
 
@@ -146,9 +147,9 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partit
     """A function that builds engines. Those whose methods want the same models share them."""
     shared: dict[str, Model] = {}
 
-    def share(dtype: torch.dtype) -> Callable[..., Model]:
+    def share(dtype: torch.dtype, device: torch.device) -> Callable[..., Model]:
         def model(name: str, classes: int, options: ModelOptions, folder: Path, *inputs: InputSettings) -> Model:
-            key = f"{name} {options.model_dump_json()} {inputs} {dtype}"
+            key = f"{name} {options.model_dump_json()} {inputs} {dtype} {device}"
             if key not in shared:
                 shared[key] = registry.build(name, classes, options, folder, *inputs)
             return shared[key]
@@ -160,18 +161,19 @@ def toy_engines(weights: Path, toy_data: Dataset, toy_public: Subset, toy_partit
         group: str = "homogeneous",
         dtype: torch.dtype = torch.float32,
         partition: Partition | None = None,
+        device: torch.device = CPU,
         **settings: Any,
     ) -> LocalEngine:
         made = create(method, {"rounds": 3, "batch_size": 8, **TOY.get(method, {}), **settings}, CLASSES, 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hetfl.training.federation.build", share(dtype))
+            patch.setattr("hetfl.training.federation.build", share(dtype, device))
             federation = build_federation(
                 made,
                 GROUPS[group],
                 toy_data,
                 partition or toy_partition,
                 weights,
-                torch.device("cpu"),
+                device,
                 dtype,
                 public=toy_public if made.public else None,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from playing import Trained, assert_close, play_round, start, train
-from toy import VARIANTS, groups_of
+from toy import PLAYED, mixed_group
 from wire import payload, received
 
 from hetfl.draws import Draws
@@ -31,29 +31,11 @@ def test_a_method_declares_the_version_of_its_formulas() -> None:
     assert "mine" not in METHODS
 
 
-RULES = {"fedhpl-average-aggregation", "fedhpl-upload-all", "fedhpl-literal-counts", "fedhpl-plus-h"}
-"""Variants with another formula or another mask, whose numbers are golden, and no other way through an engine."""
-PLAYED = {
-    **{name: variant for name, variant in VARIANTS.items() if name not in RULES},
-    "fedavg with adam": ("fedavg", {"optimiser": "adam"}),
-    "fedproto with adam that is kept": ("fedproto", {"optimiser": "adam", "keep_optimiser": True}),
-    "fedproto in the stored order, whole batches": ("fedproto", {"shuffle": False, "drop_last": True}),
-    "fedprox without momentum": ("fedprox", {"momentum": 0.0}),
-    "fedhe by sweep": ("fedhe", {"collect": "sweep"}),
-    "fedhpl with dropout": ("fedhpl", {"prompt_dropout": 0.3}),
-    "fedhpl-shallow with dropout": ("fedhpl", {"prompts": "shallow", "prompt_dropout": 0.3}),
-    "sgpt by vote": ("sgpt", {"vote": True}),
-}
-"""What is played: every method, and settings that take another way through it or through an engine."""
-
-
 @pytest.fixture(params=PLAYED)
 def played(two_rounds, request):
-    """A variant's first two rounds, where it can with two equal clients and a different one; residual networks for
-    whatever trains any architecture from scratch."""
+    """A variant's first two rounds in a mixed group."""
     method, settings = PLAYED[request.param]
-    mixed = {"homogeneous": "homogeneous", "heterogeneous": "two vits", "resnets": "two resnets"}
-    return two_rounds(method, mixed[groups_of(method, settings)[-1]], dtype=torch.float64, **settings)
+    return two_rounds(method, mixed_group(method, settings), dtype=torch.float64, **settings)
 
 
 def test_clients_in_another_order_that_get_bytes_send_the_same(played):
