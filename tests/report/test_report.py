@@ -202,7 +202,9 @@ def test_fine_tuning_is_the_last_value_and_no_round_of_communication(experiment:
     assert after["down"]["total"]["elements"] == before["down"]["total"]["elements"] + CLIENTS * 30000
     assert after["down"] | {"total": None} == before["down"] | {"total": None}
     assert "Rounds: 5." in render_text(table)
-    accuracy_curves(table, records_below(experiment), tmp_path)
+    records = records_below(experiment)
+    assert curve_points(table, records)["fine_tuned"].tolist() == [""] * ROUNDS + ["yes"]
+    accuracy_curves(table, records, tmp_path)
 
 
 def one_cell(row: str, **more: Any) -> TableSpec:

@@ -84,16 +84,18 @@ def curve_points(table: Mapping[str, Any], records: Records) -> pd.DataFrame:
 
     Returns:
         Columns ``row``, ``column`` and ``seed``, which is empty where a curve is the mean over seeds; ``round``;
-        ``accuracy`` in percent; ``megabytes``, all that was sent up to the round's end, up and down.
+        ``fine_tuned``, which says ``yes`` of the clients' fine-tuning after the last round; ``accuracy`` in percent;
+        ``megabytes``, all that was sent up to the round's end, up and down.
     """
     lines = [
-        (row, column, curve.seed, at.round, round(at.percent, 4), round(at.traffic / 1e6, 6))
+        (row, column, curve.seed, at.round, "yes" * at.tuned, round(at.percent, 4), round(at.traffic / 1e6, 6))
         for row in table["rows"]
         for column in table["columns"]
         for curve in _curves(table, records, row, column)
         for at in curve.points
     ]
-    found = pd.DataFrame(lines, columns=["row", "column", "seed", "round", "accuracy", "megabytes"])
+    names = ["row", "column", "seed", "round", "fine_tuned", "accuracy", "megabytes"]
+    found = pd.DataFrame(lines, columns=names)
     return found.astype({"seed": "Int64"})
 
 
