@@ -127,7 +127,7 @@ def all_memory(gpu: torch.device) -> Iterator[None]:
 
 
 def test_clients_that_do_not_fit_train_in_smaller_groups(gpu, monkeypatch, caplog, all_memory):
-    """The engine is told that all fit, and the allocator has half of what that takes."""
+    """The engine is told that all fit, and the allocator has less than that takes."""
     monkeypatch.setattr(batched, "free_bytes", lambda device: None)
     expected, _ = run(make_engine(wide_method(), wide_federation(CPU, torch.float64), "sequential"), 2)
     if gpu.type == "cuda":
