@@ -1,11 +1,14 @@
 """The papers' experiments on a GPU: the batched engine against an eager loop, and both against lower bounds.
 
-    python benchmarks/gpu.py [--quick] [--json FILE]
+    python benchmarks/gpu.py [--quick] [--seconds N] [--only CASE ...] [--json FILE] [--read FILE ...]
 
-It takes less than nine minutes on an H200 and writes gpu-<device>.md beside this file. Weights and images are random,
-with the data sets' shapes; speed does not depend on their values. Every case is a separate process with a time limit,
-and a case that fails is a row with its error. An engine runs with more and more of the samples until it has all of
-them or its time is over; times with a part of the samples are extrapolated and marked.
+It takes less than nine minutes on an H200 and writes gpu-<device>.md beside this file. Where a device is lent for
+less than that, some of the cases can run at a time, with --only and --json; --read then makes one report of them.
+
+Weights and images are random, with the data sets' shapes; speed does not depend on their values. Every case is a
+separate process with a time limit, and a case that fails is a row with its error. An engine runs with more and more
+of the samples until it has all of them or its time is over; times with a part of the samples are extrapolated and
+marked.
 
 With --quick, or without a GPU, the cases are much smaller, which only tests the script. The lower bounds are always
 those of the papers' experiments, counted from shapes.
@@ -23,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from textwrap import shorten
@@ -49,7 +53,9 @@ from hetfl.training.memory import peak_memory, reset_peak_memory
 
 PAPERS = Path(__file__).parents[1] / "papers"
 SECONDS = 510
-"""Seconds for all cases. Together with the last case's grace period it is less than nine minutes."""
+"""Seconds for all cases, by default. Together with the last case's grace period it is less than nine minutes."""
+FIRST = 0.03
+"""The share of the samples with which every measurement begins."""
 GRACE = 20
 """Grace period in seconds before a case that exceeds its time is ended."""
 REFERENCE = 15
@@ -129,6 +135,11 @@ def cases() -> dict[str, Case]:
     fedproto, fedtgp = (
         paper("fedtgp-htfe8-cifar100-practical", row, "practical", Practical, 100) for row in ("fedproto", "fedtgp")
     )
+    fml = replace(
+        paper("fedtgp-htcnn8-fashion-mnist", "fml", "practical", Practical, 10),
+        samples=(60_000, 10_000),
+        shape=(28, 28, 1),
+    )
     fgpt = paper("fgpt-cifar100-s10", "fgpt", "s10", Pathological, 100)
     sgd = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 10}
     fedavg = Work("fedavg", sgd | {"lr": 0.01}, ("cnn",), Iid(clients=100))
@@ -153,6 +164,13 @@ def cases() -> dict[str, Case]:
             (EAGER, BATCHED),
             75,
             (Target("round", most=3.5), Target("server", most=1), Target("times faster", least=8)),
+        ),
+        "fml": Case(
+            "FML, HtCNN_8, 20 clients",
+            fml,
+            replace(fml, models=("htcnn1", "htcnn2"), samples=few, partition=Practical(clients=4)),
+            (EAGER, BATCHED),
+            60,
         ),
         "fedavg": Case(
             "FedAvg, 4-layer CNN, 100 clients",
@@ -232,7 +250,7 @@ def measure(
     deadline: float,
     device: torch.device,
     all_rounds: bool,
-    share: float = 0.1,
+    share: float = FIRST,
 ) -> Iterator[dict[str, Any]]:
     """Play rounds of one engine, with a share of the samples first and with more as long as there is time.
 
@@ -282,7 +300,7 @@ def measure(
             return
         # What does not grow with the samples: capturing graphs, making parameters.
         fixed = level - pair
-        growth = min(10.0, (0.9 * (end - time.time()) - fixed) / pair)
+        growth = (0.9 * (end - time.time()) - fixed) / pair
         if growth < 2:
             return
         share = min(1.0, growth * share)
@@ -373,21 +391,48 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small work in place of the papers'; writes no Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help="for all cases (%(default)s)")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="some of the cases; writes no Markdown")
+    parser.add_argument("--read", nargs="+", type=Path, metavar="FILE", help="only report what --json wrote")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     small = arguments.quick or device.type != "cuda"
     everything = cases()
     chosen = {name: everything[name] for name in arguments.only or everything}
-    began = time.monotonic()
-    found = gathered(run_all(chosen, device, small), device)
-    text = report(found, chosen, small, time.monotonic() - began)
+    if arguments.read:
+        found = joined([json.loads(file.read_text()) for file in arguments.read], list(everything))
+    else:
+        began = time.monotonic()
+        found = gathered(run_all(chosen, device, small, arguments.seconds), device)
+        found |= {"small": small, "seconds": time.monotonic() - began}
+    text = report(found, everything)
     print(text)
     if arguments.json:
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
-    if not arguments.quick and not arguments.only:
-        place = "cpu" if device.type == "cpu" else "-".join(torch.cuda.get_device_name(device).lower().split())
+    if arguments.read or not (arguments.quick or arguments.only):
+        _, _, name = found["device"].partition(": ")
+        place = "-".join(name.lower().split()) if found["device"].startswith("cuda") else "cpu"
         write_text(Path(__file__).with_name(f"gpu-{place}.md"), text + "\n")
+
+
+def joined(parts: Sequence[dict[str, Any]], order: Sequence[str]) -> dict[str, Any]:
+    """What several runs on one device found, with the machine's limits as the last one measured them.
+
+    Raises:
+        ValueError: they are from different devices or versions, or not all of the papers' experiments.
+    """
+    last, place = parts[-1], {name: number for number, name in enumerate(order)}
+    for name in ("device", "versions", "small"):
+        if any(part[name] != last[name] for part in parts):
+            raise ValueError(f"{name}: {last[name]} and others")
+    return {
+        **last,
+        "seconds": sum(part["seconds"] for part in parts),
+        "floors": dict(
+            sorted(chain(*(part["floors"].items() for part in parts)), key=lambda item: place.get(item[0], -1))
+        ),
+        "rows": sorted(chain(*(part["rows"] for part in parts)), key=lambda row: place.get(row["part"], -1)),
+    }
 
 
 class Part:
@@ -439,9 +484,9 @@ def write_lines(out: Path, function: Callable[..., Iterator[dict]], *given: Any)
             print(json.dumps({"error": one_line(error)}), file=file)
 
 
-def run_all(chosen: Mapping[str, Case], device: torch.device, small: bool) -> list[dict[str, Any]]:
+def run_all(chosen: Mapping[str, Case], device: torch.device, small: bool, seconds: float) -> list[dict[str, Any]]:
     """The findings of all parts. The lower bounds, which need no device, are counted in parallel."""
-    end = time.time() + SECONDS
+    end = time.time() + seconds
     floors = Part("floors", end, run_floors, chosen, small)
     lines = Part("machine", time.time() + 60, run_ceilings, device).lines()
     for name, case in chosen.items():
@@ -480,7 +525,7 @@ def run_case(case: Case, deadline: float, device: torch.device, small: bool) -> 
         try:
             # The eager baseline launches every kernel separately, also on the server.
             with patch("hetfl.captured.EAGER_CALLS", math.inf) if way[0] == "sequential" else nullcontext():
-                work, share = (case.small, 1.0) if small else (case.work, 0.1)
+                work, share = (case.small, 1.0) if small else (case.work, FIRST)
                 for row in measure(work, way, seconds, deadline, device, all_rounds, share):
                     yield label | row
         except Exception as error:  # the other ways go on
@@ -555,27 +600,27 @@ FLOORS = {
 """Columns: heading and unit."""
 
 
-def report(found: dict[str, Any], chosen: Mapping[str, Case], small: bool, seconds: float) -> str:
+def report(found: dict[str, Any], known: Mapping[str, Case]) -> str:
     """Everything as Markdown."""
     said, machine = found["versions"], found["machine"]
     cuda = found["device"].startswith("cuda")
-    about = f"{found['device']}, torch {said['torch']}, timm {said['timm']}; {seconds:.0f} s in all."
+    about = f"{found['device']}, torch {said['torch']}, timm {said['timm']}; {found['seconds']:.0f} s in all."
     if not cuda:
         about += " **This machine has no GPU: GPU figures are missing**, and no target can be judged."
-    if small:
+    if found["small"]:
         about += " The rows show small experiments of the same kind, not the papers'; they test the script."
     rows, targets = [], []
     for row in found["rows"]:
-        case = chosen.get(row["part"])
+        case = known.get(row["part"])
         rows.append(
             [case.title if case else row["part"], row.get("engine"), row.get("precision"), *shown(row, FIGURES)]
         )
-        if case and not small and "round" in row and (row["engine"], row["precision"]) == case.ways[-1]:
+        if case and not found["small"] and "round" in row and (row["engine"], row["precision"]) == case.ways[-1]:
             targets += [f"- {case.title}: {target.judge(row)}" for target in case.targets]
     rates = {**H200, **machine} if cuda else H200
     floors = []
     for name, counted in found["floors"].items():
-        case = chosen[name]
+        case = known[name]
         work = sum(counted[part] for part in ("train", "pass", "evaluate", "server"))
         counted = counted | {
             "matrix": work / rates["bf16" if case.ways[-1][1] == "bfloat16" else "float32"],
