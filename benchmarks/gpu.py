@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from textwrap import shorten
@@ -416,7 +416,7 @@ def main() -> None:
 
 
 def joined(parts: Sequence[dict[str, Any]], order: Sequence[str]) -> dict[str, Any]:
-    """What several runs on one device found, with the machine's limits as the last one measured them.
+    """What several runs on one device found: of each case what the last of them did, as of the machine's limits.
 
     Raises:
         ValueError: they are from different devices or versions, or not all of the papers' experiments.
@@ -425,13 +425,16 @@ def joined(parts: Sequence[dict[str, Any]], order: Sequence[str]) -> dict[str, A
     for name in ("device", "versions", "small"):
         if any(part[name] != last[name] for part in parts):
             raise ValueError(f"{name}: {last[name]} and others")
+    floors: dict[str, Any] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for part in parts:
+        floors |= part["floors"]
+        rows |= {name: list(of_case) for name, of_case in groupby(part["rows"], key=lambda row: row["part"])}
     return {
         **last,
         "seconds": sum(part["seconds"] for part in parts),
-        "floors": dict(
-            sorted(chain(*(part["floors"].items() for part in parts)), key=lambda item: place.get(item[0], -1))
-        ),
-        "rows": sorted(chain(*(part["rows"] for part in parts)), key=lambda row: place.get(row["part"], -1)),
+        "floors": {name: floors[name] for name in sorted(floors, key=place.__getitem__)},
+        "rows": list(chain(*(rows[name] for name in sorted(rows, key=lambda name: place.get(name, -1))))),
     }
 
 

@@ -372,3 +372,13 @@ def test_the_largest_map_is_found_after_a_training_pass():
     model = at_32("resnet18", OWN_WIDTH)
     model.train()(model.init(Draws(0), 0), images(model))
     assert model.largest_map == 64 * 16 * 16
+
+
+def test_the_largest_map_is_found_after_clients_trained_together():
+    """With masks of dropout that only existed for as long as they did."""
+    model = at_32("mobilenet_v2", OWN_WIDTH)
+    params, masks = model.init(Draws(0), 0), model.masks(0, 2)
+    stacked = {name: torch.stack([mask, mask]) for name, mask in masks.items()}
+    two = images(model)[:2]
+    torch.func.vmap(lambda one: model.train(one)({**params}, two).logits, randomness="error")(stacked)
+    assert masks and model.largest_map > 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from playing import assert_close, play_round, start, train
+from playing import assert_close, play_round, run, start, train
 from record_factory import make_run
 
 from hetfl.data.batches import DeviceImages
@@ -99,6 +99,33 @@ def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_en
         ends.append(state.tensors())
     for end in ends[1:]:
         assert_close(end, ends[0])
+
+
+def test_memory_that_ends_when_all_steps_are_done_changes_no_client(toy_engine, monkeypatch):
+    """What is copied out of the buffers of all clients is written to all of them or to none."""
+    reference = toy_engine("fedproto", "homogeneous", torch.float64, momentum=0.9, keep_optimiser=True)
+    expected, _ = run(reference, 2)
+    failures, real = [], Program.unload
+
+    def unload(self, schedules):
+        with monkeypatch.context() as patch:
+            if len(schedules) > 1:
+                made, empty_like = [], torch.empty_like
+
+                def last(tensor):
+                    made.append(tensor)
+                    if len(made) > len(self._own) * (len(schedules) - 1):
+                        failures.append(len(schedules))
+                        raise torch.OutOfMemoryError
+                    return torch.full_like(empty_like(tensor), torch.nan)
+
+                patch.setattr(torch, "empty_like", last)
+            real(self, schedules)
+
+    monkeypatch.setattr(Program, "unload", unload)
+    found, _ = run(together(reference), 2)
+    assert failures == [3]
+    assert_close(found.tensors(), expected.tensors())
 
 
 def test_one_client_that_does_not_fit_is_an_error(toy_engine, monkeypatch):
@@ -228,6 +255,7 @@ def test_memory_is_predicted_from_shapes(toy_engine, method, group, changes, slo
     kept = saved_bytes(lambda: engine.method.objective(model.train(), params, batch, run.received, phase), known)
     trained = sum(4 * params[name].numel() for name in names)
     held = sum(4 * tensor.numel() for tensor in [*params.values(), *run.received.values()])
-    # The gradient and each slot of the optimiser have the parameters' size.
-    expected = held + (1 + slots) * trained + 4 * batch.images.numel() + kept
+    # The gradient and each slot of the optimiser have the parameters' size, and the largest gradient is copied.
+    largest = max(4 * params[name].numel() for name in names)
+    expected = held + (1 + slots) * trained + largest + 4 * batch.images.numel() + kept
     assert client_bytes(engine.method, run, phase, images) == pytest.approx(expected, rel=0.01)

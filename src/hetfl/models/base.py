@@ -219,9 +219,12 @@ class Model:
             sizes.extend(value.numel() for value in outputs if isinstance(value, Tensor))
 
         hooks = [layer.register_forward_hook(note) for layer in self._module.modules()]
-        # A training pass leaves batch normalisation in training mode, in which one image may be too few.
+        # A training pass leaves batch normalisation in training mode, in which one image may be too few, and dropout
+        # with masks, which torch.func.vmap may have hidden an axis of.
         for norm in self._norms:
             norm.training = False
+        for dropout in self._dropouts:
+            dropout.mask = None
         reference = next(self._module.parameters())
         with torch.no_grad():
             self._module(reference.new_zeros(1, self.spec.channels, self.spec.size, self.spec.size))

@@ -18,7 +18,7 @@ from hetfl.methods.base import Method, Phase
 from hetfl.models.base import Model
 from hetfl.training.client_run import ClientRun, phase_data
 from hetfl.training.federation import Federation
-from hetfl.training.memory import SHARE, client_bytes, free_bytes, free_memory, resident_bytes
+from hetfl.training.memory import SHARE, client_bytes, free_bytes, free_memory, resident_bytes, used_bytes
 from hetfl.training.program import Program, groups_of
 from hetfl.training.sequential import Sequential
 from hetfl.training.stacked_batches import StackedBatches, schedule_of
@@ -35,7 +35,7 @@ class Batched:
     """Trains clients with the same architecture together, where ``torch.vmap`` can map the method over clients.
 
     Attributes:
-        predicted_memory: bytes of the largest phase so far: resident weights and images, and training by its shapes.
+        predicted_memory: bytes of the largest phase so far: what is on the device anyway, and training by its shapes.
     """
 
     predicted_memory = 0
@@ -71,8 +71,15 @@ class Batched:
             for run in runs:
                 run.seconds += (time.perf_counter() - started) / len(runs)
 
-    @cached_property
     def _resident(self) -> int:
+        """Bytes that are on the device beside the programs' own: weights, images and, as far as known, states."""
+        used = used_bytes(self.federation.device)
+        if used is None:
+            return self._federation_bytes
+        return used - sum(program.bytes for program in self._programs.values())
+
+    @cached_property
+    def _federation_bytes(self) -> int:
         return resident_bytes(self.federation)
 
     def _take_turns(self, trainings: Mapping[Model, Iterator[None]]) -> None:
@@ -116,7 +123,7 @@ class Batched:
         share = 1.0 if free is None else min(1.0, SHARE * free / max(wanted, 1))
         capacities = [max(1, int(share * len(group)), self._held(group, number)) for group in groups]
         together = sum(need * capacity for need, capacity in zip(needs, capacities, strict=True))
-        self.predicted_memory = max(self.predicted_memory, self._resident + together)
+        self.predicted_memory = max(self.predicted_memory, self._resident() + together)
         return list(zip(groups, capacities, strict=True))
 
     def _held(self, group: Sequence[ClientRun], number: int) -> int:

@@ -40,15 +40,17 @@ def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
 def client_bytes(method: Method, run: ClientRun, phase: Phase, images: DeviceImages) -> int:
     """Bytes that a client's training takes besides the frozen weights.
 
-    That is its parameters and what it received, what its optimiser holds, the gradient, a batch, and what the
-    backward pass needs; the last by a forward pass of one image again and again, which shows every shape.
+    That is its parameters and what it received, what its optimiser holds, the gradient, a copy of its largest part,
+    which the backward pass of a layer may make, a batch, and what the backward pass needs; the last by a forward pass
+    of one image again and again, which shows every shape.
     """
     model, size = run.client.model, phase.batch_size
     names = model.names(phase.trains)
     params = {name: tensor.clone().requires_grad_(name in names) for name, tensor in run.params.items()}
     slots = 2 if phase.optimiser == "adam" else int(phase.momentum > 0)
     held = sum(map(_bytes, [*params.values(), *run.received.values()]))
-    held += (1 + slots) * sum(_bytes(params[name]) for name in names)
+    trained = [_bytes(params[name]) for name in names]
+    held += (1 + slots) * sum(trained) + max(trained, default=0)
     nowhere = torch.zeros(size, dtype=torch.int64, device=images.device)
     batch = replace(
         images.batch(nowhere),
@@ -71,6 +73,11 @@ def resident_bytes(federation: Federation) -> int:
     tensors = [tensor for model in models for tensor in model.tensors()]
     tensors += [tensor for source in images for tensor in source.tensors()]
     return sum(_bytes(tensor) for tensor in {tensor.data_ptr(): tensor for tensor in tensors}.values())
+
+
+def used_bytes(device: torch.device) -> int | None:
+    """Bytes of the tensors that are on a device now; None where nothing counts them."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
 def free_bytes(device: torch.device) -> int | None:

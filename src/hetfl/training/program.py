@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ class Program:
         self._sums: dict[str, Tensor] = {}
         self._segments: dict[tuple[Any, ...], tuple[Segment, Captured]] = {}
         self._pool = torch.cuda.graph_pool_handle() if images.device.type == "cuda" else None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the buffers."""
+        buffers = chain(self._params.values(), self._received.values(), self._slots.values())
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
     def _shared(self, name: str, received: bool = False) -> bool:
         return self._kinds[received, name][-1]
@@ -188,7 +195,7 @@ class Program:
             return loss, dict(self.method.statistics(model, params, one, received).sums)
 
     def unload(self, schedules: Sequence[Schedule]) -> None:
-        """Write to each client's run what became of it."""
+        """Write to each client's run what became of it; to none if memory does not suffice for all of them."""
         into: list[Tensor] = []
         source: list[Tensor] = []
 
@@ -197,24 +204,30 @@ class Program:
             source.append(buffer)
             return into[-1]
 
-        for place, schedule in enumerate(schedules):
-            run = schedule.run
-            run.params = {**run.params, **{name: copy(self._params[name][place]) for name in self._own}}
-            own: dict[str, Tensor] = {}
+        def ended(place: int, schedule: Schedule) -> tuple[Tensors, Tensors, Tensor, Tensors]:
+            params = {name: copy(self._params[name][place]) for name in self._own}
+            slots: dict[str, Tensor] = {}
             for name in self._leaves if self.phase.keep_optimiser else ():
                 if self.phase.optimiser == "adam":
                     steps = self._began[name] + schedule.steps
                     # On the host, which reads it before the next round.
-                    own[self._slot(name, "step")] = torch.tensor(float(steps))
+                    slots[self._slot(name, "step")] = torch.tensor(float(steps))
                 for kind in self._kept:
                     slot = self._slot(name, kind)
-                    own[slot] = copy(self._slots[slot][place])
-            run.slots = next_slots(run.slots, self.phase, own)
-            run.loss = self._total[place] / schedule.used
-            run.steps += schedule.steps
-            if self._sums:
-                run.gathered.append(Statistics({name: copy(total[place]) for name, total in self._sums.items()}))
+                    slots[slot] = copy(self._slots[slot][place])
+            sums = {name: copy(total[place]) for name, total in self._sums.items()}
+            return params, slots, self._total[place] / schedule.used, sums
+
+        ends = [ended(place, schedule) for place, schedule in enumerate(schedules)]
         copy_to_all(into, source)
+        for schedule, (params, slots, loss, sums) in zip(schedules, ends, strict=True):
+            run = schedule.run
+            run.params = {**run.params, **params}
+            run.slots = next_slots(run.slots, self.phase, slots)
+            run.loss = loss
+            run.steps += schedule.steps
+            if sums:
+                run.gathered.append(Statistics(sums))
 
 
 @dataclass
