@@ -74,7 +74,7 @@ def slowed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 def test_an_engine_gets_more_samples_until_it_has_all_and_plays_a_whole_run(script, fedhpl):
     rows = list(script("gpu").measure(fedhpl, ("sequential", "float32"), 30, time.time() + 30, CPU, all_rounds=True))
-    assert rows[0]["share"] == 0.1 and rows[-1]["share"] == 1
+    assert rows[0]["share"] == script("gpu").FIRST < 1 and rows[-1]["share"] == 1
     assert rows[-1]["all rounds"] and rows[-1]["rounds"] == 4 and not rows[0]["all rounds"]
     for row in rows:
         parts = row["train"] + row["pass"] + row["server"] + row["evaluate"]
@@ -88,7 +88,7 @@ def test_without_time_there_is_a_figure_of_few_samples(script, fedhpl, monkeypat
     monkeypatch.setattr(script("work").Rounds, "passes", lambda rounds: 60.0)
     more = replace(fedhpl, samples=(4800, 16))
     rows = list(script("gpu").measure(more, ("sequential", "float32"), 0, time.time(), CPU, all_rounds=True))
-    assert [row["share"] for row in rows] == [0.1]
+    assert [row["share"] for row in rows] == [script("gpu").FIRST]
     assert rows[0]["pass"] > 0 and rows[0]["train"] == 0 and rows[0]["train rate"] is None
 
 
@@ -133,12 +133,33 @@ def test_failures_are_rows_and_the_other_rows_stand(script):
         {"part": "fgpt", "error": "ended, it took too long"},
         {"part": "fedhpl", "floor": dict.fromkeys(gpu.FLOORS, 1.0) | {"train": 30.0, "trained": 3.0}},
     ]
-    found = gpu.gathered(lines, CPU)
+    found = gpu.gathered(lines, CPU) | {"small": False, "seconds": 1}
     last = found["rows"][1]
     assert last["times faster"] == 3 and last["share of peak"] == 0.8 and last["error"] == "OutOfMemoryError: no"
-    text = gpu.report(found, gpu.cases(), small=False, seconds=1)
+    text = gpu.report(found, gpu.cases())
     assert "GPU figures are missing" in text and "OutOfMemoryError: no" in text and "took too long" in text
     assert "share of peak 0.8; at least 0.45: met (1.78 of it)" in text and "cell: not measured" in text
+
+
+def test_of_several_runs_on_a_device_each_case_is_that_of_the_last_one(script):
+    gpu = script("gpu")
+    same = {"device": "cuda: toy", "versions": {}, "small": False, "seconds": 60.0}
+    first = same | {
+        "machine": {"bf16": 1.0},
+        "floors": {"fedhpl": {"train": 1.0}},
+        "rows": [
+            {"part": "fedhpl", "round": 4.0},
+            {"part": "fedtgp", "round": 2.0},
+            {"part": "fedtgp", "round": 1.0},
+        ],
+    }
+    second = same | {"machine": {"bf16": 2.0}, "floors": {"fml": {}}, "rows": [{"part": "fedtgp", "error": "no"}]}
+    found = gpu.joined([first, second], ["fedtgp", "fml", "fedhpl"])
+    assert found["rows"] == [{"part": "fedtgp", "error": "no"}, {"part": "fedhpl", "round": 4.0}]
+    assert list(found["floors"]) == ["fml", "fedhpl"]
+    assert found["machine"] == {"bf16": 2.0} and found["seconds"] == 120
+    with pytest.raises(ValueError, match="device: cuda: toy and others"):
+        gpu.joined([first | {"device": "cuda: other"}, second], ["fedtgp"])
 
 
 def test_a_target_is_missed_by_its_ratio(script):

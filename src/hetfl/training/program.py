@@ -17,8 +17,8 @@ from hetfl.captured import Captured
 from hetfl.data.batches import Batch, DeviceImages
 from hetfl.message import Tensors
 from hetfl.methods.base import Method, Phase, Statistics
-from hetfl.models.attention import MergedAttention
 from hetfl.models.base import products
+from hetfl.models.merged import MergedCalls
 from hetfl.optimisers import Optimiser
 from hetfl.torch_private import copy_to_all
 from hetfl.training.client_run import ClientRun, check_gradient, make_optimiser, next_slots
@@ -160,7 +160,7 @@ class Program:
             dict.fromkeys(batch, 0),
         )
         with products(self.model.rounded):
-            with MergedAttention():
+            with MergedCalls():
                 losses, sums = vmap(self._objective, client_axes)(params, received, batch)
             check_gradient(losses, self.method, self.phase)
             gradients = torch.autograd.grad(losses.sum(), list(segment.leaves.values()), allow_unused=True)
