@@ -55,3 +55,46 @@ def test_a_layer_of_the_clients_own_is_not_merged():
         alone = F.linear(rows[0], weight[0])
     torch.testing.assert_close(together, torch.einsum("kbi,koi->kbo", rows, weight))
     torch.testing.assert_close(alone, together[0])
+
+
+def test_batch_norms_of_clients_are_one_call_and_their_blocks_copy_nothing():
+    """A residual block in training, which changes running means, activations and a sum in place."""
+    images = drawn(3, 4, 2, 5, 5)
+    kernels, weights = drawn(3, 2, 2, 3, 3).requires_grad_(), drawn(3, 2).requires_grad_()
+
+    def block(images: Tensor, kernel: Tensor, weight: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+        normalised = F.batch_norm(
+            F.conv2d(images, kernel, padding=1), means, variances, weight, weight, training=True
+        )
+        active = F.hardtanh(normalised, 0.0, 6.0, inplace=True)
+        found = F.batch_norm(F.conv2d(active, kernel, padding=1), means, variances, weight, weight, training=True)
+        found += images
+        return F.relu(found, inplace=True)
+
+    def played(merged: bool) -> tuple[Tensor, ...]:
+        means, variances = torch.zeros(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+        given = (images, kernels, weights, means, variances)
+        if merged:
+            with MergedCalls():
+                found = vmap(block)(*given)
+        else:
+            found = torch.stack([block(*one) for one in zip(*given, strict=True)])
+        return found, *torch.autograd.grad(found.square().sum(), (kernels, weights)), means, variances
+
+    with Calls() as calls:
+        together = played(merged=True)
+    for found, expected in zip(together, played(merged=False), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert calls.count["native_batch_norm"] == calls.count["native_batch_norm_backward"] == 2
+    assert not {"copy_", "new_empty_strided", "new_zeros"} & set(calls.count)
+
+
+def test_other_sums_in_place_stay_in_place():
+    def counted(total: Tensor, one: Tensor) -> Tensor:
+        total.add_(one)
+        return total
+
+    totals = torch.zeros(3, 2)
+    with MergedCalls():
+        vmap(counted)(totals, torch.ones(3, 2))
+    assert totals.eq(1).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,19 +14,22 @@ from hetfl.torch_private import is_mapped
 
 
 class MergedCalls(TorchFunctionMode):
-    """While this is active, all clients under ``vmap`` share one call of fused attention and of frozen linear layers.
+    """While this is active, clients under ``vmap`` share calls of some functions.
 
-    Without it, ``vmap`` calls torch's CPU kernel of attention in a loop, and some CUDA kernels do not support it. A
-    linear layer becomes a product of matrices and a sum, with more passes over the result.
+    These are fused attention, frozen linear layers, and batch normalisation of parameters that clients have of their
+    own. Of the first, ``vmap`` calls torch's CPU kernel in a loop, and some CUDA kernels do not support it; a linear
+    layer becomes a product of matrices and a sum, with more passes over the result; batch normalisation becomes a
+    dozen operations and copies.
+
+    What networks do in place with a normalised tensor, activations and the sum of a residual block, makes a new one
+    instead: a client's tensor is a view of that of all clients, and the gradient of a view that was changed takes
+    three copies.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace fused attention and linear layers; call every other function as it is."""
-        if function is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        if function is F.linear:
-            return _linear(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        """Replace these functions; call every other one as it is."""
+        own = _REPLACED.get(function)
+        return (own or function)(*args, **(kwargs or {}))
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, **options: Any) -> Tensor:
@@ -41,6 +45,37 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         return F.linear(input, weight, bias)
     found: Tensor = _Linear.apply(input, weight, bias)
     return found
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    given = (input, running_mean, running_var, weight, bias)
+    if not all(tensor is None or is_mapped(tensor) for tensor in given):
+        return F.batch_norm(*given, training, momentum, eps)
+    found: Tensor = _BatchNorm.apply(*given, training, momentum, eps)
+    found.normalised = True  # type: ignore[attr-defined]
+    return found
+
+
+def _added(own: Tensor, *args: Any, **options: Any) -> Tensor:
+    return own.add(*args, **options) if hasattr(own, "normalised") else own.add_(*args, **options)
+
+
+def _anew(function: Callable[..., Tensor], inplace: int) -> Callable[..., Tensor]:
+    """The function without its argument ``inplace``, which has this place."""
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        return function(*args[:inplace], **{name: value for name, value in options.items() if name != "inplace"})
+
+    return call
 
 
 class _Merged(torch.autograd.Function):
@@ -77,3 +112,33 @@ class _Linear(_Merged):
         """Rows of all clients [K, ..., d] through the one layer."""
         given, weight, bias = inputs
         return F.linear(given.movedim(in_dims[0], 0), weight, bias), 0
+
+
+class _BatchNorm(_Merged):
+    @staticmethod
+    def forward(*given: Any) -> Tensor:
+        return F.batch_norm(*given)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Merge clients and channels [B, K, C, ...] into one axis [K * C], as a convolution of all clients has them.
+
+        Running means and variances [K, C] are updated in place, so that they must be contiguous.
+        """
+        clients, (given, *rest), (place, *places) = info.batch_size, inputs[:5], in_dims[:5]
+        per_channel: list[Any] = [
+            None if tensor is None else tensor.movedim(at, 0).view(-1)
+            for tensor, at in zip(rest, places, strict=True)
+        ]
+        merged = F.batch_norm(given.movedim(place, 1).flatten(1, 2), *per_channel, *inputs[5:])
+        return merged.unflatten(1, (clients, -1)), 1
+
+
+_REPLACED: dict[Any, Callable[..., Tensor]] = {
+    F.scaled_dot_product_attention: _attention,
+    F.linear: _linear,
+    F.batch_norm: _batch_norm,
+    F.relu: _anew(F.relu, inplace=1),
+    F.hardtanh: _anew(F.hardtanh, inplace=3),
+    Tensor.add_: _added,
+}
