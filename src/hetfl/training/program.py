@@ -69,7 +69,7 @@ class Program:
     def bytes(self) -> int:
         """Bytes of the buffers."""
         buffers = chain(self._params.values(), self._received.values(), self._slots.values())
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        return sum(buffer.nbytes for buffer in buffers)
 
     def _shared(self, name: str, received: bool = False) -> bool:
         return self._kinds[received, name][-1]
