@@ -212,6 +212,10 @@ def cases() -> dict[str, Case]:
     }
 
 
+AMOUNTS = {"train": "train", "pass": "passed", "server": "server", "evaluate": "evaluate"}
+"""The parts of a round, and of which of these amounts each one has to do."""
+
+
 @dataclass(frozen=True)
 class Amounts:
     """The parts of a round.
@@ -274,6 +278,7 @@ def measure(
     method = work.create()
     federation = work.federation(method, device, precision)
     end = min(time.time() + seconds, deadline)
+    smaller: dict[str, Measured] = {}
     while share <= 1:
         started = now(device)
         settings = dict(work.settings)
@@ -289,15 +294,18 @@ def measure(
                 if len(made) == before:
                     break
         played = [one]
-        yield {"share": share, **figures(rounds, first, played, method, federation)}
+        found = parts(rounds, played)
+        yield {"share": share, **figures(rounds, first, played, found, smaller, method, federation)}
         level, pair = now(device) - started, 2 * played[0]["round"]
         if share == 1:
             while len(played) < (method.settings.rounds - 1 if all_rounds else 3):
                 if time.time() + played[-1]["round"] > end:
                     break
                 played.append(rounds.play())
-            yield {"share": share, **figures(rounds, first, played, method, federation)}
+            found = parts(rounds, played)
+            yield {"share": share, **figures(rounds, first, played, found, smaller, method, federation)}
             return
+        smaller = found
         # What does not grow with the samples: capturing graphs, making parameters.
         fixed = level - pair
         growth = (0.9 * (end - time.time()) - fixed) / pair
@@ -320,22 +328,74 @@ def recordings() -> Iterator[list[None]]:
         yield made
 
 
-def figures(
-    rounds: Rounds, first: float, played: Sequence[dict[str, float]], method: Method, federation: Federation
-) -> dict[str, Any]:
-    """Extrapolate the time of a round with all samples from rounds with a part of them."""
-    engine, device = rounds.engine, rounds.device
+@dataclass(frozen=True)
+class Measured:
+    """One part of a round, as it was measured.
+
+    Attributes:
+        amount: of its samples or steps, see :class:`Amounts`.
+        seconds: median over rounds.
+    """
+
+    amount: int
+    seconds: float
+
+    def grown(self, amount: int, smaller: Measured | None) -> float:
+        """Seconds of a larger amount.
+
+        Args:
+            amount: the larger one.
+            smaller: measured before with less, which shows how much of the time does not grow with the amount, such
+                as replaying a step with few samples in it. Without it, all of the time does.
+        """
+        slope = self.seconds / self.amount
+        if smaller and smaller.amount < self.amount:
+            slope = min(slope, max(0.0, (self.seconds - smaller.seconds) / (self.amount - smaller.amount)))
+        return self.seconds + slope * (amount - self.amount)
+
+
+def sweeps(method: Method) -> bool:
+    """Whether participants pass over their samples after training."""
+    return method.statistics_source(1) in ("own", "before", "stored")
+
+
+def parts(rounds: Rounds, played: Sequence[dict[str, float]]) -> dict[str, Measured]:
+    """The parts of the rounds that were played, by name."""
+    method, federation = rounds.engine.method, rounds.engine.federation
     spent = {name: median(one[name] for one in played) for name in played[0]}
-    sweeps = method.statistics_source(1) in ("own", "before", "stored")
-    spent["pass"] = min(rounds.passes(), spent["clients"]) if sweeps else 0.0
+    spent["pass"] = min(rounds.passes(), spent["clients"]) if sweeps(method) else 0.0
     spent["train"] = spent["clients"] - spent["pass"]
-    whole, had = amounts(method, rounds, federation), amounts(engine.method, rounds, engine.federation)
-    kinds = {"train": "train", "pass": "passed", "server": "server", "evaluate": "evaluate"}
-    scaled = {name: spent[name] * getattr(whole, kind) / getattr(had, kind) for name, kind in kinds.items()}
+    had = amounts(method, rounds, federation)
+    return {name: Measured(getattr(had, kind), spent[name]) for name, kind in AMOUNTS.items()}
+
+
+def figures(
+    rounds: Rounds,
+    first: float,
+    played: Sequence[dict[str, float]],
+    found: Mapping[str, Measured],
+    smaller: Mapping[str, Measured],
+    method: Method,
+    federation: Federation,
+) -> dict[str, Any]:
+    """Extrapolate the time of a round with all samples from rounds with a part of them.
+
+    Args:
+        rounds: those that were played, of
+        first: seconds of the first one,
+        played: and of the others.
+        found: their parts.
+        smaller: the parts of earlier rounds with fewer samples, if there are any.
+        method: with all steps of its server,
+        federation: and all samples.
+    """
+    engine, device = rounds.engine, rounds.device
+    whole = amounts(method, rounds, federation)
+    scaled = {name: part.grown(getattr(whole, AMOUNTS[name]), smaller.get(name)) for name, part in found.items()}
     total = sum(scaled.values())
-    passed = whole.evaluate + (whole.passed if sweeps else 0)
+    passed = whole.evaluate + (whole.passed if sweeps(method) else 0)
     left = method.settings.rounds - 1 - len(played)
-    growth = total / spent["round"]
+    growth = total / median(one["round"] for one in played)
     return {
         **scaled,
         "round": total,
@@ -637,9 +697,10 @@ def report(found: dict[str, Any], known: Mapping[str, Case]) -> str:
         about,
         table(rows, ["", "engine", "precision", *(heading for heading, _ in FIGURES.values())]),
         "Times of a round and of its parts are medians over the rounds after the first one. If a row used a part of "
-        "the samples, its times are scaled up to all samples. The upload pass is the participants' pass over their "
-        "samples after training; passed images are those of this pass and of the test. Speed-ups are relative to the "
-        "case's first row.",
+        "the samples, its times are extrapolated to all samples: along a line through the last two measurements, or "
+        "in proportion where there is one. The upload pass is the participants' pass over their samples after "
+        "training; passed images are those of this pass and of the test. Speed-ups are relative to the case's first "
+        "row.",
         *(["Targets for the last row of each case, on an H200:", "\n".join(targets)] if targets else []),
         "## Lower bounds of a round of the papers' experiments",
         table(floors, ["", *(heading for heading, _ in FLOORS.values())]),

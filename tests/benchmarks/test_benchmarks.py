@@ -83,6 +83,17 @@ def test_an_engine_gets_more_samples_until_it_has_all_and_plays_a_whole_run(scri
         assert row["train rate"] == (pytest.approx(48 / row["train"]) if row["train"] else None)
 
 
+def test_times_grow_with_the_samples_as_far_as_two_measurements_show_that_they_do(script):
+    part = script("gpu").Measured
+    found = part(100, 3.0)
+    assert found.grown(100, None) == found.grown(100, part(10, 2.1)) == 3.0
+    assert found.grown(1000, None) == pytest.approx(30)
+    assert found.grown(1000, part(10, 2.1)) == pytest.approx(12)  # 2 s, and 10 ms for each
+    # Nothing is faster with more samples, nor slower than in proportion, whatever noise says; one point is no line.
+    assert found.grown(1000, part(10, 3.5)) == 3.0
+    assert found.grown(1000, part(50, 0.1)) == found.grown(1000, part(100, 2.0)) == pytest.approx(30)
+
+
 def test_without_time_there_is_a_figure_of_few_samples(script, fedhpl, monkeypatch):
     # As on a machine that was busy while the pass alone was measured.
     monkeypatch.setattr(script("work").Rounds, "passes", lambda rounds: 60.0)
