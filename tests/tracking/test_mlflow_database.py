@@ -101,6 +101,20 @@ def test_a_database_that_mlflow_cannot_use_is_made_again_from_all_records(tmp_pa
     assert seeds(tmp_path) == ["0", "1"] and capfd.readouterr().err == ""
 
 
+def test_a_database_that_was_not_all_written_out_is_made_again(tmp_path, capfd, copied):
+    folder = write_cell(tmp_path, describe("tiny"))
+    sync([folder], tmp_path)
+    database = tmp_path / "mlruns/mlflow.db"
+    with closing(sqlite3.connect(database)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'metrics'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+    assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
+    assert "mlflow.db: MLflow cannot use it" in capfd.readouterr().err
+
+
 def test_a_database_in_use_stays(tmp_path, monkeypatch, copied):
     folder = write_cell(tmp_path, describe("tiny"))
     sync([folder], tmp_path)
@@ -150,16 +164,24 @@ def test_an_interruption_while_the_database_is_made_leaves_none(tmp_path, statem
     assert sync([folder], tmp_path) == 1 and seeds(tmp_path) == ["0"]
 
 
-def test_only_what_makes_a_database_does_not_wait_for_the_disk(tmp_path):
+def test_only_a_new_database_and_the_checkouts_own_are_not_waited_for(tmp_path):
     import sqlalchemy
 
-    def waits(name: str) -> bool:
+    def options(name: str) -> tuple[int, str]:
         with sqlalchemy.create_engine(f"sqlite:///{tmp_path / name}").connect() as connection:
-            return connection.exec_driver_sql("PRAGMA synchronous").scalar() != 0
+            synchronous, journal = (
+                connection.exec_driver_sql(f"PRAGMA {option}").scalar() for option in ("synchronous", "journal_mode")
+            )
+            return synchronous, journal
 
     with mlflow_database._not_waiting_for_the_disk(tmp_path / "new"):
-        assert (waits("new"), waits("other")) == (False, True)
-    assert waits("new")
+        assert (options("new"), options("other")) == ((0, "memory"), (2, "delete"))
+    assert options("new") == (2, "delete")
+    mlflow_database.leave_writing_to_the_system(tmp_path / "new")
+    # The journal stays in a file: a process that is killed must not leave half a change.
+    assert (options("new"), options("other")) == ((0, "delete"), (2, "delete"))
+    MlflowMirror(tmp_path).open()
+    assert options("mlruns/mlflow.db") == (0, "delete")
 
 
 def size(path: Path) -> int:

@@ -25,6 +25,7 @@ from hetfl.tracking.mlflow_database import (
     ARTIFACTS,
     FILES,
     create_database,
+    leave_writing_to_the_system,
     origin,
     place_artifacts,
     repair_database,
@@ -296,6 +297,7 @@ class MlflowMirror:
                     if self._own:
                         assert self._database is not None
                         broken = repair_database(self._database)
+                        leave_writing_to_the_system(self._database)
                     if self._database is not None:
                         create_database(self._database)
                     client = MlflowClient(tracking_uri=self.uri)
