@@ -140,7 +140,13 @@ class _Site:
         """Write a page; templates find the site's root in ``root``."""
         root = "../" * (len(PurePosixPath(path).parts) - 1)
         text = self.environment.get_template(f"{template}.html.jinja").render(root=root, here=path, **content)
-        write_text(self.folder / path, text)
+        self.file(path, text)
+
+    def file(self, path: str, text: str) -> None:
+        """Write a file of the site, which replaces the older one as a whole."""
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.encode())
 
     def prose(self, path: str, text: str, base: str) -> None:
         """Write a page from Markdown, whose links are relative to ``base``, seen from the site's root."""
@@ -163,7 +169,7 @@ class _Site:
                 views[name] = table_view(table, project.runs, project.rows[name])
                 self.page(f"tables/{name}.html", "table", table=views[name])
                 for suffix, render in (("csv", render_csv), ("tex", render_latex)):
-                    write_text(self.folder / "tables" / f"{name}.{suffix}", render(table))
+                    self.file(f"tables/{name}.{suffix}", render(table))
                 for path in {source["run"] for cell in table["cells"] for source in cell["provenance"]}:
                     shown_in.setdefault(path, []).append(name)
             pages |= project.runs.pages()
@@ -196,9 +202,9 @@ class _Site:
             methods=methods,
         )
         for name in ("style.css", "site.js"):
-            write_text(self.folder / "assets" / name, (TEMPLATES / name).read_text())
+            self.file(f"assets/{name}", (TEMPLATES / name).read_text())
         if pages or costs:
-            write_text(self.folder / "assets" / "vega.js", _vega(self.workspace.scratch))
+            self.file("assets/vega.js", _vega(self.workspace.scratch))
 
     def methods(self, named: Collection[str], views: Mapping[str, Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
         """Some methods by title."""
