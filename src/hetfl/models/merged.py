@@ -23,7 +23,8 @@ class MergedCalls(TorchFunctionMode):
 
     What networks do in place with a normalised tensor, activations and the sum of a residual block, makes a new one
     instead: a client's tensor is a view of that of all clients, and the gradient of a view that was changed takes
-    three copies.
+    three copies. So a network must go on with what such a call returns, as layers in sequence do, not with the tensor
+    that it gave.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
