@@ -213,7 +213,7 @@ def cases() -> dict[str, Case]:
 
 
 AMOUNTS = {"train": "train", "pass": "passed", "server": "server", "evaluate": "evaluate"}
-"""The parts of a round, and of which of these amounts each one has to do."""
+"""The parts of a round, each with the attribute of :class:`Amounts` that it grows with."""
 
 
 @dataclass(frozen=True)
@@ -381,13 +381,13 @@ def figures(
     """Extrapolate the time of a round with all samples from rounds with a part of them.
 
     Args:
-        rounds: those that were played, of
-        first: seconds of the first one,
-        played: and of the others.
-        found: their parts.
-        smaller: the parts of earlier rounds with fewer samples, if there are any.
-        method: with all steps of its server,
-        federation: and all samples.
+        rounds: the rounds that were played, with a part of the samples.
+        first: seconds of the first one.
+        played: seconds of the others, by part.
+        found: their parts, from :func:`parts`.
+        smaller: the same of earlier rounds with fewer samples; empty where there were none.
+        method: the method with all steps of its server.
+        federation: the clients with all samples.
     """
     engine, device = rounds.engine, rounds.device
     whole = amounts(method, rounds, federation)

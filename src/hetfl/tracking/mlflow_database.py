@@ -136,7 +136,7 @@ def _check(database: Path) -> None:
 
 
 def _check_pages(database: Path) -> None:
-    """Fail on a file of which parts were not written out before the power failed; takes 2 ms per MB."""
+    """Fail on a damaged file, such as one that was not all written out when the power failed; takes 2 ms per MB."""
     with closing(sqlite3.connect(database, timeout=WAIT)) as connection:
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
@@ -191,7 +191,7 @@ def _not_waiting_for_the_disk(database: Path) -> Iterator[None]:
 
 
 def _choosing(database: Path, *choices: str) -> Callable[[Any, Any], None]:
-    """What SQLAlchemy is to call with new connections, of which those to a database get some of SQLite's options."""
+    """A listener for SQLAlchemy's new connections, which sets options of SQLite in those to one database."""
     path = os.path.realpath(database)
 
     def connected(connection: Any, record: Any) -> None:
