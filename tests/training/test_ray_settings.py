@@ -17,7 +17,7 @@ from hetfl.experiments.plan import ComputeSettings
 from hetfl.experiments.schedule import at_once
 from hetfl.methods import create
 from hetfl.training.host import Question, Request
-from hetfl.training.ray import Worker, cluster, dealt
+from hetfl.training.ray import Actors, Worker, cluster, dealt
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
@@ -67,6 +67,19 @@ def test_equal_clients_are_dealt_in_turn_and_others_by_their_work():
     loads = [sizes[client % 8] for client in range(20)]
     sums = [sum(loads[client] for client in own) for own in dealt(loads, 2)]
     assert max(sums) < 1.01 * min(sums)
+
+
+def test_clients_change_actors_where_that_shortens_a_round(monkeypatch):
+    monkeypatch.setattr(Actors, "__init__", lambda self: None)
+    actors = Actors()
+    actors._options = {"num_cpus": 1, "num_gpus": 0}
+    actors.clients = first = {"actor 0": [0, 1], "actor 1": [2, 3]}
+    assert not actors.deal([1.0, 1.0, 1.0, 1.03]) and actors.clients is first
+    actors._options["num_gpus"] = 0.5
+    assert not actors.deal([3.0, 3.0, 1.0, 1.0]) and actors.clients is first
+    actors._options["num_gpus"] = 0
+    assert actors.deal([3.0, 3.0, 1.0, 1.0])
+    assert actors.clients == {"actor 0": [0, 2], "actor 1": [1, 3]}
 
 
 def test_a_clients_work_counts_its_samples_and_the_operations_of_all_its_networks():

@@ -82,6 +82,9 @@ class Here:
             self.hosts[host] = self.made()
         return self.trusted
 
+    def deal(self, loads: Sequence[float]) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
@@ -157,6 +160,21 @@ def test_a_lost_host_is_replaced_and_asked_again(toy_engine, method):
     transport.dies = dies
     assert_same(play(remote(engine, transport)), play(engine))
     assert len(lost) == 4 > TRIES
+
+
+@pytest.mark.parametrize("method", ["fedmd", "fedrep", "scaffold"])
+def test_clients_that_change_hosts_take_what_they_remember_along(toy_engine, method):
+    engine = toy_engine(method, rounds=4)
+    transport, told = Here(engine, HOSTS), []
+
+    def deal(loads: Sequence[float]) -> bool:
+        told.append(loads)
+        transport.clients = {"one": [1], "other": [2, 0]} if len(told) == 1 else HOSTS
+        return True
+
+    transport.deal = deal
+    assert_same(play(remote(engine, transport), 4), play(engine, 4))
+    assert [len(loads) for loads in told] == [3, 3] and min(map(min, told)) > 0
 
 
 def test_a_trusted_host_that_is_lost_again_and_again_ends_the_run_in_one_line(toy_engine):

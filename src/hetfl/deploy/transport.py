@@ -121,6 +121,10 @@ class FlowerTransport:
         """See :meth:`Transport.replace`: nobody else has the node's data."""
         return False
 
+    def deal(self, loads: Sequence[float]) -> bool:
+        """See :meth:`Transport.deal`: clients live where their data is."""
+        return False
+
     def close(self) -> None:
         """End the SuperLink."""
         self._end.set()

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ START = 600.0
 """Seconds in which an actor must be there and have loaded its clients."""
 END = 5.0
 """Seconds after which an actor that is still busy when its federation ends is killed."""
+GAIN = 0.02
+"""The least part of a round by which clients that change actors shorten it; they take their states along."""
 CALLS = 2
 """Parts of an answer that an actor makes before the first of them is taken; then it waits."""
 
@@ -144,6 +146,24 @@ class Actors:
         self._ray.kill(self._actors[host])
         self._parts[host].clear()
         self._load(host, self._start())
+        return True
+
+    def deal(self, loads: Sequence[float]) -> bool:
+        """See :meth:`hetfl.training.remote.Transport.deal`.
+
+        Not on GPUs, where clients train together and no one's own seconds are known.
+        """
+        if self._options["num_gpus"]:
+            return False
+
+        def longest(groups: Iterable[Sequence[int]]) -> float:
+            """What the busiest of some actors takes."""
+            return max(sum(loads[client] for client in clients) for clients in groups)
+
+        found = dealt(loads, len(self.clients))
+        if longest(found) > (1 - GAIN) * longest(self.clients.values()):
+            return False
+        self.clients = dict(zip(self.clients, found, strict=True))
         return True
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any, Protocol
 
 import torch
@@ -84,6 +85,16 @@ class Transport(Protocol):
         """Put a host without requests and states in the place of one that is lost; False where that cannot be."""
         ...
 
+    def deal(self, loads: Sequence[float]) -> bool:
+        """Give hosts other clients, so that all of them have about the same work; False if each keeps its own.
+
+        Hosts that get clients know nothing of their states yet.
+
+        Args:
+            loads: how much work each client is, by its number.
+        """
+        ...
+
     def close(self) -> None:
         """Give back what the transport holds."""
         ...
@@ -93,8 +104,8 @@ class RemoteEngine:
     """Asks the hosts of a transport; an :class:`hetfl.training.engine.Engine`.
 
     Where hosts are trusted, replies bring the clients' private states: resume points and the final record are those
-    of a run in one process, and a host that is lost can be replaced. Elsewhere states stay with their clients, and a
-    host that comes back goes on from what it kept itself.
+    of a run in one process, a host that is lost can be replaced, and clients can change hosts between rounds.
+    Elsewhere states stay with their clients, and a host that comes back goes on from what it kept itself.
 
     Args:
         name: of the engine, as settings and the record name it.
@@ -126,10 +137,11 @@ class RemoteEngine:
         self.name, self.method, self.models, self.device = name, method, models, device
         self.transport, self.run, self.deadline, self.counts = transport, run, deadline, counts
         self.common = common
-        self._host_of = {client: host for host, clients in transport.clients.items() for client in clients}
-        if sorted(self._host_of) != list(range(len(models))):
-            raise ValueError("the hosts do not have each client once")
+        self._note_hosts()
         self._states = ClientStates()
+        # Of each client's last training, and the rounds that were trained.
+        self._seconds: dict[int, float] = {}
+        self._trained = 0
         self._losses: Counter[str] = Counter()
         # Requests that each host has not answered.
         self._owed: Counter[str] = Counter()
@@ -150,7 +162,12 @@ class RemoteEngine:
 
     def train(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
         """See :meth:`Engine.train`."""
-        yield from self._work("train", tasks, draws)
+        self._deal_again()
+        self._trained += 1
+        for answer in self._work("train", tasks, draws):
+            if isinstance(answer, Update):
+                self._seconds[answer.client] = sum(answer.seconds.values())
+            yield answer
 
     def fine_tune(self, tasks: Iterable[Task], draws: Draws) -> Iterator[Update | Failure]:
         """See :meth:`Engine.fine_tune`."""
@@ -186,6 +203,26 @@ class RemoteEngine:
     def close(self) -> None:
         """See :meth:`Engine.close`."""
         self.transport.close()
+
+    def _note_hosts(self) -> None:
+        hosts = self.transport.clients
+        self._host_of = {client: host for host, clients in hosts.items() for client in clients}
+        if sorted(self._host_of) != list(range(len(self.models))):
+            raise ValueError("the hosts do not have each client once")
+
+    def _deal_again(self) -> None:
+        """Have clients change hosts if some hosts wait for others, after 1, 2, 4, 8, ... rounds of training.
+
+        The first round takes longer than others do, and late ones rarely tell anything new. Where one client trains
+        after another, no host waits.
+        """
+        if not self.transport.trusted or self.method.in_turn() or self._trained.bit_count() != 1:
+            return
+        # Who has not taken part yet may be as slow as the others.
+        usual = mean(self._seconds.values())
+        if self.transport.deal([self._seconds.get(client, usual) for client in range(len(self.models))]):
+            self._note_hosts()
+            self.restore(self.client_states())
 
     def _why_not(self, score: Update | Score | Failure, samples: Samples) -> str:
         """Why there is no score, or none over all samples that the server knows of; empty where it is right."""
