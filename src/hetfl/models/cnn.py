@@ -68,9 +68,9 @@ def plain_cnn(
     layers: list[nn.Module] = []
     inputs = channels
     for number, outputs in enumerate(convs, start=1):
-        layers += [nn.Conv2d(inputs, outputs, kernel), nn.ReLU()]
-        if pool == "every" or number == len(convs):
-            layers.append(nn.MaxPool2d(2))
+        # A ReLU behind the pool gives the bits of one before it, in gradients too, and has a quarter of the work.
+        pooled = pool == "every" or number == len(convs)
+        layers += [nn.Conv2d(inputs, outputs, kernel), *([nn.MaxPool2d(2)] if pooled else []), nn.ReLU()]
         inputs = outputs
     layers.append(nn.Flatten() if convs else Pixels())
     inputs *= last_side(size, convs, kernel, pool) ** 2
