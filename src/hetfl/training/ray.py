@@ -23,7 +23,7 @@ START = 600.0
 END = 5.0
 """Seconds after which an actor that is still busy when its federation ends is killed."""
 GAIN = 0.02
-"""The least part of a round by which clients that change actors shorten it; they take their states along."""
+"""Clients change actors only if that shortens a round by this share of it, since their states go with them."""
 CALLS = 2
 """Parts of an answer that an actor makes before the first of them is taken; then it waits."""
 

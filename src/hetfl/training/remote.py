@@ -139,7 +139,7 @@ class RemoteEngine:
         self.common = common
         self._note_hosts()
         self._states = ClientStates()
-        # Of each client's last training, and the rounds that were trained.
+        # What each client's last training took, and how many rounds have begun.
         self._seconds: dict[int, float] = {}
         self._trained = 0
         self._losses: Counter[str] = Counter()
@@ -218,7 +218,7 @@ class RemoteEngine:
         """
         if not self.transport.trusted or self.method.in_turn() or self._trained.bit_count() != 1:
             return
-        # Who has not taken part yet may be as slow as the others.
+        # A client that has not taken part yet counts as an average one.
         usual = mean(self._seconds.values())
         if self.transport.deal([self._seconds.get(client, usual) for client in range(len(self.models))]):
             self._note_hosts()
