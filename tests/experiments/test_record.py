@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetfl.experiments.record import commit
+from hetfl.experiments.record import COMMIT, commit
 from hetfl.schema import record_folders
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -49,8 +49,20 @@ def test_a_commit_is_marked_where_code_or_settings_differ_from_it(checkout: Path
     assert len({told.removesuffix("+changes") for told in found.values()}) == 1
 
 
-def test_outside_git_the_commit_is_unknown(tmp_path: Path):
-    assert commit(tmp_path) == "unknown"
+@pytest.mark.parametrize(("told", "found"), [(None, "unknown"), ("", "unknown"), ("0123456789ab", "0123456789ab")])
+def test_outside_git_the_environment_names_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, found: str
+):
+    monkeypatch.delenv(COMMIT, raising=False)
+    if told is not None:
+        monkeypatch.setenv(COMMIT, told)
+    assert commit(tmp_path) == found
+
+
+def test_git_knows_better_than_the_environment(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    commit.cache_clear()
+    monkeypatch.setenv(COMMIT, "another")
+    assert commit(checkout) != "another"
 
 
 def test_superseded_records_and_what_killed_copies_have_left_are_no_cells(tmp_path: Path):

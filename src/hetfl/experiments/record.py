@@ -43,6 +43,8 @@ CORE = (
     "training",
 )
 """The parts of the package that a run goes through, whose digest its record keeps."""
+COMMIT = "HETFL_COMMIT"
+"""The environment variable that names the commit of a copy without git, such as one in a container."""
 
 
 class Record:
@@ -175,12 +177,15 @@ def _is_text(node: ast.AST) -> bool:
 
 @cache
 def commit(root: Path) -> str:
-    """The checkout's commit, marked ``+changes`` where code or settings differ from it; ``unknown`` outside git."""
+    """The checkout's commit, marked ``+changes`` where code or settings differ from it.
+
+    Outside git it is what :data:`COMMIT` says, or ``unknown``.
+    """
     try:
         top, head = _git(root, "rev-parse", "--show-toplevel", "--short=12", "HEAD").splitlines()
         changed = _git(root, "status", "--porcelain", "--", *_watched(root, Path(top)))
     except (OSError, ValueError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get(COMMIT) or "unknown"
     return head + ("+changes" if changed else "")
 
 
