@@ -17,7 +17,7 @@ import sweep_project
 import torch
 import yaml
 from filelock import FileLock
-from record_factory import make_round, write_metrics, write_record
+from record_factory import make_round, make_run, write_metrics, write_record
 from settings_files import PAPER_PARAMS
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -245,7 +245,7 @@ def test_diff_of_folders_and_tables(hetfl_: Run, trained: Path, tmp_path: Path) 
 
 def test_curves_are_drawn_by_round_bytes_and_seconds(hetfl_: Run) -> None:
     text = hetfl_("curve small").stdout
-    assert "round; accuracy in %" in text and "small/fedavg/fedavg/iid-s0  (2 rounds)" in text
+    assert "round; accuracy in %, mean over clients" in text and "small/fedavg/fedavg/iid-s0  (2 rounds)" in text
     assert any("⠀" < character <= "⣿" for character in text)
     first, _ = found(hetfl_, "curve small --by megabytes --metric loss")
     assert [len(point) for point in first["points"]] == [2, 2] and first["points"][0][0] > 0
@@ -328,10 +328,26 @@ def test_many_curves_are_drawn_as_means_of_their_rows(tmp_path: Path) -> None:
         for seed in range(MOST):
             lines = [make_round(number, accuracy=[number / 10, 0.5]) for number in range(4)]
             write_record(tmp_path, Path("e") / "fedavg" / row / f"iid-s{seed}", lines, row=row, experiment="e")
-    lines = curves(["e"], tmp_path, "round", "lowest")
+    lines, _ = curves(["e"], tmp_path, "round", "lowest")
     assert [line.label for line in lines] == ["e/a", "e/b"] and lines[0].note == f"mean of {MOST} runs"
     assert [y for _, y in lines[0].points] == pytest.approx([10, 20, 30])
     assert max(map(len, draw(lines, "round", "lowest", 60).plain.splitlines())) <= 80
+
+
+def test_curves_of_runs_that_wait_for_their_best_round_are_of_all_samples(tmp_path: Path) -> None:
+    settings = make_run().settings
+    for row, patience in (("a", None), ("b", 3)):
+        lines = [make_round(number, accuracy=[0.25, 0.5], pooled=0.5) for number in range(3)]
+        path = Path("e") / "fedavg" / row / "iid-s0"
+        write_record(tmp_path, path, lines, row=row, experiment="e", settings=settings | {"patience": patience})
+
+    def drawn(target: str, metric: str | None = None) -> tuple[str, float]:
+        lines, shown = curves([target], tmp_path, "round", metric)
+        return shown, lines[0].points[-1][1]
+
+    assert drawn("e/fedavg/a") == ("accuracy", 37.5)
+    assert drawn("e/fedavg/b") == drawn("e") == ("pooled", 50.0)
+    assert drawn("e/fedavg/b", "accuracy") == ("accuracy", 37.5)
 
 
 @pytest.mark.parametrize("missing", ["partitions", "experiments"])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
+from hetfl.experiments.standing import Standing, standing, waits
 from hetfl.experiments.status import State, Status, is_locked, status
-from hetfl.metrics.accuracy import known
 from hetfl.planning import WORDS, by_reason
 from hetfl.schema import Round, Run, in_words, read_metrics, read_rounds, read_run, record_folders, troubles
 from hetfl.targets import needed_cells
@@ -30,16 +29,14 @@ class One:
 
     Attributes:
         path: below ``runs/``.
-        accuracy: after its last tested round, in percent, mean over clients; None before the first.
-        best: in its best round, in percent, over all test samples, if the run waits for a better round; else None.
+        accuracy: how accurate it is so far.
         evaluated: whether its final model is tested.
         troubles: the rounds in which first something went wrong, see :func:`hetfl.schema.troubles`.
     """
 
     path: str
     status: Status
-    accuracy: float | None
-    best: float | None
+    accuracy: Standing
     evaluated: bool
     troubles: dict[str, int] = field(default_factory=dict)
 
@@ -47,8 +44,9 @@ class One:
         """As JSON."""
         found = self.status
         return {"cell": self.path, "status": found.state, "round": found.round, "rounds": found.rounds} | {
-            "accuracy": self.accuracy,
-            "best": self.best,
+            "accuracy": self.accuracy.last,
+            "best": self.accuracy.best,
+            "best_round": self.accuracy.best_round,
             "evaluated": self.evaluated,
             **self.troubles,
             "because": found.because,
@@ -126,12 +124,16 @@ def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
     if found.state == "in git":
         kept = read_compact(workspace.compact(cell.path))
         assert kept is not None and kept.metrics is not None  # as it is finished
-        best = kept.metrics.best_pooled if _waits(cell.settings) else None
+        ended = kept.metrics
+        accuracy = Standing(False, 100 * ended.average)
+        if waits(cell.settings):
+            assert ended.pooled is not None and ended.best_pooled is not None
+            accuracy = Standing(True, 100 * ended.pooled, 100 * ended.best_pooled, ended.best_round)
         told = {name: value for name in ("diverged", "failed") if (value := getattr(kept.run, name)) is not None}
-        return One(cell.path.as_posix(), found, 100 * kept.metrics.average, best and 100 * best, True, told)
+        return One(cell.path.as_posix(), found, accuracy, True, told)
     rounds = _lines(workspace.runs / cell.path) if found.state not in ("not run", "broken") else []
     evaluated = _is_evaluated(cell.path, workspace)
-    return One(cell.path.as_posix(), found, *_accuracies(rounds, cell.settings), evaluated, troubles(rounds))
+    return One(cell.path.as_posix(), found, standing(rounds, cell.settings), evaluated, troubles(rounds))
 
 
 def _is_evaluated(path: Path, workspace: Workspace) -> bool:
@@ -156,13 +158,13 @@ def _adhoc(params: Params, workspace: Workspace) -> list[One]:
         try:
             run = read_run(folder)
         except HetflError as error:
-            found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), None, None, False))
+            found.append(One(path.as_posix(), Status("broken", 0, 0, str(error)), Standing(), False))
             continue
         if run is not None:
             rounds = _lines(folder)
             now = _status(run, rounds, is_locked(path, workspace))
-            accuracies = _accuracies(rounds, run.settings)
-            found.append(One(path.as_posix(), now, *accuracies, _is_evaluated(path, workspace), troubles(rounds)))
+            accuracy, evaluated = standing(rounds, run.settings), _is_evaluated(path, workspace)
+            found.append(One(path.as_posix(), now, accuracy, evaluated, troubles(rounds)))
     return found
 
 
@@ -170,20 +172,6 @@ def _status(run: Run, rounds: Sequence[Round], locked: bool) -> Status:
     played = max((line.round for line in rounds if not line.fine_tuning), default=0)
     state: State = "done" if run.complete else "running" if locked else "interrupted"
     return Status(state, played, run.rounds)
-
-
-def _waits(settings: Mapping[str, Any]) -> bool:
-    """Whether a run ends when its accuracy no longer rises, so that its best round is what counts."""
-    return settings.get("patience") is not None
-
-
-def _accuracies(rounds: Sequence[Round], settings: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """``accuracy`` and ``best`` of :class:`One`."""
-    tests = [test for line in rounds if line.round and (test := line.test())]
-    if not tests:
-        return None, None
-    best = 100 * max(test.pooled for test in tests) if _waits(settings) else None
-    return 100 * fmean(known(tests[-1].accuracy)), best
 
 
 def _lines(folder: Path) -> list[Round]:
@@ -195,14 +183,12 @@ def _lines(folder: Path) -> list[Round]:
 
 def _range(some: Sequence[One]) -> str:
     ended = [one for one in some if one.status.state in ENDED]
-    counts = [one.accuracy if one.best is None else one.best for one in ended]
-    found = [accuracy for accuracy in counts if accuracy is not None]
+    found = [counts for one in ended if (counts := one.accuracy.counts) is not None]
     return f"{min(found):.1f} to {max(found):.1f}" if found else ""
 
 
 def _far(one: One) -> str:
-    accuracy = "" if one.accuracy is None else f", accuracy {one.accuracy:.1f} %"
-    accuracy += "" if one.best is None else f", best {one.best:.2f} %"
+    accuracy = f", accuracy {one.accuracy}" if str(one.accuracy) else ""
     accuracy += f", {in_words(one.troubles)}" if one.troubles else ""
     if one.status.state == "done":
         return f"done, {one.status.round} rounds{accuracy}"

@@ -24,8 +24,8 @@ from hetfl.experiments.plan import (
 )
 from hetfl.experiments.record import Record
 from hetfl.experiments.schedule import evaluate_cells, identities, pick_device, run_cells, unfinished
+from hetfl.experiments.standing import Standing, standing
 from hetfl.experiments.versions import check_versions, keys
-from hetfl.metrics.accuracy import known
 from hetfl.planning import doubts, duration, rest_of_tables, short_plan, summary
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tracking import Apart, MlflowMirror, Progress, Relay, following
@@ -116,30 +116,29 @@ def train_cells(
 def results(trained: Sequence[Cell], workspace: Workspace) -> str:
     """The accuracies of some finished cells by row and split, mean over seeds, in percent.
 
-    They are the clients' mean after the last round, and beside it, where a run waits for a better round, the best
-    round's over all test samples.
+    They are those of the last round, with those of the best one where a run waits for a better round. See
+    :class:`Standing`.
     """
     from tabulate import tabulate
 
-    found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
+    found: dict[tuple[str, str], list[Standing]] = {}
     for cell in trained:
-        tests = [test for line in read_rounds(workspace.runs / cell.path) if (test := line.test())]
-        shares = known(tests[-1].accuracy) if tests else []
-        if shares:
-            best = max(test.pooled for test in tests) if cell.settings["patience"] is not None else None
-            found.setdefault((cell.row, cell.split), []).append((mean(shares), best))
+        ended = standing(read_rounds(workspace.runs / cell.path), cell.settings)
+        if ended.last is not None:
+            found.setdefault((cell.row, cell.split), []).append(ended)
     rows, splits = ([*dict.fromkeys(names)] for names in zip(*found, strict=True)) if found else ([], [])
     shown = [[row, *(_shown(found.get((row, split), [])) for split in splits)] for row in rows]
     return tabulate(shown, headers=["accuracy (%)", *splits], disable_numparse=True)
 
 
-def _shown(seeds: Sequence[tuple[float, float | None]]) -> str:
-    """``97.1, best 97.34 (3 seeds)``; empty without any."""
+def _shown(seeds: Sequence[Standing]) -> str:
+    """``95.3``, or ``97.41, best 97.42 (3 seeds)``; empty without any."""
     if not seeds:
         return ""
-    best = [value for _, value in seeds if value is not None]
-    parts = [f"{100 * mean(last for last, _ in seeds):.1f}", *([f"best {100 * mean(best):.2f}"] if best else [])]
-    return ", ".join(parts) + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
+    last = mean(seed.last for seed in seeds if seed.last is not None)
+    best = [seed.best for seed in seeds if seed.best is not None]
+    shown = f"{last:.2f}, best {mean(best):.2f}" if best else f"{last:.1f}"
+    return shown + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
 
 
 def evaluate_trained(

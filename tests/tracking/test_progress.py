@@ -48,6 +48,16 @@ def test_plain_line_per_finished_cell():
     assert last.startswith("1 of 99 cells trained in 0:00:0")
 
 
+def test_a_run_that_waits_for_its_best_round_is_told_by_all_samples():
+    out, progress = plain(1, 5)
+    settings = run().settings | {"patience": 2}
+    progress.told(Event(FOLDER, make_run(rounds=5, settings=settings), [line(0)]))
+    for number, pooled in enumerate((0.5, 0.75, 0.625), start=1):
+        progress.told(Event(FOLDER, None, [line(number, pooled=pooled)]))
+    progress.told(Event(FOLDER, make_run(status="complete", rounds=5, settings=settings)))
+    assert "3 rounds, accuracy 62.50 %, best 75.00 % in round 2, up" in out.getvalue()
+
+
 def test_a_diverged_cell_says_when():
     out, progress = plain(1, 5)
     progress.told(Event(FOLDER, run()))

@@ -71,8 +71,12 @@ def curve(
     ],
     by: Annotated[str, typer.Option(help="The horizontal axis: round, megabytes or seconds.")] = "round",
     metric: Annotated[
-        str, typer.Option(help="The vertical axis: accuracy (mean over clients), pooled, lowest or loss.")
-    ] = "accuracy",
+        str | None,
+        typer.Option(
+            help="The vertical axis: accuracy (mean over clients), pooled (over all test samples), lowest or loss. "
+            "Without it: accuracy, or pooled if a run waits for its best round, as those of FedTGP do."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the curves of runs in the terminal, also while they train; of finished ones in git, too.
@@ -81,7 +85,7 @@ def curve(
     """
     from hetfl.report.terminal import curves, draw
 
-    found = curves(runs, Path("runs"), by, metric, Path("results"))
+    found, metric = curves(runs, Path("runs"), by, metric, Path("results"))
     if as_json:
         print_json([line.as_json() for line in found])
         return

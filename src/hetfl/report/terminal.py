@@ -9,9 +9,10 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from hetfl.compact import read_compact
+from hetfl.compact import Compact, read_compact
 from hetfl.errors import HetflError, unknown
-from hetfl.schema import RUN, Round, needed_run, read_rounds
+from hetfl.experiments.standing import waits
+from hetfl.schema import RUN, Round, Run, needed_run, read_rounds
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -37,6 +38,13 @@ METRICS: dict[str, Callable[[Round], float | None]] = {
     "pooled": lambda line: None if line.pooled is None else 100 * line.pooled,
     "loss": lambda line: mean(found) if (found := [value for value in line.loss if value is not None]) else None,
 }
+TITLES = {
+    "accuracy": "accuracy in %, mean over clients",
+    "lowest": "accuracy in %, lowest client",
+    "pooled": "accuracy in %, all test samples",
+    "loss": "loss",
+}
+"""What the drawing calls each metric."""
 AXES: dict[str, Callable[[Round], float]] = {
     "round": lambda line: 1.0,
     "megabytes": lambda line: (line.up.bytes + line.down.bytes) / 1e6,
@@ -96,7 +104,9 @@ def _shown(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts)
 
 
-def curves(targets: Sequence[str], runs: Path, by: str, metric: str, results: Path | None = None) -> list[Line]:
+def curves(
+    targets: Sequence[str], runs: Path, by: str, metric: str | None = None, results: Path | None = None
+) -> tuple[list[Line], str]:
     """The curves of some runs; where they are more than :data:`MOST`, each row's mean over its splits and seeds.
 
     Args:
@@ -104,14 +114,17 @@ def curves(targets: Sequence[str], runs: Path, by: str, metric: str, results: Pa
         runs: the checkout's folder of runs.
         results: that of its compact records, which stand for runs that are not there; None: of runs alone.
         by: the horizontal axis, one of :data:`AXES`.
-        metric: the vertical axis, one of :data:`METRICS`.
+        metric: the vertical axis, one of :data:`METRICS`; None: the accuracy that counts, see :class:`Standing`.
+
+    Returns:
+        The curves and their metric.
 
     Raises:
         HetflError: a name is unknown, or no round is recorded yet.
     """
     if by not in AXES:
         raise unknown("axis", by, AXES, "--by")
-    if metric not in METRICS:
+    if metric is not None and metric not in METRICS:
         raise unknown("metric", metric, METRICS, "--metric")
     records = dict[str, Path]()
     for target in targets:
@@ -123,6 +136,8 @@ def curves(targets: Sequence[str], runs: Path, by: str, metric: str, results: Pa
                 raise
             own = {}
         records |= kept | own
+    if metric is None:
+        metric = "pooled" if any(waits(_run(path).settings) for path in records.values()) else "accuracy"
     lines = [line for label, path in records.items() if (line := _line(label, path, by, metric)).points]
     if not lines:
         raise HetflError(f"{', '.join(targets)}: no round with {metric} is recorded yet")
@@ -131,7 +146,7 @@ def curves(targets: Sequence[str], runs: Path, by: str, metric: str, results: Pa
         for line in lines:
             rows.setdefault(line.row, []).append(line)
         lines = sorted(map(_mean, rows.values()), key=lambda line: -line.points[-1][1])
-    return lines
+    return lines, metric
 
 
 def draw(lines: Sequence[Line], by: str, metric: str, columns: int) -> Text:
@@ -180,7 +195,7 @@ def draw(lines: Sequence[Line], by: str, metric: str, columns: int) -> Text:
                 text.append(" ")
         text.append("\n")
     start, end = (f"{value:g}" if by == "round" else f"{value:,.4g}" for value in (least, most))
-    title = f"{by}; {metric}{'' if metric == 'loss' else ' in %'}"
+    title = f"{by}; {TITLES[metric]}"
     text.append(f"{'':9}{start}{title.center(width - len(start) - len(end))}{end}\n")
     for number, line in enumerate(shown):
         text.append(f"  {LETTERS[number]}  ", f"bold {COLOURS[number]}")
@@ -211,14 +226,23 @@ def _label(folder: Path, runs: Path) -> str:
     return folder.relative_to(runs).as_posix() if folder.is_relative_to(runs) else str(folder)
 
 
+def _run(path: Path) -> Run:
+    """The run of a record's folder or of a compact record's file."""
+    return needed_run(path) if path.is_dir() else _compact(path).run
+
+
+def _compact(path: Path) -> Compact:
+    record = read_compact(path)
+    assert record is not None
+    return record
+
+
 def _line(label: str, path: Path, by: str, metric: str) -> Line:
     """The curve of a run's folder or of a compact record's file; without points if that has no rounds."""
     if path.is_dir():
         run, rounds = needed_run(path), read_rounds(path)
     else:
-        record = read_compact(path)
-        assert record is not None
-        run, rounds = record.run, record.rounds()
+        run, rounds = (record := _compact(path)).run, record.rounds()
     lines = [line for line in rounds if not line.fine_tuning]
     sent = [*accumulate(AXES[by](line) if line.round or by != "round" else 0.0 for line in lines)]
     points = [

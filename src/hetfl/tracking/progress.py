@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from hetfl.experiments.events import Event
+from hetfl.experiments.standing import Standing, waits
 from hetfl.schema import Round, Run, in_words, troubles
 
 # A plain log is told the overall state when this many seconds passed without a line.
@@ -23,6 +24,7 @@ HEARTBEAT = 30.0
 class _Cell:
     run: Run
     bar: bars.TaskID
+    standing: Standing
     rounds: int = 0
     accuracy: list[float | None] = field(default_factory=list)
     up: int = 0
@@ -35,6 +37,7 @@ class _Cell:
         if not line.fine_tuning:  # what comes after the last round is none of them
             self.rounds = max(self.rounds, line.round)
         self.accuracy = line.accuracy or self.accuracy
+        self.standing = self.standing.after(line)
         self.troubles = troubles([line]) | self.troubles
         self.up += line.up.bytes
         self.down += line.down.bytes
@@ -51,9 +54,14 @@ class _Cell:
             self.missed.add(client)
 
     def score(self) -> str:
-        """Mean (lowest-highest) accuracy in percent, and when a run first diverged, or went on without a client."""
+        """The accuracy in percent, and when a run first diverged, or went on without a client.
+
+        It is the clients' mean (lowest-highest); of a run that waits for a better round see :class:`Standing`.
+        """
         shown = "-"
-        if percent := [100 * value for value in self.accuracy if value is not None]:
+        if self.standing.best is not None:
+            shown = str(self.standing)
+        elif percent := [100 * value for value in self.accuracy if value is not None]:
             shown = f"{sum(percent) / len(percent):.1f} ({min(percent):.1f}-{max(percent):.1f})"
         return ", ".join(filter(None, [shown, in_words(self.troubles)]))
 
@@ -132,7 +140,7 @@ class Progress:
     def _start(self, folder: Path, run: Run) -> None:
         self._bars.start()  # not before a cell trains: of those that were there, there is nothing to show
         bar = self._bars.add_task(_name(run), total=run.rounds, note="")
-        self._running[folder] = _Cell(run, bar)
+        self._running[folder] = _Cell(run, bar, Standing(waits(run.settings)))
 
     def _finish(self, folder: Path, run: Run) -> None:
         self._done += 1
