@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Of all cells together, if one process trains them; None if that of one cell is unknown."""
+        """Of all cells together, one after another; None if that of one cell is unknown."""
         return total(self.left)
 
     def as_json(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.schema import Inputs
+from hetfl.training.ray import RaySettings
 from hetfl.training.state import ResumePoints, State
 
 CPU = torch.device("cpu")
@@ -98,6 +99,26 @@ def test_records_of_other_machines_are_left_out(workspace, params, table_10):
     record(workspace, table_10[0], seconds=2.0, rounds=3, device="cuda: another")
     record(workspace, table_10[1], seconds=2.0, rounds=3, threads=64)
     assert forecasts(table_10[:1], params, workspace, CPU)[0].source == "calibration"
+
+
+def test_on_a_cpu_the_records_of_engines_that_train_clients_one_by_one_count_for_each_other(
+    workspace, params, table_10, monkeypatch
+):
+    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 7)
+    record(workspace, table_10[0], seconds=2.0, rounds=3, engine="ray")
+    record(workspace, table_10[1], seconds=50.0, rounds=3, engine="batched")
+
+    def seconds(engine: str, **compute) -> float | None:
+        told = {"engine": engine, **{name: RaySettings(**given) for name, given in compute.items()}}
+        changed = params.model_copy(update={"compute": params.compute.model_copy(update=told)})
+        return forecasts(table_10[:1], changed, workspace, CPU)[0].seconds
+
+    assert seconds("auto") == seconds("sequential") == 997 * 2.0
+    # Its actors share the work.
+    assert seconds("ray") == pytest.approx(997 * 2.0 / 7)
+    assert seconds("ray", ray={"actors": 2}) == pytest.approx(997 * 2.0 / 2)
+    assert seconds("ray", ray={"actors": 500}) == pytest.approx(997 * 2.0 / 20)
+    assert seconds("batched") == 997 * 50.0
 
 
 def test_another_method_is_scaled_by_operations(workspace, params, table_10):

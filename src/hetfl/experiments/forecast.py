@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ from hetfl.methods.registry import mistake
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders
 from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
-from hetfl.training.registry import ENGINES, resolve
+from hetfl.training.ray import RaySettings
+from hetfl.training.registry import ENGINES, resolve, within
 
 Source = Literal["records", "calibration", "operations"]
 """Where seconds come from: measured rounds of records, measured steps on this machine, or counted operations."""
@@ -77,6 +79,9 @@ def forecasts(cells: Sequence[Cell], params: Params, workspace: Workspace, devic
     the cell's own; else other seeds and splits with its settings; else the same models and data with other settings
     or another method, in proportion to the operations. Without any, they come from a calibration of this machine, see
     :mod:`hetfl.experiments.calibration`, which is made here where it takes a moment; else from counted operations.
+
+    An engine with processes of its own has them share the work; a cluster elsewhere is taken to be like this machine.
+    On a CPU its records count for ``auto``, too, since each of its processes trains one client after another.
     """
     return Forecaster(params, workspace, device).all(cells)
 
@@ -224,10 +229,21 @@ class Forecaster:
 
     def _alike(self, run: Run, compute: ComputeSettings) -> bool:
         """Whether a record's seconds are those of this device, as it would compute."""
-        engine = resolve(compute.engine, self.device.type)
+        kind, engine = self.device.type, resolve(compute.engine, self.device.type)
+        equal = run.engine == engine
+        if kind == "cpu" and run.engine in ENGINES:
+            equal = within(run.engine, kind) == within(engine, kind)
         precise = compute.precision in ("auto", run.precision)
-        here = run.device == device_name(self.device) and run.threads == compute.threads
-        return here and run.engine == engine and precise
+        return equal and precise and run.device == device_name(self.device) and run.threads == compute.threads
+
+    def _processes(self, cell: Cell, rehearsal: Rehearsal | None) -> int:
+        """How many processes share the clients' work in a round."""
+        compute = self.params.compute
+        if not compute.own_processes or (rehearsal and rehearsal.method.in_turn()):
+            return 1
+        own: RaySettings = getattr(compute, compute.engine)
+        gpus = torch.cuda.device_count() if self.device.type == "cuda" else 0
+        return own.processes(int(cell.partition["clients"]), compute.threads, os.cpu_count() or 1, gpus)
 
     def _records(self, cell: Cell) -> tuple[list[_Measured], str, bool]:
         """The records whose rounds are most like the cell's, what they are, and whether they are scaled."""
@@ -276,11 +292,12 @@ class Forecaster:
         self, cell: Cell, rehearsal: Rehearsal | None, load: Load | None, left: int
     ) -> tuple[float | None, Source, str]:
         measured, words, scaled = self._records(cell)
+        processes = self._processes(cell, rehearsal)
         if measured:
             taken = [each.seconds * (self._share_of(each.run, rehearsal) if scaled else 1) for each in measured]
             rounds = sum(each.rounds for each in measured)
             at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
-            return left * mean(taken), "records", at
+            return left * mean(taken) / processes, "records", at
         if load is None or rehearsal is None:
             if wrong := self._wrong.get(cell.path):
                 return None, "operations", f"that cannot be trained: {wrong}"
@@ -288,10 +305,10 @@ class Forecaster:
         server = load.server if self.device.type == "cpu" else 0.0
         if found := self._speeds(rehearsal):
             seconds = sum(count / found[kind] for kind, count in load.operations.items())
-            return seconds + server, "calibration", "calibration of this machine"
+            return seconds / processes + server, "calibration", "calibration of this machine"
         rate = REACHED * matmul_rate(self.device)
         basis = f"operations at {rate / 1e9:.0f} G/s, {REACHED:.0%} of a matrix product here"
-        return sum(load.operations.values()) / rate + server, "operations", basis
+        return sum(load.operations.values()) / rate / processes + server, "operations", basis
 
     def _speeds(self, rehearsal: Rehearsal) -> Mapping[Kind, float] | None:
         """The measured speeds of a run's networks; those of small ones are measured now."""

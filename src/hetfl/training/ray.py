@@ -40,6 +40,10 @@ class RaySettings(Settings):
     actors: int = Field(default=0, ge=0, le=10_000)
     address: str | None = Field(default=None, min_length=1)
 
+    def processes(self, clients: int, threads: int, cpus: int, gpus: int) -> int:
+        """How many actors train some clients where there are so many CPU cores and GPUs."""
+        return min(self.actors or gpus or max(1, cpus // threads), clients)
+
 
 class Worker:
     """What runs in an actor: a host, which is asked for its answers part by part."""
@@ -101,11 +105,10 @@ class Actors:
         gpu: bool = True,
         settings: RaySettings = RaySettings(),  # noqa: B008, it is frozen
     ) -> None:
-        actors = settings.actors
-        self._ray, self._make = cluster(settings.address, actors * threads), make
+        self._ray, self._make = cluster(settings.address, settings.actors * threads), make
         resources = self._ray.cluster_resources()
         cpus, gpus = int(resources.get("CPU", 0)), resources.get("GPU", 0) if gpu else 0
-        many = min(actors or int(gpus) or max(1, cpus // threads), len(loads))
+        many = settings.processes(len(loads), threads, cpus, int(gpus))
         if many * threads > cpus:
             asked = f"{many} actors with {threads} threads each"
             raise HetflError(f"compute.ray.actors: {asked}, and the cluster has {cpus} CPUs; use fewer")

@@ -61,3 +61,8 @@ def resolve(name: str, device: str) -> str:
     if name != "auto":
         return name
     return "batched" if device == "cuda" else "sequential"
+
+
+def within(name: str, device: str) -> str:
+    """How clients of one process are trained by an engine: in processes of its own, as by ``auto``."""
+    return resolve("auto", device) if ENGINES[name].own_processes else name
