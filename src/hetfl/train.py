@@ -92,12 +92,13 @@ def train_cells(
     plan = short_plan(chosen, params, workspace, device)
     print("\n".join([summary(plan), *doubts(plan)]), flush=True)
     rest = rest_of_tables(chosen, params, workspace, device)
-    for table, plan in rest.items():
-        in_git = sum(each.status.state == "in git" for each in plan.left)
+    for table, others in rest.items():
+        in_git = sum(each.status.state == "in git" for each in others.left)
         among = f" ({in_git} of them in git)" if in_git else ""
-        print(f"{table}: {len(plan.left)} more cells of this table are not here{among}, {duration(plan)}", flush=True)
-    beyond = {table: plan.seconds / plan.at_once for table, plan in rest.items() if plan.seconds is not None}
-    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen), beyond=beyond)
+        line = f"{table}: {len(others.left)} more cells of this table are not here{among}, {duration(others)}"
+        print(line, flush=True)
+    beyond = {table: others.seconds / others.at_once for table, others in rest.items() if others.seconds is not None}
+    progress = Progress({each.cell.path: each.total for each in plan.forecasts}, beyond=beyond)
     # MLflow writes what it was told of while the cells are evaluated, and nobody waits for it to see the results.
     with following([Apart(partial(MlflowMirror, root, list(expected)))]) as mirror:
         with following([progress, *([Relay(mirror)] if mirror else [])]) as callback:

@@ -81,7 +81,9 @@ def test_what_is_trained_elsewhere_is_not_chosen(every, chosen):
 
 
 def test_expected_ends_are_those_of_cells_side_by_side(every):
-    order = [Choice(cell, BEGUN, 1.0, seconds) for cell, seconds in zip(every, (5.0, 1.0, 2.0, None), strict=False)]
+    order = [
+        Choice(cell, BEGUN, 1.0, seconds, 5) for cell, seconds in zip(every, (5.0, 1.0, 2.0, None), strict=False)
+    ]
     assert ends(order, 2) == [5.0, 1.0, 3.0, None]
     assert ends(order, 1)[:3] == [5.0, 6.0, 8.0]
 

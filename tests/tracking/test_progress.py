@@ -34,7 +34,11 @@ def finish(progress, folder=FOLDER):
 
 def plain(cells, rounds):
     out = io.StringIO()
-    return out, Progress(cells, rounds, Console(file=out, width=40))
+    return out, Progress(each(cells, rounds), Console(file=out, width=40))
+
+
+def each(cells, rounds):
+    return {Path(str(cell)): rounds // cells for cell in range(cells)}
 
 
 def test_plain_line_per_finished_cell():
@@ -56,6 +60,19 @@ def test_a_run_that_waits_for_its_best_round_is_told_by_all_samples():
         progress.told(Event(FOLDER, None, [line(number, pooled=pooled)]))
     progress.told(Event(FOLDER, make_run(status="complete", rounds=5, settings=settings)))
     assert "3 rounds, accuracy 62.50 %, best 75.00 % in round 2, up" in out.getvalue()
+
+
+def test_a_run_that_waits_is_expected_to_go_on_while_its_best_round_is_young(monkeypatch):
+    monkeypatch.setattr(module, "HEARTBEAT", 0.0)
+    out = io.StringIO()
+    begun = make_run(rounds=10, settings=run().settings | {"patience": 3})
+    progress = Progress({begun.path: 5, Path("another"): 20}, Console(file=out, width=40))
+    progress.told(Event(FOLDER, begun, [line(0)]))
+    for number, pooled in enumerate((0.5, 0.5, 0.5, 0.75, 0.5, 0.5, 0.5), start=1):
+        progress.told(Event(FOLDER, None, [line(number, pooled=pooled)]))
+    shares = [text.partition(" rounds")[0].strip() for text in out.getvalue().splitlines()]
+    # The best round was number 4, so that three more come.
+    assert shares == [f"{share}% of {25 if share < 15 else 27}" for share in (0, 4, 8, 12, 15, 19, 22, 26)]
 
 
 def test_a_diverged_cell_says_when():
@@ -130,7 +147,7 @@ def test_a_missed_event_is_no_error():
 def test_terminal_display():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120, _environ={"TERM": "xterm"})
-    progress = Progress(3, 15, console)
+    progress = Progress(each(3, 15), console)
     play(progress, rounds=4)
     play(progress, FOLDER.with_name("other"), row="[fedproto]")
     finish(progress, FOLDER.with_name("other"))
@@ -147,5 +164,5 @@ def test_terminal_display():
 def test_closing_what_never_began():
     out, progress = plain(1, 1)
     progress.close()
-    Progress(1, 1, Console(file=out, force_terminal=True)).close()
+    Progress(each(1, 1), Console(file=out, force_terminal=True)).close()
     assert out.getvalue() == ""

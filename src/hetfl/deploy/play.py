@@ -49,7 +49,7 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     chosen = cells_of(server.run, params)
     check(chosen, params, workspace, server)
     failures: dict[Path, str] = {}
-    progress = Progress(len(chosen), sum(cell.settings["rounds"] for cell in chosen))
+    progress = Progress({cell.path: cell.settings["rounds"] for cell in chosen})
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:

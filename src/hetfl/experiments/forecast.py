@@ -71,6 +71,11 @@ class Forecast:
     memory: int | None
     wrong: str = ""
 
+    @property
+    def total(self) -> int:
+        """Rounds of the whole run, those that it has included."""
+        return self.status.round + self.rounds
+
 
 def forecasts(cells: Sequence[Cell], params: Params, workspace: Workspace, device: torch.device) -> list[Forecast]:
     """What each cell still takes on a device, in the order of the cells.

@@ -129,7 +129,7 @@ def reproduce(plan: Plan) -> Compact:
     for folder in {folder for some in finished(workspace).values() for folder in some}:
         shutil.rmtree(folder)
     device = pick_device(plan.compute.device)
-    with following([Progress(1, plan.record.run.rounds)]) as callback:
+    with following([Progress({cell.path: plan.record.played})]) as callback:
         run_cell(cell, workspace, device, plan.compute, callback)
     evaluate_cell(cell, workspace, device, plan.compute)
     made = compact_of(cell, workspace)

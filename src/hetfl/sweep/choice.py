@@ -34,6 +34,7 @@ class Choice:
         status: how far it is.
         value: see :func:`values`.
         seconds: left to train; None if unknown.
+        rounds: that its run is expected to have in all.
         round: seconds of one round as measured before; 0 if it never was.
         memory: bytes that its training is predicted to take; None if unknown.
         lacks: why it cannot begin; empty if it can.
@@ -43,6 +44,7 @@ class Choice:
     status: Status
     value: float
     seconds: float | None
+    rounds: int
     round: float = 0.0
     memory: int | None = None
     lacks: str = ""
@@ -113,7 +115,7 @@ def choose(cells: Sequence[Cell], params: Params, workspace: Workspace, device: 
         known = seconds and forecast.rounds and forecast.source != "operations"
         measured = seconds / forecast.rounds if seconds and known else 0.0
         value = worth.get(cell.path, 0.0)
-        order.append(Choice(cell, now, value, seconds, measured, forecast.memory, lacks))
+        order.append(Choice(cell, now, value, seconds, forecast.total, measured, forecast.memory, lacks))
     return Chosen(sorted(order, key=_rank), expected, done, in_git, elsewhere)
 
 

@@ -72,9 +72,9 @@ def sweep(
             print(f"\nThese cannot begin:\n{FailedCellsError(failures)}".replace(f"{root}/", ""))
         return
     if able:
-        rounds = sum(choice.status.rounds for choice in able)
+        expected = {choice.cell.path: choice.rounds for choice in able}
         mirror = Apart(partial(MlflowMirror, root, list(chosen.identities)))
-        subscribers: list[Subscriber] = [Progress(len(able), rounds), mirror]
+        subscribers: list[Subscriber] = [Progress(expected), mirror]
         failures |= backend.do(able, until, subscribers)
     print(_after(able, workspace, failures))
     if failures:

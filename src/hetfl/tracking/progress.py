@@ -25,6 +25,7 @@ class _Cell:
     run: Run
     bar: bars.TaskID
     standing: Standing
+    end: int
     rounds: int = 0
     accuracy: list[float | None] = field(default_factory=list)
     up: int = 0
@@ -38,6 +39,8 @@ class _Cell:
             self.rounds = max(self.rounds, line.round)
         self.accuracy = line.accuracy or self.accuracy
         self.standing = self.standing.after(line)
+        if (best := self.standing.best_round) is not None:
+            self.end = min(self.run.rounds, max(self.end, best + self.run.settings["patience"]))
         self.troubles = troubles([line]) | self.troubles
         self.up += line.up.bytes
         self.down += line.down.bytes
@@ -73,20 +76,25 @@ class Progress:
     """A subscriber that shows how far all cells together are, and each running one.
 
     Args:
-        cells: how many will be told of; one that was complete before counts, and is not shown.
-        rounds: the sum of their rounds.
+        expected: how many rounds each cell that will be told of is expected to play in all, by its path. One that was
+            complete before counts, and is not shown. A run that waits for a better round plays on while its best one
+            is young.
         console: where to write; standard output by default.
         beyond: seconds that tables need after these cells, by name.
     """
 
     def __init__(
-        self, cells: int, rounds: int, console: Console | None = None, beyond: Mapping[str, float] | None = None
+        self,
+        expected: Mapping[Path, int],
+        console: Console | None = None,
+        beyond: Mapping[str, float] | None = None,
     ) -> None:
+        self._expected = dict(expected)
         self._beyond = dict(beyond or {})
         self._console = console or Console()
         self._plain = not self._console.is_terminal or self._console.is_dumb_terminal
         self._running: dict[Path, _Cell] = {}
-        self._cells, self._done, self._trained = cells, 0, 0
+        self._cells, self._done, self._trained = len(expected), 0, 0
         self._begin = self._spoke = time.monotonic()
         self._bars = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
@@ -101,7 +109,8 @@ class Progress:
             speed_estimate_period=float("inf"),
             disable=self._plain,
         )
-        self._bars.add_task("rounds", total=rounds, note=self._count())
+        self._total = sum(expected.values())
+        self._bars.add_task("rounds", total=self._total, note=self._count())
         self._all = self._bars.tasks[0]
 
     def told(self, event: Event) -> None:
@@ -113,13 +122,14 @@ class Progress:
         cell = self._running.get(event.folder)
         if cell is None:
             return
-        before = cell.rounds
+        before, end = cell.rounds, cell.end
         for line in event.rounds:
             for told in cell.news(line):
                 self._say(f"{_name(cell.run)}: {told}")
             cell.add(line)
+        self._total += cell.end - end
         self._advance(cell.rounds - before, found=event.run is not None)
-        self._bars.update(cell.bar, completed=cell.rounds, note=f"{cell.score()}  {cell.traffic()}")
+        self._bars.update(cell.bar, completed=cell.rounds, total=cell.end, note=f"{cell.score()}  {cell.traffic()}")
         if self._plain and time.monotonic() - self._spoke >= HEARTBEAT:
             seconds = self._all.time_remaining
             left = "time left unknown" if seconds is None else f"{_clock(seconds)} left{self._tables()}"
@@ -139,14 +149,15 @@ class Progress:
 
     def _start(self, folder: Path, run: Run) -> None:
         self._bars.start()  # not before a cell trains: of those that were there, there is nothing to show
-        bar = self._bars.add_task(_name(run), total=run.rounds, note="")
-        self._running[folder] = _Cell(run, bar, Standing(waits(run.settings)))
+        end = self._end(run)
+        bar = self._bars.add_task(_name(run), total=end, note="")
+        self._running[folder] = _Cell(run, bar, Standing(waits(run.settings)), end)
 
     def _finish(self, folder: Path, run: Run) -> None:
         self._done += 1
         cell = self._running.pop(folder, None)
         # What stopped early leaves no rounds to wait for.
-        self._advance(run.rounds - (cell.rounds if cell else 0), found=cell is None)
+        self._advance(cell.end - cell.rounds if cell else self._end(run), found=cell is None)
         self._bars.update(self._all.id, note=self._count())
         if cell is None:
             return
@@ -156,13 +167,16 @@ class Progress:
         result = f"{cell.rounds} rounds, accuracy {cell.score()}, {cell.traffic()}, {cell.seconds:.1f} s"
         self._say(f"[{count}] {_name(run)}: {result}")
 
+    def _end(self, run: Run) -> int:
+        return self._expected.get(run.path, run.rounds)
+
     def _advance(self, rounds: int, found: bool) -> None:
         """Count rounds; those that a record holds already say nothing about the speed."""
         done = int(self._all.completed) + rounds
         if found and rounds:
-            self._bars.reset(self._all.id, completed=done, note=self._count())
+            self._bars.reset(self._all.id, total=self._total, completed=done, note=self._count())
         else:
-            self._bars.update(self._all.id, completed=done)
+            self._bars.update(self._all.id, total=self._total, completed=done)
 
     def _count(self) -> str:
         return f"{self._done}/{self._cells} cells{self._tables()}"
