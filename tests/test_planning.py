@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from hetfl import planning
 from hetfl.cli import app
 from hetfl.errors import HetflError
+from hetfl.experiments import schedule
 from hetfl.experiments.forecast import Forecast
 from hetfl.experiments.needs import check_needs, needs
 from hetfl.experiments.plan import Cell, Workspace, cells, load_params
 from hetfl.experiments.rehearsal import Load
 from hetfl.experiments.status import Status
-from hetfl.planning import Plan, clock, number, render, summary
+from hetfl.planning import Plan, clock, number, render, short_plan, summary
 from hetfl.train import train_experiment
 
 
@@ -49,6 +50,27 @@ def test_a_plan_has_every_state(table_10):
     assert "about 5 h 00 min, 2 h 30 min with 2 cells at once" in text
     assert "5 cells by 10 rounds" in text
     assert summary(made).startswith("plan: 1 done, 1 running, 1 interrupted, 1 not run, 1 stale")
+
+
+@pytest.mark.parametrize(
+    ("methods", "compute", "idle"),
+    [
+        (["fml"], {}, 3),
+        (["fml", "fedkd"], {"threads": 2}, 0),
+        (["fml", "fedkd"], {}, 2),
+        (["fml"], {"jobs": 1}, 0),
+        (["fml"], {"engine": "ray"}, 0),
+        (["sgpt"], {}, 0),
+    ],
+)
+def test_cores_that_have_no_cell_are_told_of(tmp_path, table_10, monkeypatch, methods, compute, idle):
+    monkeypatch.setattr(schedule, "cpu_count", lambda: 4)
+    params = PAPER_PARAMS.model_copy(update={"compute": PAPER_PARAMS.compute.model_copy(update=compute)})
+    every = {cell.method: cell for cell in [*table_10, *cells(PAPER_PARAMS, "orderings-fgpt")]}
+    chosen = [every[method] for method in methods]
+    made = short_plan(chosen, params, Workspace(tmp_path), torch.device("cpu"))
+    assert made.idle == idle
+    assert ("--engine ray" in summary(made)) == ("--engine ray" in render(made)) == bool(idle)
 
 
 def test_an_unknown_time_is_not_a_small_one(table_10):

@@ -18,6 +18,8 @@ from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.schedule import at_once
 from hetfl.experiments.status import State
+from hetfl.methods import method_class
+from hetfl.methods.base import Method
 from hetfl.tables.catalogue import printed_by, table_names
 
 WORDS: Mapping[State, str] = {
@@ -33,6 +35,8 @@ WORDS: Mapping[State, str] = {
 
 NAMED = 5
 """How many cells of one state are named."""
+LONG = 600.0
+"""Seconds of training from which on a plan says how they could be fewer."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,14 @@ class Plan:
     Attributes:
         device: the kind of device that seconds are for.
         at_once: cells that are trained at the same time.
+        idle: how many further ones could be, which an engine with processes of its own would use for these cells.
     """
 
     forecasts: Sequence[Forecast]
     needs: Sequence[Need]
     device: str
     at_once: int
+    idle: int = 0
 
     @property
     def left(self) -> list[Forecast]:
@@ -105,8 +111,12 @@ def short_plan(chosen: Sequence[Cell], params: Params, workspace: Workspace, dev
 
 
 def _planned(found: Sequence[Forecast], needed: Sequence[Need], params: Params, device: torch.device) -> Plan:
-    left = sum(1 for each in found if each.status.left)
-    return Plan(found, needed, device_name(device), at_once(device, params.compute, left))
+    left = [each.cell for each in found if each.status.left]
+    many, idle = at_once(device, params.compute, len(left)), 0
+    shared = all(method_class(cell.method).in_turn is Method.in_turn for cell in left)
+    if left and shared and device.type == "cpu" and not params.compute.own_processes:
+        idle = at_once(device, params.compute) - many
+    return Plan(found, needed, device_name(device), many, idle)
 
 
 def rest_of_tables(
@@ -160,7 +170,16 @@ def summary(plan: Plan) -> str:
     least = "at least " if len(loads) < len(left) else ""
     work = f"{least}{number(images)} images to train on, {decimal(moved)} to send, " if loads else ""
     wrong = by_reason((each.cell.path.as_posix(), each.wrong) for each in left if each.wrong)
-    return "\n".join([f"plan: {counts}; {work}{duration(plan)}", *(f"cannot be trained: {line}" for line in wrong)])
+    lines = [f"plan: {counts}; {work}{duration(plan)}", *_hint(plan)]
+    return "\n".join([*lines, *(f"cannot be trained: {line}" for line in wrong)])
+
+
+def _hint(plan: Plan) -> list[str]:
+    """How cores that have no cell could help, where a plan is long enough."""
+    if not plan.idle or (plan.seconds or 0) < LONG:
+        return []
+    more = f"{plan.idle} more cell{'s' * (plan.idle > 1)}"
+    return [f"there are cores for {more} at once; --engine ray has them train clients of the same cell"]
 
 
 def _counts(plan: Plan) -> dict[State, int]:
@@ -258,9 +277,9 @@ def _sum(plan: Plan) -> str:
     if not left:
         return "nothing to train"
     bases = Counter(each.basis if each.seconds is None else f"by {each.basis}" for each in left)
-    words = [f"{count} cells {basis}" for basis, count in bases.most_common(NAMED)]
+    words = [f"{count} cell{'s' * (count > 1)} {basis}" for basis, count in bases.most_common(NAMED)]
     memory = max((each.memory or 0 for each in left), default=0)
-    lines = [f"on {plan.device}: {duration(plan)}", *(f"      {line}" for line in words)]
+    lines = [f"on {plan.device}: {duration(plan)}", *(f"      {line}" for line in words), *_hint(plan)]
     lines.append(f"memory of the largest cell: about {decimal(memory)}" if memory else "memory: unknown")
     if any(each.at_most for each in left):
         lines.append("at most: these runs stop when their accuracy no longer rises, and none has finished yet")
