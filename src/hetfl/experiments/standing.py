@@ -8,7 +8,6 @@ from functools import reduce
 from statistics import fmean
 from typing import Any
 
-from hetfl.metrics.accuracy import known
 from hetfl.schema import Round
 
 
@@ -34,7 +33,7 @@ class Standing:
         if test is None or not line.round:
             return self
         if not self.waits:
-            shares = known(test.accuracy)
+            shares = [share for share in test.accuracy if share is not None]
             return replace(self, last=100 * fmean(shares)) if shares else self
         pooled = 100 * test.pooled
         if self.best is not None and pooled <= self.best:
