@@ -64,5 +64,5 @@ def resolve(name: str, device: str) -> str:
 
 
 def within(name: str, device: str) -> str:
-    """How clients of one process are trained by an engine: in processes of its own, as by ``auto``."""
+    """The engine that trains the clients of one process: in an engine's own processes, the one of ``auto``."""
     return resolve("auto", device) if ENGINES[name].own_processes else name
