@@ -44,8 +44,20 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return Workspace(tmp_path)
 
 
-def record(workspace: Workspace, cell: Cell, seconds: float, rounds: int, state: str = "running", **changes) -> None:
-    lines = [make_round(0), *(make_round(r, seconds={"train": seconds}, peak_memory=7) for r in range(1, rounds + 1))]
+def record(
+    workspace: Workspace,
+    cell: Cell,
+    seconds: float,
+    rounds: int,
+    state: str = "running",
+    best: int | None = None,
+    **changes,
+) -> None:
+    """Write a record of so many rounds, with more right answers from a best one on, and a point to go on from."""
+    told = {"seconds": {"train": seconds}, "peak_memory": 7}
+    lines = [make_round(0), *(make_round(r, **told) for r in range(1, rounds + 1))]
+    if best:
+        lines[best:] = [make_round(r, pooled=1.0, **told) for r in range(best, rounds + 1)]
     models = [cell.models[k % len(cell.models)] for k in range(cell.partition["clients"])]
     told = {"settings": cell.settings, "models": models, "dataset": cell.dataset, "inputs": reads(cell)}
     told |= {
@@ -143,6 +155,10 @@ def test_finished_runs_tell_how_long_a_run_with_patience_takes(workspace, params
     record(workspace, table_10[0], seconds=1.0, rounds=30)
     first = forecasts(table_10[:1], params, workspace, CPU)[0]
     assert (first.rounds, first.at_most, first.seconds) == (100, False, 100.0)
+    # None ends in the usual round if its best one is young; nor does it then go on for all of its patience.
+    record(workspace, table_10[0], seconds=1.0, rounds=150, best=90)
+    assert table_10[0].settings["patience"] == 100
+    assert forecasts(table_10[:1], params, workspace, CPU)[0].rounds == 40
 
 
 def test_operations_are_taken_at_a_share_of_a_matrix_product(workspace, params, table_10, monkeypatch):

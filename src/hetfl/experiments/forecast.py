@@ -27,9 +27,10 @@ from hetfl.experiments.calibration import REACHED, calibrate, cases, matmul_rate
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells, check_fit
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Kind, Load, Rehearsal
+from hetfl.experiments.standing import standing
 from hetfl.experiments.status import Status, status
 from hetfl.methods.registry import mistake
-from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders
+from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders, sound_rounds
 from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
 from hetfl.training.ray import RaySettings
@@ -159,9 +160,12 @@ class Forecaster:
         known = self._finished.get((cell.experiment, cell.method)) or self._finished.get((cell.experiment, ""))
         if not known:
             return now.left, True
-        # A run that is beyond the usual end goes on for as long as its best round is young.
-        expected = int(median(known)) - now.round
-        return min(now.left, expected if expected > 0 else int(patience)), False
+        end = int(median(known))
+        if now.round:
+            # It does not end before its best round is old. Where no test tells which that is, it may be the last one.
+            lines = [line for line in sound_rounds(self.workspace.runs / cell.path) if line.round <= now.round]
+            end = max(end, (standing(lines, cell.settings).best_round or now.round) + int(patience))
+        return min(now.left, max(end - now.round, 1)), False
 
     def _load(self, cell: Cell, rehearsal: Rehearsal, done: int, left: int) -> Load:
         key = id(rehearsal), cell.seed if cell.settings["participation"] < 1 else 0, done, left
