@@ -57,9 +57,10 @@ compact records in `results/`, the settings, the printed numbers and the compute
 
 - **match**, **better**, **worse**: accuracies are compared by intervals of two standard deviations of a run around
   both numbers. Ours is the deviation over seeds, the paper's the one that it prints. Where a side has none, that of
-  repeated runs of the protocol stands for it: {noise} A match can be wider than the differences between methods, so
-  read the difference, too. [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or
-  **differ**.
+  repeated runs of the protocol stands for it:
+  {noise}
+  A match can be wider than the differences between methods, so read the difference, too.
+  [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or **differ**.
 - **in progress**: a run of the paper's setting has begun. Its accuracies stand nowhere before it is finished and
   evaluated. Runs of other settings, such as fewer rounds, are never shown here.
 - **counted**: computed from models and messages; nothing is trained. It *agrees* with the printed number as far as
