@@ -54,10 +54,10 @@ def record(
     **changes,
 ) -> None:
     """Write a record of so many rounds, with more right answers from a best one on, and a point to go on from."""
-    told = {"seconds": {"train": seconds}, "peak_memory": 7}
-    lines = [make_round(0), *(make_round(r, **told) for r in range(1, rounds + 1))]
+    measured = {"seconds": {"train": seconds}, "peak_memory": 7}
+    lines = [make_round(0), *(make_round(r, **measured) for r in range(1, rounds + 1))]
     if best:
-        lines[best:] = [make_round(r, pooled=1.0, **told) for r in range(best, rounds + 1)]
+        lines[best:] = [make_round(r, pooled=1.0, **measured) for r in range(best, rounds + 1)]
     models = [cell.models[k % len(cell.models)] for k in range(cell.partition["clients"])]
     told = {"settings": cell.settings, "models": models, "dataset": cell.dataset, "inputs": reads(cell)}
     told |= {
@@ -155,7 +155,7 @@ def test_finished_runs_tell_how_long_a_run_with_patience_takes(workspace, params
     record(workspace, table_10[0], seconds=1.0, rounds=30)
     first = forecasts(table_10[:1], params, workspace, CPU)[0]
     assert (first.rounds, first.at_most, first.seconds) == (100, False, 100.0)
-    # None ends in the usual round if its best one is young; nor does it then go on for all of its patience.
+    # Beyond the usual end its patience counts from its best round so far.
     record(workspace, table_10[0], seconds=1.0, rounds=150, best=90)
     assert table_10[0].settings["patience"] == 100
     assert forecasts(table_10[:1], params, workspace, CPU)[0].rounds == 40

@@ -162,7 +162,7 @@ class Forecaster:
             return now.left, True
         end = int(median(known))
         if now.round:
-            # It does not end before its best round is old. Where no test tells which that is, it may be the last one.
+            # Its patience counts from its best round so far, or from the last one where no round was tested yet.
             lines = [line for line in sound_rounds(self.workspace.runs / cell.path) if line.round <= now.round]
             end = max(end, (standing(lines, cell.settings).best_round or now.round) + int(patience))
         return min(now.left, max(end - now.round, 1)), False
