@@ -12,7 +12,7 @@ from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments.namesakes import Known, finished
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
-from hetfl.experiments.standing import Standing, standing, waits
+from hetfl.experiments.standing import Standing, standing
 from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.planning import WORDS, by_reason
 from hetfl.schema import Round, Run, in_words, read_metrics, read_rounds, read_run, record_folders, troubles
@@ -125,15 +125,15 @@ def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
         kept = read_compact(workspace.compact(cell.path))
         assert kept is not None and kept.metrics is not None  # as it is finished
         ended = kept.metrics
-        accuracy = Standing(False, 100 * ended.average)
-        if waits(cell.settings):
+        accuracy = Standing(last=100 * ended.average)
+        if (patience := cell.settings["patience"]) is not None:
             assert ended.pooled is not None and ended.best_pooled is not None
-            accuracy = Standing(True, 100 * ended.pooled, 100 * ended.best_pooled, ended.best_round)
+            accuracy = Standing(patience, 100 * ended.pooled, 100 * ended.best_pooled, ended.best_round)
         told = {name: value for name in ("diverged", "failed") if (value := getattr(kept.run, name)) is not None}
         return One(cell.path.as_posix(), found, accuracy, True, told)
     rounds = _lines(workspace.runs / cell.path) if found.state not in ("not run", "broken") else []
     evaluated = _is_evaluated(cell.path, workspace)
-    return One(cell.path.as_posix(), found, standing(rounds, cell.settings), evaluated, troubles(rounds))
+    return One(cell.path.as_posix(), found, standing(rounds, cell.settings["patience"]), evaluated, troubles(rounds))
 
 
 def _is_evaluated(path: Path, workspace: Workspace) -> bool:
@@ -163,7 +163,7 @@ def _adhoc(params: Params, workspace: Workspace) -> list[One]:
         if run is not None:
             rounds = _lines(folder)
             now = _status(run, rounds, is_locked(path, workspace))
-            accuracy, evaluated = standing(rounds, run.settings), _is_evaluated(path, workspace)
+            accuracy, evaluated = standing(rounds, run.settings.get("patience")), _is_evaluated(path, workspace)
             found.append(One(path.as_posix(), now, accuracy, evaluated, troubles(rounds)))
     return found
 

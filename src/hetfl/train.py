@@ -117,14 +117,13 @@ def train_cells(
 def results(trained: Sequence[Cell], workspace: Workspace) -> str:
     """The accuracies of some finished cells by row and split, mean over seeds, in percent.
 
-    They are those of the last round, with those of the best one where a run waits for a better round. See
-    :class:`Standing`.
+    They are those of the last round, with those of the best one of a run with patience. See :class:`Standing`.
     """
     from tabulate import tabulate
 
     found: dict[tuple[str, str], list[Standing]] = {}
     for cell in trained:
-        ended = standing(read_rounds(workspace.runs / cell.path), cell.settings)
+        ended = standing(read_rounds(workspace.runs / cell.path), cell.settings["patience"])
         if ended.last is not None:
             found.setdefault((cell.row, cell.split), []).append(ended)
     rows, splits = ([*dict.fromkeys(names)] for names in zip(*found, strict=True)) if found else ([], [])

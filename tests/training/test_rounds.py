@@ -322,18 +322,6 @@ def test_a_run_that_diverges_is_recorded_as_such(toy_engine, tmp_path):
     json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
 
 
-def test_patience_counts_the_rounds_since_the_best_one():
-    assert not rounds.stalls({}, 1)
-    assert not rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2}, 2)
-    assert rounds.stalls({1: 0.1, 2: 0.5, 3: 0.2, 4: 0.5}, 2)  # as good is no better
-    assert not rounds.stalls({1: 0.5, 50: 0.1}, None)
-    assert not rounds.stalls({10: 0.5, 20: 0.1}, 11) and rounds.stalls({10: 0.5, 20: 0.1}, 10)
-    # The authors' rule, with the n-th evaluation as the last one: n - (index of the best, from 0) > 100.
-    for last in (100, 101):
-        scores = [0.9] + [0.1] * last
-        assert rounds.stalls(dict(enumerate(scores, start=1)), 100) == (len(scores) - scores.index(0.9) > 100)
-
-
 @pytest.mark.parametrize("kill_after", ["", "save:2", "append:3"])
 def test_a_run_with_patience_ends_when_no_client_has_a_finite_loss(toy_engine, tmp_path, monkeypatch, kill_after):
     real = rounds.play_round

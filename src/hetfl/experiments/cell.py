@@ -25,6 +25,7 @@ from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.experiments.record import Record, commit, device_name, method_source, now, source_digest, versions
 from hetfl.experiments.rehearsal import auxiliary_cost, own_cost
+from hetfl.experiments.standing import standing
 from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import kept_features, used
@@ -315,18 +316,16 @@ def run_rounds(
         record.append(noted(fresh))
     settings = engine.method.settings
     lines = [line for line in record.lines() if 1 <= line.round <= settings.rounds]
-    pooled = {line.round: line.pooled for line in lines if line.pooled is not None}
-    line = lines[-1] if lines else None
+    so_far = standing(lines, settings.patience)
     waited, took = 0.0, deque[float](maxlen=LAST)
-    while played < settings.rounds and not rounds.stalls(pooled, settings.patience, line):
+    while played < settings.rounds and not so_far.over:
         if stop(mean(took) if took else None):
             return None
         started = time.perf_counter()
         with _named(record, played + 1):
             server, line = rounds.play_round(engine, server, draws.at(played + 1), needed)
         played = line.round
-        if line.pooled is not None:
-            pooled[played] = line.pooled
+        so_far = so_far.after(line)
         # What the resume point before this round took from the loop; its own is known only after its line is written.
         record.append(noted(line.model_copy(update={"seconds": {**line.seconds, "resume": waited}})))
         began = time.perf_counter()

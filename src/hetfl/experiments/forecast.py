@@ -27,7 +27,7 @@ from hetfl.experiments.calibration import REACHED, calibrate, cases, matmul_rate
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells, check_fit
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Kind, Load, Rehearsal
-from hetfl.experiments.standing import standing
+from hetfl.experiments.standing import standing, waits
 from hetfl.experiments.status import Status, status
 from hetfl.methods.registry import mistake
 from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders, sound_rounds
@@ -164,7 +164,7 @@ class Forecaster:
         if now.round:
             # Its patience counts from its best round so far, or from the last one where no round was tested yet.
             lines = [line for line in sound_rounds(self.workspace.runs / cell.path) if line.round <= now.round]
-            end = max(end, (standing(lines, cell.settings).best_round or now.round) + int(patience))
+            end = max(end, standing(lines, patience).end or now.round + int(patience))
         return min(now.left, max(end - now.round, 1)), False
 
     def _load(self, cell: Cell, rehearsal: Rehearsal, done: int, left: int) -> Load:
@@ -336,7 +336,7 @@ class Forecaster:
         """
         found: dict[tuple[str, str], list[int]] = {}
         for run in runs:
-            if not run.complete or run.settings.get("patience") is None:
+            if not run.complete or not waits(run.settings):
                 continue
             if run.path in self._in_git:
                 last = self._in_git[run.path].played

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from hetfl.experiments.events import Event
-from hetfl.experiments.standing import Standing, waits
+from hetfl.experiments.standing import Standing
 from hetfl.schema import Round, Run, in_words, troubles
 
 # A plain log is told the overall state when this many seconds passed without a line.
@@ -39,8 +39,8 @@ class _Cell:
             self.rounds = max(self.rounds, line.round)
         self.accuracy = line.accuracy or self.accuracy
         self.standing = self.standing.after(line)
-        if (best := self.standing.best_round) is not None:
-            self.end = min(self.run.rounds, max(self.end, best + self.run.settings["patience"]))
+        if (end := self.standing.end) is not None:
+            self.end = min(self.run.rounds, max(self.end, end))
         self.troubles = troubles([line]) | self.troubles
         self.up += line.up.bytes
         self.down += line.down.bytes
@@ -59,7 +59,7 @@ class _Cell:
     def score(self) -> str:
         """The accuracy in percent, and when a run first diverged, or went on without a client.
 
-        It is the clients' mean (lowest-highest); of a run that waits for a better round see :class:`Standing`.
+        It is the clients' mean (lowest-highest); of a run with patience see :class:`Standing`.
         """
         shown = "-"
         if self.standing.best is not None:
@@ -77,8 +77,7 @@ class Progress:
 
     Args:
         expected: how many rounds each cell that will be told of is expected to play in all, by its path. One that was
-            complete before counts, and is not shown. A run that waits for a better round plays on while its best one
-            is young.
+            complete before counts, and is not shown. A run with patience plays on while its best round is young.
         console: where to write; standard output by default.
         beyond: seconds that tables need after these cells, by name.
     """
@@ -151,7 +150,7 @@ class Progress:
         self._bars.start()  # not before a cell trains: of those that were there, there is nothing to show
         end = self._end(run)
         bar = self._bars.add_task(_name(run), total=end, note="")
-        self._running[folder] = _Cell(run, bar, Standing(waits(run.settings)), end)
+        self._running[folder] = _Cell(run, bar, Standing(run.settings.get("patience")), end)
 
     def _finish(self, folder: Path, run: Run) -> None:
         self._done += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -134,22 +134,6 @@ def noting(uplinks: Uplinks, names: Collection[str], noted: list[Message]) -> Up
             yield message
 
     return Uplinks(uplinks.clients, handed_on()) if names else uplinks
-
-
-def stalls(pooled: Mapping[int, float], patience: int | None, last: Round | None = None) -> bool:
-    """Whether a run with patience ends before its last round; without patience none does.
-
-    Args:
-        pooled: accuracies over all test samples, by round.
-        patience: rounds that the best of them may be old.
-        last: the newest round. One in which every client took part and none had a finite loss ends the run if no test
-            sample was right after it: no training makes parameters finite again, so that the best round is known.
-            Scores alone do not tell, since one client's prototypes can make those of all clients not finite.
-    """
-    if patience is None or not pooled:
-        return False
-    lost = last is not None and last.pooled == 0 and [*last.loss] == [None] * len(last.accuracy or ())
-    return lost or max(pooled) - max(pooled, key=pooled.__getitem__) >= patience
 
 
 def _now(engine: Engine) -> float:
