@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,33 @@ def test_what_a_killed_write_leaves_is_removed_and_nothing_else(tmp_path: Path, 
     assert len(list(tmp_path.iterdir())) == len(others) + 1
     clear_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_what_a_killed_process_leaves_of_a_folder_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    def write(end: Callable[[], object]) -> int:
+        child = os.fork()
+        if child == 0:
+            with atomic_folder(tmp_path / "[data]") as folder:
+                (folder / "part").touch()
+                end()
+                os._exit(0)
+        return child
+
+    alive = write(signal.pause)
+    while not [*tmp_path.glob(".*/part")]:
+        time.sleep(0.01)
+    os.waitpid(write(lambda: os._exit(0)), 0)
+    assert len([*tmp_path.glob(".*/part")]) == 2
+    (tmp_path / ".[data].toolong123").mkdir()
+    with atomic_folder(tmp_path / "[data]") as folder:
+        (folder / "whole").touch()
+    assert [path.name for path in (tmp_path / "[data]").iterdir()] == ["whole"]
+    (kept,) = tmp_path.glob(".*/part")
+    os.kill(alive, signal.SIGKILL)
+    os.waitpid(alive, 0)
+    with atomic_folder(tmp_path / "[data]"):
+        assert not kept.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".[data].toolong123", "[data]"]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

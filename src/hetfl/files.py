@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -83,7 +85,8 @@ def clear_leftovers(folder: Path) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside ``path`` that replaces it when the block ends without an error.
 
-    If ``path`` is a link to a folder, that one is replaced and the link stays.
+    If ``path`` is a link to a folder, that one is replaced and the link stays. What killed processes have left of the
+    same folder is removed.
 
     Raises:
         HetflError: a disk is mounted there, so that it cannot be replaced.
@@ -96,15 +99,36 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         raise HetflError(f"{path}: a disk is mounted there, which cannot be replaced; link to a folder on the disk")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f".{glob.escape(target.name)}.{8 * '?'}"):
+            # It may go meanwhile; and the writer of one that is still empty may be about to lock it.
+            with suppress(FileNotFoundError), _alone(left) as dead:
+                if dead and any(left.iterdir()):
+                    shutil.rmtree(left, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        with _alone(temporary):
+            try:
+                yield temporary
+                temporary.chmod(0o755)
+                if target.exists():
+                    shutil.rmtree(target)
+                temporary.replace(target)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Lock a folder until the block or the process ends; false if another one has, or where there are no locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        locked = True
         try:
-            yield temporary
-            temporary.chmod(0o755)
-            if target.exists():
-                shutil.rmtree(target)
-            temporary.replace(target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            locked = False
+        yield locked
+    finally:
+        os.close(handle)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
