@@ -371,6 +371,7 @@ def _report(params: Params) -> Stage:
             "src/hetfl/tables",
             "src/hetfl/report",
             "src/hetfl/site",
+            "src/hetfl/methods",  # whose sources its pages show
         ],
         "outs": [_kept("report")],
     }

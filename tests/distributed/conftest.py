@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ import digits_project
 import pytest
 
 Record = tuple[list[dict[str, Any]], bytes]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _terminable() -> Iterator[None]:
+    """Tests that are terminated end as with Ctrl-C, so that no server or node outlives them."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
