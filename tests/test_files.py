@@ -48,6 +48,7 @@ def test_what_a_killed_process_leaves_of_a_folder_is_removed_and_what_another_wr
     os.waitpid(write(lambda: os._exit(0)), 0)
     assert len([*tmp_path.glob(".*/part")]) == 2
     (tmp_path / ".[data].toolong123").mkdir()
+    (tmp_path / ".[data].12345678").touch()
     with atomic_folder(tmp_path / "[data]") as folder:
         (folder / "whole").touch()
     assert [path.name for path in (tmp_path / "[data]").iterdir()] == ["whole"]
@@ -56,7 +57,7 @@ def test_what_a_killed_process_leaves_of_a_folder_is_removed_and_what_another_wr
     os.waitpid(alive, 0)
     with atomic_folder(tmp_path / "[data]"):
         assert not kept.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".[data].toolong123", "[data]"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".[data].12345678", ".[data].toolong123", "[data]"]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

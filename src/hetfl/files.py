@@ -100,8 +100,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         for left in target.parent.glob(f".{glob.escape(target.name)}.{8 * '?'}"):
-            # It may go meanwhile; and the writer of one that is still empty may be about to lock it.
-            with suppress(FileNotFoundError), _alone(left) as dead:
+            # It may go meanwhile, or be another user's; and the writer of an empty one may be about to lock it.
+            with suppress(OSError), _alone(left) as dead:
                 if dead and any(left.iterdir()):
                     shutil.rmtree(left, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
