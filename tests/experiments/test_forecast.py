@@ -16,6 +16,7 @@ from hetfl.experiments.forecast import Forecaster, forecasts
 from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
+from hetfl.experiments.superseded import Superseded
 from hetfl.schema import Inputs
 from hetfl.training.ray import RaySettings
 from hetfl.training.state import ResumePoints, State
@@ -158,6 +159,10 @@ def test_finished_runs_tell_how_long_a_run_with_patience_takes(workspace, params
     # Beyond the usual end its patience counts from its best round so far.
     record(workspace, table_10[0], seconds=1.0, rounds=150, best=90)
     assert table_10[0].settings["patience"] == 100
+    assert forecasts(table_10[:1], params, workspace, CPU)[0].rounds == 40
+    # So it does while another run, of other settings and with a later best round, is in its place.
+    Superseded(workspace, table_10[0].path).make_way("another")
+    record(workspace, table_10[0], seconds=1.0, rounds=150, best=120, fingerprint="another")
     assert forecasts(table_10[:1], params, workspace, CPU)[0].rounds == 40
 
 

@@ -120,6 +120,18 @@ def test_a_record_from_before_its_methods_formula_changed_is_doubted(workspace, 
     assert status(mine, workspace).state == {"complete": "done", "running": "interrupted"}[state]
 
 
+def test_an_interrupted_run_is_judged_by_its_own_record_while_another_one_has_its_place(workspace, cell):
+    identity = write(workspace, cell, "running")
+    assert status(cell, workspace).record == workspace.runs / cell.path
+    Superseded(workspace, cell.path).make_way("another")
+    write(workspace, cell.model_copy(update={"settings": {**cell.settings, "lr": 0.5}}))
+    found = status(cell, workspace)
+    assert (found.state, found.round, found.why, found.doubt) == ("interrupted", 2, "", "")
+    assert found.record == workspace.resume_points(cell.path) / identity / "record"
+    (found.record / "run.json").write_text("{")
+    assert status(cell, workspace).state == "broken"
+
+
 def test_a_method_with_golden_numbers_is_not_doubted(workspace, cell):
     write(workspace, cell, method=cell.method, method_source="of another code")
     assert status(cell, workspace) == module.Status("done", *[cell.settings["rounds"]] * 2)

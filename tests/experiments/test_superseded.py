@@ -74,10 +74,10 @@ def test_an_interrupted_one_waits_beside_its_resume_points(tmp_path):
     for name in "abc":
         interrupt(name)
         earlier.make_way("next")
-        assert earlier.is_interrupted(name) and not (workspace.runs / PATH).exists()
+        assert earlier.interrupted(name).read().fingerprint == name and not (workspace.runs / PATH).exists()
         os.utime(workspace.resume_points(PATH) / name, (ord(name), ord(name)))
     earlier.go_on("b")
-    assert needed_run(workspace.runs / PATH).fingerprint == "b" and not earlier.is_interrupted("b")
+    assert needed_run(workspace.runs / PATH).fingerprint == "b" and earlier.interrupted("b") is None
     earlier.go_on("a")  # the folder is not empty
     assert needed_run(workspace.runs / PATH).fingerprint == "b"
     earlier.trim()

@@ -161,9 +161,9 @@ class Forecaster:
         if not known:
             return now.left, True
         end = int(median(known))
-        if now.round:
+        if now.record:
             # Its patience counts from its best round so far, or from the last one where no round was tested yet.
-            lines = [line for line in sound_rounds(self.workspace.runs / cell.path) if line.round <= now.round]
+            lines = [line for line in sound_rounds(now.record) if line.round <= now.round]
             end = max(end, standing(lines, patience).end or now.round + int(patience))
         return min(now.left, max(end - now.round, 1)), False
 

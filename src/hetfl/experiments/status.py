@@ -38,6 +38,7 @@ class Status:
         why: why it is stale or broken, or what its training lacks; empty otherwise.
         elsewhere: whether it is done, and its record lies among the superseded ones or under another name.
         doubt: why it may be of another method although it is done or interrupted, see :func:`doubt`; empty otherwise.
+        record: the folder with the record of the run that would go on; None where none would.
     """
 
     state: State
@@ -46,6 +47,7 @@ class Status:
     why: str = ""
     elsewhere: bool = False
     doubt: str = ""
+    record: Path | None = None
 
     @property
     def because(self) -> str:
@@ -69,9 +71,9 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         workspace: the checkout.
         known: its finished records by fingerprint, to look at many cells; None: they are looked up.
     """
-    rounds = int(cell.settings["rounds"])
+    rounds, record = int(cell.settings["rounds"]), Record(workspace.runs / cell.path)
     try:
-        run = Record(workspace.runs / cell.path).read()
+        run = record.read()
     except HetflError as error:
         return Status("broken", 0, rounds, str(error))
     try:
@@ -82,22 +84,30 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
         # Without its inputs here, a record is judged by those that it names itself.
         reads, lacks = run.inputs, str(error)
     identity = fingerprint(cell, reads)
-    own, earlier = Record(workspace.runs / cell.path).is_complete(identity), Superseded(workspace, cell.path)
+    own, earlier = record.is_complete(identity), Superseded(workspace, cell.path)
     kept = own or earlier.holds(identity)
     if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
         return Status("done", rounds, rounds, elsewhere=not own, doubt=doubt(run) if own and run else "")
     if run is None:
         begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
         return Status("running" if is_locked(cell.path, workspace) else begun, 0, rounds, lacks)
-    if run.fingerprint != identity and not earlier.is_interrupted(identity):
-        return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
+    if run.fingerprint != identity:
+        if (aside := earlier.interrupted(identity)) is None:
+            return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
+        record = aside
+        try:
+            run = record.read() or run
+        except HetflError as error:
+            return Status("broken", 0, rounds, str(error))
     at = newest_round(workspace.resume_points(cell.path) / identity) or 0
+    folder = record.folder if at else None
     if is_locked(cell.path, workspace):
-        return Status("running", at, rounds)
-    if run.complete and run.fingerprint == identity:
+        return Status("running", at, rounds, record=folder)
+    if run.complete:
         lacks = lacks or "its finished record is damaged or lacks a file"
-    goes_on = at and run.fingerprint == identity  # another one's record says nothing of it
-    return Status("interrupted" if at else "not run", at, rounds, lacks, doubt=doubt(run) if goes_on else "")
+    if not at:
+        return Status("not run", 0, rounds, lacks)
+    return Status("interrupted", at, rounds, lacks, doubt=doubt(run), record=folder)
 
 
 def doubt(run: Run) -> str:

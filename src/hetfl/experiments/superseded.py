@@ -85,17 +85,18 @@ class Superseded:
         source.rename(self.cell)
         return True
 
-    def is_interrupted(self, fingerprint: str) -> bool:
-        """Whether a run with this fingerprint was interrupted, and another one took its place."""
-        return (self._points / fingerprint / ASIDE / RUN).exists()
+    def interrupted(self, fingerprint: str) -> Record | None:
+        """The record of an interrupted run with this fingerprint if another one took its place; else None."""
+        aside = self._points / fingerprint / ASIDE
+        return Record(aside) if (aside / RUN).exists() else None
 
     def go_on(self, fingerprint: str) -> None:
         """Move the record of such a run back to the cell's folder, if there is one; the folder must be empty."""
-        if self.is_interrupted(fingerprint) and not (self.cell / RUN).exists():
+        if (aside := self.interrupted(fingerprint)) and not (self.cell / RUN).exists():
             if self.cell.exists():
                 shutil.rmtree(self.cell)
             self.cell.parent.mkdir(parents=True, exist_ok=True)
-            (self._points / fingerprint / ASIDE).rename(self.cell)
+            aside.folder.rename(self.cell)
 
     def trim(self) -> None:
         """If the cell's own record is finished, remove all others and all interrupted runs but the newest ones."""
