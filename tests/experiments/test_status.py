@@ -118,12 +118,17 @@ def test_a_record_from_before_its_methods_formula_changed_is_doubted(workspace, 
     told = "src/hetfl/methods/fedmine.py has changed since; if its numbers have, raise numerics of FedMine, now 1"
     assert status(mine, workspace).doubt == told
     assert status(mine, workspace).state == {"complete": "done", "running": "interrupted"}[state]
+    if state == "running":
+        Superseded(workspace, mine.path).make_way("another")
+        write(workspace, mine.model_copy(update={"settings": {**mine.settings, "lr": 0.5}}))
+        assert status(mine, workspace).doubt == told
 
 
 def test_an_interrupted_run_is_judged_by_its_own_record_while_another_one_has_its_place(workspace, cell):
     identity = write(workspace, cell, "running")
     assert status(cell, workspace).record == workspace.runs / cell.path
     Superseded(workspace, cell.path).make_way("another")
+    assert status(cell, workspace).state == "interrupted"  # nothing has its place
     write(workspace, cell.model_copy(update={"settings": {**cell.settings, "lr": 0.5}}))
     found = status(cell, workspace)
     assert (found.state, found.round, found.why, found.doubt) == ("interrupted", 2, "", "")

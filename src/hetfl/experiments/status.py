@@ -88,26 +88,27 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
     kept = own or earlier.holds(identity)
     if kept or namesakes.holds(namesakes.finished(workspace) if known is None else known, identity):
         return Status("done", rounds, rounds, elsewhere=not own, doubt=doubt(run) if own and run else "")
-    if run is None:
-        begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
-        return Status("running" if is_locked(cell.path, workspace) else begun, 0, rounds, lacks)
-    if run.fingerprint != identity:
-        if (aside := earlier.interrupted(identity)) is None:
-            return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
+    going = run if run and run.fingerprint == identity else None
+    if going is None and (aside := earlier.interrupted(identity)):
         record = aside
         try:
-            run = record.read() or run
+            going = aside.read()
         except HetflError as error:
             return Status("broken", 0, rounds, str(error))
+    if going is None:
+        if run is not None:
+            return Status("stale", 0, rounds, "; ".join(differences(run, cell, reads)))
+        begun: State = "in git" if _in_git(cell, workspace, reads) else "not run"
+        return Status("running" if is_locked(cell.path, workspace) else begun, 0, rounds, lacks)
     at = newest_round(workspace.resume_points(cell.path) / identity) or 0
     folder = record.folder if at else None
     if is_locked(cell.path, workspace):
         return Status("running", at, rounds, record=folder)
-    if run.complete:
+    if going.complete:
         lacks = lacks or "its finished record is damaged or lacks a file"
     if not at:
         return Status("not run", 0, rounds, lacks)
-    return Status("interrupted", at, rounds, lacks, doubt=doubt(run), record=folder)
+    return Status("interrupted", at, rounds, lacks, doubt=doubt(going), record=folder)
 
 
 def doubt(run: Run) -> str:
