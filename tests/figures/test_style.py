@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from hetfl.experiments.plan import load_params
-from hetfl.figures.style import PALETTE, look, looks
+from hetfl.figures.style import NEAR_HUNDRED, PALETTE, canvas, look, looks, near_hundred
 from hetfl.methods import METHODS
 
 
@@ -37,3 +38,14 @@ def test_further_rows_of_a_method_take_colours_that_are_free() -> None:
     index = looks({"local": "fedhpl", "fedhpl": "fedhpl", "fedhpl-shallow": "fedhpl", "fedtgp": "fedtgp"})
     assert index["fedhpl"] == looks({"fedhpl": "fedhpl"})["fedhpl"]
     assert len({i % len(PALETTE) for i in index.values()}) == 4
+
+
+def test_an_axis_close_to_100_percent_spreads_the_errors() -> None:
+    axes = canvas(3, 3).subplots()
+    near_hundred(axes, 0.0, 100.0)
+    places = [axes.transData.transform((0, tick))[1] for tick in (0, 90, 99, 99.9, 100)]
+    steps = [after - before for before, after in pairwise(places)]
+    assert max(steps) - min(steps) < 1e-6 * steps[0]  # a tenth of the errors is one step up; 100 % is a last one
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"{tick:g}" for tick in NEAR_HUNDRED["ticks"]]
+    low, high = axes.get_ylim()
+    assert low < 0 and high == 100 - 0.01 * 10**-0.2

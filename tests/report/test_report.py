@@ -377,6 +377,33 @@ def test_a_run_that_diverged_does_not_set_the_range_of_a_figure(experiment: Path
     assert seeds[0] == 0 and seeds[1] > 40
 
 
+def test_close_to_100_percent_an_axis_is_logarithmic_in_the_errors(experiment: Path, tmp_path: Path) -> None:
+    found: list[tuple[str, list[str], bool]] = []
+
+    def keep(figure: Figure, path: Path) -> list[Path]:
+        axes = figure.axes[0]
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        told = any("logarithmic in the share of errors" in " ".join(text.get_text().split()) for text in figure.texts)
+        found.append((axes.get_yscale(), labels, told))
+        return []
+
+    def draw() -> None:
+        accuracy_curves(make(experiment), records_below(experiment), tmp_path)
+        communication_figure(make(experiment), records_below(experiment), tmp_path)
+
+    folder = experiment / "runs/digits-homogeneous/fedavg/fedavg/iid-s0"
+    with mock.patch("hetfl.figures.curves.save", keep):
+        draw()
+        lines = read_rounds(folder)
+        for best in (0.997, 1.0):
+            good = {"accuracy": [best] * CLIENTS, "pooled": best}
+            rewrite_rounds(folder, [line.model_copy(update=good if line.round > 2 else {}) for line in lines])
+            draw()
+    assert all(scale == "linear" and not told for scale, _, told in found[:2])
+    shown = ["50", "80", "90", "95", "98", "99", "99.5"]
+    assert found[2:] == [("function", shown, True)] * 2 + [("function", [*shown, "99.8", "99.9"], True)] * 2
+
+
 def test_blocks_and_footnotes(finished: Path, tmp_path: Path) -> None:
     left = Block(title="Left & first", rows=["fedhpl"], columns=["iid", "dirichlet"])
     right = Block(title="Right", rows=["fedavg", "local"], columns=["pathological"])

@@ -362,6 +362,12 @@ def test_curves_have_a_line_and_a_label_for_each_row(page: Page) -> None:
     assert "fine-tuned after the last round" in page.texts(".curves .foot")[0]
     at.get_by_label("by bytes sent so far").check()
     at.wait_for_selector("text=Local (sends nothing)")
+    assert "Accuracy, %" in page.texts(".panels svg text")
+    # As if the best accuracy of this table were close to 100 %.
+    at.evaluate("$('#near-hundred').textContent = JSON.stringify({ ...data('near-hundred'), start: 80 })")
+    at.get_by_role("radio", name="by round").check()
+    at.wait_for_selector("text=Accuracy, %, log scale of the errors")
+    assert {"80", "90", "FedHPL", "Local"} <= set(page.texts(".panels svg text"))
 
 
 def test_times_follow_what_the_user_picks(page: Page) -> None:

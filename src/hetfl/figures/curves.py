@@ -11,7 +11,21 @@ import numpy as np
 import pandas as pd
 
 from hetfl.errors import HetflError
-from hetfl.figures.style import BAND, MUTED, PAPER, Look, canvas, caption, few_ticks, look, looks, save, styled
+from hetfl.figures.style import (
+    BAND,
+    MUTED,
+    NEAR_HUNDRED,
+    PAPER,
+    Look,
+    canvas,
+    caption,
+    few_ticks,
+    look,
+    looks,
+    near_hundred,
+    save,
+    styled,
+)
 from hetfl.tables.curves import Curve, curves
 from hetfl.tables.records import Records
 from hetfl.tables.spec import has_statistic, pooled, several_seeds
@@ -69,7 +83,7 @@ def communication_figure(table: Mapping[str, Any], records: Records, folder: Pat
         _tuned(axes, curve, (traffic[-1], traffic[-1]), style)
         axes.set_xscale("log")
         low, high = (log10(limit) for limit in axes.get_xlim())
-        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=8))
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0,) if high - low > 1.5 else (1.0, 2.0, 5.0), numticks=5))
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
@@ -128,21 +142,23 @@ def _panels(table: Mapping[str, Any], records: Records, path: Path, draw: Draw, 
                 axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center", color=MUTED)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
+        kind = "Test" if has_statistic(table, "window_lowest") else "Pooled" if pooled(table) else "Client average"
         for axes in grid[:, 0]:
-            kind = (
-                "Test" if has_statistic(table, "window_lowest") else "Pooled" if pooled(table) else "Client average"
-            )
             axes.set_ylabel(f"{kind} accuracy (%)")
         for axes in grid[-1]:
             axes.set_xlabel(xlabel)
-        if any(curve.diverged for curve in drawn):
+        sound = [at for curve in drawn for at in curve.sound]
+        low, high = min((at.low for at in sound), default=0), max((at.high for at in sound), default=0)
+        spread = high >= NEAR_HUNDRED["start"]
+        if spread:
+            near_hundred(grid[0, 0], low, high)
+        elif any(curve.diverged for curve in drawn):
             # What a run does after it diverged would flatten all other curves.
-            sound = [at for curve in drawn for at in curve.sound]
-            low, high = min(at.low for at in sound), max(at.high for at in sound)
             margin = 0.05 * (high - low or 1)
             grid[0, 0].set_ylim(low - margin, high + margin)
         scratch = ["Hollow marks: trained from scratch; the others start from pre-trained weights."] if hollow else []
-        caption(figure, " ".join([told, *scratch, *_remarks(drawn)]))
+        errors = ["The vertical axis is logarithmic in the share of errors."] if spread else []
+        caption(figure, " ".join([told, *errors, *scratch, *_remarks(drawn)]))
         if ordered := {name: handles[name] for name in table["rows"].values() if name in handles}:
             place: Look = {"loc": "outside upper left", "ncols": legend_columns}
             figure.legend(ordered.values(), ordered.keys(), handlelength=2.4, columnspacing=1.6, **place)

@@ -43,6 +43,9 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 MARKERS = "osD^vP>"
 BAND: Look = {"alpha": 0.14, "linewidth": 0}
 """The area from the lowest to the highest seed or client."""
+NEAR_HUNDRED: Look = {"start": 97, "ticks": [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9], "least": 0.01}
+"""Where the best accuracy is ``start`` percent or more, errors tell methods apart: the axis of curves is logarithmic
+in them, with numbers at ``ticks``. Less than ``least`` percent of errors is drawn as this."""
 _CAPTION = 7.5
 
 STYLE: dict[Any, Any] = {
@@ -173,6 +176,28 @@ def few_ticks(axis: Axis, most: int, integer: bool = False) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, integer=integer))
+
+
+def near_hundred(axes: Axes, low: float, high: float) -> None:
+    """Make a vertical axis of percentages logarithmic in the errors, 100 less the accuracy; see :data:`NEAR_HUNDRED`.
+
+    Args:
+        axes: of the panel, and of those that share its axis.
+        low, high: ends of the values to be shown, in percent.
+    """
+
+    def level(percent: np.ndarray | float) -> np.ndarray:
+        return -np.log10(np.maximum(100 - np.asarray(percent), NEAR_HUNDRED["least"]))
+
+    def percent(level: np.ndarray) -> np.ndarray:
+        return 100 - 10 ** -np.asarray(level)
+
+    axes.set_yscale("function", functions=(level, percent))
+    margin = 0.05 * (level(high) - level(low) or 1)
+    bottom, top = (float(percent(end)) for end in (level(low) - margin, level(high) + margin))
+    axes.set_ylim(bottom, top)
+    ticks = [tick for tick in NEAR_HUNDRED["ticks"] if bottom <= tick <= top]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def one_range(panels: Sequence[Axes]) -> None:

@@ -18,6 +18,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, around, inner_projects, load_params
 from hetfl.figures.catalogue import figures as known_figures
 from hetfl.figures.catalogue import names
+from hetfl.figures.style import NEAR_HUNDRED
 from hetfl.files import atomic_folder, read_json, write_text
 from hetfl.ledger.lines import Ledger, Line, ledger, order
 from hetfl.ledger.page import counts, title_of
@@ -131,7 +132,11 @@ class _Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self.environment.globals |= {"navigation": [*NAVIGATION.items()], "noise": NOISE}
+        self.environment.globals |= {
+            "navigation": [*NAVIGATION.items()],
+            "noise": NOISE,
+            "near_hundred": NEAR_HUNDRED,
+        }
         self.environment.filters |= {"json": _json, "rst": rst, "count": show_count, "bytes": show_bytes}
         self.environment.filters["setting"] = show_setting
         self.environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]

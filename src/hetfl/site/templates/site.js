@@ -69,34 +69,39 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
   const size = 11.5;
   const sound = (line) => { const before = line.points.filter((p) => line.diverged == null || p.round < line.diverged); return before.length ? before : line.points; };
   const values = lines.flatMap((line) => [...sound(line), ...(line.tuned ? [line.tuned] : [])].flatMap((p) => [p[y], p.low ?? p[y], p.high ?? p[y]]));
-  const low = Math.max(lower, Math.min(...values)), high = Math.max(...values), pad = (high - low || 1) * 0.04;
-  const domain = [Math.max(lower, low - pad), high + pad], perPixel = (domain[1] - domain[0]) / height;
+  const low = Math.max(lower, Math.min(...values)), high = Math.max(...values);
+  // Close to 100 % the errors tell rows apart: the axis is then logarithmic in them.
+  const { start, ticks: percents, least } = data("near-hundred"), spread = high >= start;
+  const level = spread ? (percent) => -Math.log10(Math.max(100 - percent, least)) : (percent) => percent;
+  const levels = (p) => ({ ...p, level: level(p[y]), below: level(p.low ?? p[y]), above: level(p.high ?? p[y]) });
+  const pad = (level(high) - level(low) || 1) * 0.04;
+  const domain = [Math.max(level(lower), level(low) - pad), level(high) + pad], perPixel = (domain[1] - domain[0]) / height;
   const last = Math.max(...lines.flatMap((line) => line.points.map((p) => p[x])));
   const first = Math.min(...lines.flatMap((line) => line.points.map((p) => p[x])).filter((v) => !log || v > 0));
   const rows = [], crosses = [], tuned = [], longest = new Map();
   lines.forEach((line, number) => {
     const mine = line.points.filter((p) => !log || p[x] > 0), silent = mine.length === 0;
-    const level = line.tuned ?? line.points.at(-1);
-    const drawn = silent ? [first, last].map((v) => ({ ...level, [x]: v })) : mine;
+    const steady = line.tuned ?? line.points.at(-1);
+    const drawn = silent ? [first, last].map((v) => ({ ...steady, [x]: v })) : mine;
     const every = Math.ceil(drawn.length / MARKS);
-    drawn.forEach((p, i) => rows.push({ ...p, row: line.row, line: number, seed: line.seed, marked: !silent && (i % every === 0 || i === drawn.length - 1) }));
-    if (line.diverged != null) crosses.push({ ...sound(line).at(-1), row: line.row });
+    drawn.forEach((p, i) => rows.push({ ...levels(p), row: line.row, line: number, seed: line.seed, marked: !silent && (i % every === 0 || i === drawn.length - 1) }));
+    if (line.diverged != null) crosses.push({ ...levels(sound(line).at(-1)), row: line.row });
     let end = drawn.at(-1), text = silent ? `${line.row} (sends nothing)` : line.row;
     if (line.tuned && !silent) {
       const before = end;
       text = `${line.row}, fine-tuned`;
       end = { [x]: x === "round" ? before.round + Math.max(0.5, 0.03 * before.round) : line.tuned[x], [y]: line.tuned[y] };
-      tuned.push({ row: line.row, text, seed: line.seed, [x]: before[x], [y]: before[y], to: end[x], reached: end[y] });
+      tuned.push({ row: line.row, text, seed: line.seed, [x]: before[x], level: level(before[y]), to: end[x], reached: level(end[y]), [y]: end[y] });
     }
     const known = longest.get(line.row);
-    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], [y]: Math.max(domain[0], end[y]) });
+    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], level: Math.max(domain[0], level(end[y])) });
   });
   const ends = [...longest.values()], limit = Math.min(165, 12 + 6.4 * Math.max(...ends.map(({ text }) => text.length)));
   const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 65 - limit);
   // From the top down, each label at least its height below the one before; then back up from the bottom.
-  ends.sort((a, b) => b[y] - a[y]);
+  ends.sort((a, b) => b.level - a.level);
   let place_ = Infinity;
-  for (const end of ends) end.label = place_ = Math.min(end[y], place_ - size * perPixel);
+  for (const end of ends) end.label = place_ = Math.min(end.level, place_ - size * perPixel);
   place_ = domain[0] - size * perPixel / 2;
   for (const end of [...ends].reverse()) end.label = place_ = Math.max(end.label, place_ + size * perPixel);
   const named = [...new Map(lines.map((line) => [line.row, line])).values()], names = named.map((line) => line.row), ink = colour("ink"), muted = colour("muted");
@@ -104,7 +109,8 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
   const near = { condition: { param: "near", value: 1 }, value: 0.16 };
   const few = last / first > 300, ticks = TIMES.flatMap(([unit, counts]) => counts.filter((count) => !few || [1, 10, 100].includes(count)).map((count) => count * unit)).filter((time) => first <= time && time <= last);
   const xs = { field: x, type: "quantitative", title: xTitle, scale: log ? { type: "log", nice: false } : { zero: false, nice: false }, axis: { tickCount: 5, labelOverlap: true, format: log ? "~s" : undefined, values: x === "time" && ticks.length > 1 ? ticks : undefined, labelExpr: x === "time" ? DURATION : undefined, tickMinStep: x === "round" ? 1 : undefined } };
-  const ys = { field: y, type: "quantitative", title: "Accuracy, %", scale: { domain, nice: false } };
+  const shown = spread && percents.map((percent) => [percent, level(percent)]).filter(([, at]) => domain[0] <= at && at <= domain[1]);
+  const ys = { field: "level", type: "quantitative", title: spread ? "Accuracy, %, log scale of the errors" : "Accuracy, %", scale: { domain, nice: false, zero: false }, axis: spread ? { values: shown.map(([, at]) => at), labelExpr: "format(100 - pow(10, -datum.value), '~r')" } : {} };
   const detail = { field: "line" }, hue = { field: "row", type: "nominal", scale, legend: null };
   const hollow = new Set(lines.filter((line) => line.hollow).map((line) => line.row));
   const tooltip = [{ field: "row", title: "row" }, { field: x, title: xTitle.toLowerCase(), format: x === "round" ? "d" : ".3~s" }, { field: y, title: "accuracy, %", format: ".2f" }];
@@ -118,7 +124,7 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
   const spec = {
     width, height, title: title && { text: title, anchor: "start", fontSize: 13 }, autosize: { type: "pad" },
     layer: [
-      ...(band ? [{ data: { values: rows }, mark: { type: "area", opacity: 0.13, clip: true }, encoding: { detail, x: xs, y: { ...ys, field: "low" }, y2: { field: "high" }, color: hue, opacity: { condition: { param: "near", value: 0.13 }, value: 0.02 } } }] : []),
+      ...(band ? [{ data: { values: rows }, mark: { type: "area", opacity: 0.13, clip: true }, encoding: { detail, x: xs, y: { ...ys, field: "below" }, y2: { field: "above" }, color: hue, opacity: { condition: { param: "near", value: 0.13 }, value: 0.02 } } }] : []),
       { data: { values: rows }, mark: { type: "line", strokeWidth: 1.8, clip: true }, encoding: { detail, x: xs, y: ys, color: hue, opacity: near } },
       {
         data: { values: rows.filter((p) => p.marked) },
@@ -128,7 +134,7 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
       },
       ...(tuned.length ? [
         { data: { values: tuned }, mark: { type: "rule", strokeDash: [1, 3], strokeWidth: 1.8, clip: true }, encoding: { x: xs, x2: { field: "to" }, y: ys, y2: { field: "reached" }, color: hue, opacity: near } },
-        { data: { values: tuned }, mark, encoding: { x: { ...xs, field: "to" }, y: { ...ys, field: "reached" }, color: hue, opacity: near, shape, fill, tooltip: [{ field: "text", title: "row" }, ...tooltip.filter(({ title }) => title === "seed"), { field: "reached", title: "accuracy, %", format: ".2f" }] } },
+        { data: { values: tuned }, mark, encoding: { x: { ...xs, field: "to" }, y: { ...ys, field: "reached" }, color: hue, opacity: near, shape, fill, tooltip: [{ field: "text", title: "row" }, ...tooltip.filter(({ title }) => title === "seed"), { field: y, title: "accuracy, %", format: ".2f" }] } },
       ] : []),
       ...(crosses.length ? [{ data: { values: crosses }, mark: { type: "text", text: "×", fontSize: 22, fontWeight: "bold" }, encoding: { x: xs, y: ys, color: hue, opacity: near } }] : []),
       { data: { values: ends }, mark: { type: "rule", strokeWidth: 0.8 }, encoding: { x: { ...xs }, x2: aside, y: ys, y2: { field: "label" }, color: hue, opacity: { condition: { param: "near", value: 0.7 }, value: 0.1 } } },
