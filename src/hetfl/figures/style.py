@@ -43,7 +43,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 MARKERS = "osD^vP>"
 BAND: Look = {"alpha": 0.14, "linewidth": 0}
 """The area from the lowest to the highest seed or client."""
-NEAR_HUNDRED: Look = {"start": 97, "ticks": [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9], "least": 0.01}
+NEAR_HUNDRED: Mapping[str, Any] = {"start": 97, "ticks": [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9], "least": 0.01}
 """Where the best accuracy is ``start`` percent or more, errors tell methods apart: the axis of curves is logarithmic
 in them, with numbers at ``ticks``. Less than ``least`` percent of errors is drawn as this."""
 _CAPTION = 7.5
@@ -186,15 +186,15 @@ def near_hundred(axes: Axes, low: float, high: float) -> None:
         low, high: ends of the values to be shown, in percent.
     """
 
-    def level(percent: np.ndarray | float) -> np.ndarray:
+    def to_level(percent: np.ndarray | float) -> np.ndarray:
         return -np.log10(np.maximum(100 - np.asarray(percent), NEAR_HUNDRED["least"]))
 
-    def percent(level: np.ndarray) -> np.ndarray:
+    def to_percent(level: np.ndarray) -> np.ndarray:
         return 100 - 10 ** -np.asarray(level)
 
-    axes.set_yscale("function", functions=(level, percent))
-    margin = 0.05 * (level(high) - level(low) or 1)
-    bottom, top = (float(percent(end)) for end in (level(low) - margin, level(high) + margin))
+    axes.set_yscale("function", functions=(to_level, to_percent))
+    margin = 0.05 * (to_level(high) - to_level(low) or 1)
+    bottom, top = (float(to_percent(end)) for end in (to_level(low) - margin, to_level(high) + margin))
     axes.set_ylim(bottom, top)
     ticks = [tick for tick in NEAR_HUNDRED["ticks"] if bottom <= tick <= top]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
