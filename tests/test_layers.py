@@ -13,7 +13,7 @@ LEVELS = [
     {"errors", "process"},
     {"draws", "files", "config", "spawn", "torch_private"},
     {"message", "tensors", "optimisers", "schema"},
-    {"captured", "compact"},
+    {"captured", "compact", "fused"},
     {"data"},
     {"models"},
     {"methods"},

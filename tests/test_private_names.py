@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import hetfl
 from hetfl import torch_private
@@ -38,6 +39,19 @@ def mapped():
     return seen == [True] and not torch_private.is_mapped(torch.ones(2))
 
 
+def without_modes():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Mode(), torch_private.no_modes():
+        torch.ones(1) + 1
+    return not seen
+
+
 def replaced():
     layer = nn.BatchNorm1d(2).eval()
     torch_private.own_tensors(layer, "weight")["weight"] = torch.full((2,), 3.0)
@@ -57,6 +71,7 @@ NAMES = {
     "torch._foreach_copy_": copied,
     "torch._C._cuda_clearCublasWorkspaces": lambda: callable(torch._C._cuda_clearCublasWorkspaces),
     "torch._C._functorch.is_batchedtensor": mapped,
+    "torch._C.DisableTorchFunction": without_modes,
     "torch.cpu._is_amx_tile_supported, torch.cpu._is_avx512_bf16_supported": (
         lambda: torch_private.multiplies_bfloat16() in (True, False)
     ),

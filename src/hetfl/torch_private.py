@@ -5,6 +5,7 @@ Tested with torch 2.11 and 2.15. ``tests/test_private_names.py`` says what is go
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ def forget_workspaces() -> None:
 def is_mapped(tensor: Tensor) -> bool:
     """Whether a tensor has an axis that ``torch.func.vmap`` hides."""
     return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """While this is active, no ``TorchFunctionMode`` is."""
+    return torch._C.DisableTorchFunction()
 
 
 def multiplies_bfloat16() -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hetfl.captured import Captured
 from hetfl.draws import Draws
+from hetfl.fused import Fused
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Uplinks, mean_over_owners, register_method
 from hetfl.methods.fedproto import FedProto
@@ -102,7 +103,7 @@ class FedTGP(FedProto):
 
         def step(batch: Tensors) -> None:
             rows = batch["rows"]
-            found = contrastive_loss(prototypes[rows], labels[rows], emit(net), margin, batch.get("weight"))
+            found = _loss(net, prototypes[rows], labels[rows], margin, batch.get("weight"))
             for leaf, gradient in zip(net.values(), torch.autograd.grad(found, list(net.values())), strict=True):
                 leaf.grad = gradient
             optimiser.step()
@@ -127,3 +128,10 @@ class FedTGP(FedProto):
 
     def diagnostics(self, server: ServerState) -> dict[str, float]:
         return {name: float(server[name]) for name in ("margin", "loss") if name in server}
+
+
+def _emitted_loss(net: Tensors, prototypes: Tensor, labels: Tensor, margin: Tensor, weight: Tensor | None) -> Tensor:
+    return contrastive_loss(prototypes, labels, emit(net), margin, weight)
+
+
+_loss = Fused(_emitted_loss, shapes=True)

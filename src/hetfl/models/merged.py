@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hetfl.torch_private import is_mapped
+from hetfl.torch_private import is_mapped, no_modes
 
 
 class MergedCalls(TorchFunctionMode):
@@ -31,6 +31,14 @@ class MergedCalls(TorchFunctionMode):
         """Replace these functions; call every other one as it is."""
         own = _REPLACED.get(function)
         return (own or function)(*args, **(kwargs or {}))
+
+
+def as_one(function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+    """Call a function of samples [B, ...] with frozen weights, under ``vmap`` once for the samples of all clients."""
+    if not is_mapped(given):
+        return function(given)
+    found: Tensor = _Whole.apply(given, function)
+    return found
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, **options: Any) -> Tensor:
@@ -101,6 +109,19 @@ class _Attention(_Merged):
             for given, place in zip(inputs[:3], in_dims, strict=False)
         ]
         return F.scaled_dot_product_attention(*merged, **dict(inputs[3])).unflatten(0, (clients, -1)), 0
+
+
+class _Whole(_Merged):
+    @staticmethod
+    def forward(given: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return function(given)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Merge the clients and samples [K, B, ...] into one axis [K * B]."""
+        given, function = inputs
+        with no_modes():
+            return function(given.movedim(in_dims[0], 0).flatten(0, 1)).unflatten(0, (info.batch_size, -1)), 0
 
 
 class _Linear(_Merged):

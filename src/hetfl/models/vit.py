@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from hetfl.data.batches import InputSpec
+from hetfl.fused import Fused
 from hetfl.models.base import ModelOptions
 from hetfl.models.fitting import Fitted
+from hetfl.models.merged import as_one
 from hetfl.models.parts import embed_positions
 from hetfl.models.pixels import PixelPrompts
 
@@ -65,10 +68,7 @@ class PromptedViT(Fitted):
 
     def run(self, block: nn.Module, tokens: Tensor) -> Tensor:
         """Run a block on ``tokens`` [B, T, d]."""
-        if not self.lowered:
-            return block(tokens)
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            return block(tokens)
+        return as_one(partial(_lowered, block), tokens) if self.lowered else block(tokens)
 
     def embed(self, images: Tensor) -> Tensor:
         """The tokens [B, 1 + patches, d] that enter the first block."""
@@ -86,3 +86,13 @@ class PromptedViT(Fitted):
                 tokens = torch.cat([tokens[:, :1], prompts[layer], rest], dim=1)
             tokens = self.run(block, tokens)
         return body.forward_head(body.norm(tokens), pre_logits=True)
+
+
+def _lowered(block: nn.Module, tokens: Tensor) -> Tensor:
+    fused = _fused(type(block).forward)
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        # torch would compile once more for a batch of one, which only measures sizes.
+        return fused(block, tokens) if len(tokens) > 1 else block(tokens)
+
+
+_fused = cache(Fused)

@@ -1,0 +1,87 @@
+"""Compiled functions. Without a GPU, torch's compiler traces them all the same, and joins nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from hetfl import fused
+from hetfl.fused import Fused
+from hetfl.models import vit
+from hetfl.models.merged import MergedCalls
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compiles on the CPU; the names of what was compiled."""
+    names: list[str] = []
+    real = torch.compile
+
+    def compile(function, **options):
+        names.append(function.__qualname__)
+        return real(function, backend="aot_eager", **options)
+
+    monkeypatch.setattr(fused, "compilable", lambda given: True)
+    monkeypatch.setattr(torch, "compile", compile)
+    return names
+
+
+def test_without_a_gpu_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", None)
+    assert Fused(torch.square)(torch.full((2,), 3.0)).tolist() == [9.0, 9.0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Failed to find C compiler.\nSet CC"), ImportError("no triton")])
+def test_what_cannot_be_compiled_is_called_with_a_warning(monkeypatch, caplog, error):
+    def refuse(function, **options):
+        def call(*given):
+            raise error
+
+        return call
+
+    monkeypatch.setattr(fused, "compilable", lambda given: True)
+    monkeypatch.setattr(torch, "compile", refuse)
+    square = Fused(lambda x: x.square())
+    assert [square(torch.tensor(value)).item() for value in (2.0, 3.0)] == [4.0, 9.0]
+    (told,) = caplog.messages
+    assert "cannot be compiled, and is slower without" in told and "\n" not in told
+
+
+def test_too_little_memory_is_told(monkeypatch):
+    def full(*given: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(fused, "compilable", lambda given: True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with pytest.raises(torch.OutOfMemoryError):
+        Fused(full)(torch.ones(1))
+
+
+def test_lowered_blocks_are_compiled_once_and_see_all_clients(compiled, toy_engine):
+    """Under ``vmap`` and without it, with the values and gradients of what is not compiled."""
+    vit._fused.cache_clear()
+    model = toy_engine("fedhpl", "homogeneous").models[0]
+    assert model.lower()
+    network = model._module
+    tokens = torch.randn(3, 2, 5, network.body.embed_dim, generator=torch.Generator().manual_seed(0))
+    tokens.requires_grad_()
+
+    def through(one: Tensor) -> Tensor:
+        for block in network.body.blocks:
+            one = network.run(block, one)
+        return one
+
+    with MergedCalls():
+        together = vmap(through)(tokens)
+    one_by_one = torch.stack([through(one) for one in tokens])
+    assert compiled == ["Block.forward"]
+    vit._fused.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "compilable", lambda given: False)
+        expected = torch.stack([through(one) for one in tokens])
+    wanted = torch.autograd.grad(expected.square().sum(), tokens)
+    for found in (together, one_by_one):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), tokens), wanted, rtol=1e-2, atol=1e-2)
