@@ -163,6 +163,7 @@ def test_without_cuda_nothing_is_recorded(monkeypatch):
     assert len(calls) == 5
 
 
+@pytest.mark.parametrize("apart", [0, 9])
 @pytest.mark.parametrize(
     ("method", "group", "settings"),
     [
@@ -174,13 +175,14 @@ def test_without_cuda_nothing_is_recorded(monkeypatch):
         ("pfedpg", "homogeneous", {}),
     ],
 )
-def test_recorded_steps_train_like_called_ones(toy_engine, recordings, monkeypatch, method, group, settings):
+def test_recorded_steps_train_like_called_ones(toy_engine, recordings, monkeypatch, method, group, settings, apart):
     """Over two rounds, in which the same recordings serve again."""
 
     def run(recorded: bool) -> tuple:
         monkeypatch.setattr(captured, "EAGER_CALLS", EAGER_CALLS if recorded else 10**9)
         reference = toy_engine(method, group, torch.float64, **{"batch_size": 5, **settings})
         engine = make_engine(reference.method, reference.federation, "batched")
+        engine.trainer.apart = apart
         state, _ = start(engine, Draws(0))
         for number in (1, 2):
             state, line = play_round(engine, state, Draws(0).at(number))
@@ -204,14 +206,16 @@ def test_a_step_that_waits_for_the_host_is_found(recordings, wrong):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("apart", [0, 9])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_steps_of_every_method_can_be_recorded(toy_engine, recordings, variant):
+def test_the_steps_of_every_method_can_be_recorded(toy_engine, recordings, variant, apart):
     method, settings = VARIANTS[variant]
     # On a GPU FedTGP's server fills up an incomplete batch; here there is none.
     even = {"server_batch": 100} if method == "fedtgp" else {}
     for group in groups(variant):
         reference = toy_engine(method, group, **{"batch_size": 5, "local_epochs": 2, **settings, **even})
         engine = make_engine(reference.method, reference.federation, "batched")
+        engine.trainer.apart = apart
         state, _ = start(engine, Draws(0))
         play_round(engine, state, Draws(0).at(1))
     assert recordings or not METHODS[method].vmappable

@@ -101,6 +101,61 @@ def test_clients_go_in_chunks_that_fit_and_in_smaller_ones_after_an_error(toy_en
         assert_close(end, ends[0])
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedproto", {"optimiser": "adam", "keep_optimiser": True}),
+        ("fedtgp", {"momentum": 0.9, "keep_optimiser": True, "server_epochs": 3}),
+        ("fedkd", {}),  # clipped gradients
+        ("fedrep", {"local_epochs": 2}),  # two phases
+    ],
+)
+def test_clients_apart_train_like_one_after_another(toy_engine, method, settings):
+    """As on a GPU: each has a program of its own, with channels-last weights and without ``vmap``."""
+    group = "homogeneous" if method == "fedrep" else "two resnets"
+    reference = toy_engine(method, group, torch.float64, **settings)
+    expected, lines = run(reference, 3)
+    engine = together(reference)
+    engine.trainer.apart = 3
+    found, same = run(engine, 3)
+    assert_close(found.tensors(), expected.tensors())
+    assert [line.accuracy for line in same] == [line.accuracy for line in lines]
+    programs = engine.trainer._programs.values()
+    assert [program.capacity for program in programs] == [1] * 3 * len(reference.method.phases(1))
+    if method != "fedrep":
+        convolutions = [tensor for one in programs for tensor in one._params.values() if tensor.dim() == 5]
+        assert convolutions and all(tensor.stride(2) == 1 for tensor in convolutions)
+
+
+def test_clients_with_shared_weights_and_many_clients_are_stacked(toy_engine):
+    for method, group, apart, sizes in (("fedhpl", "homogeneous", 3, [3]), ("fedproto", "two resnets", 2, [2, 1])):
+        engine = together(toy_engine(method, group))
+        engine.trainer.apart = apart
+        run(engine, 1)
+        assert [program.capacity for program in engine.trainer._programs.values()] == sizes
+
+
+def test_clients_apart_are_stacked_when_memory_ends(toy_engine, monkeypatch, caplog):
+    """The one that could not train does it with the rest of the round done, and later rounds are stacked."""
+    reference = toy_engine("fedproto", "two resnets", torch.float64, momentum=0.9, keep_optimiser=True)
+    expected, _ = run(reference, 2)
+    engine, step, failed = together(reference), Program.step, []
+    engine.trainer.apart = 3
+
+    def full(self, *given):
+        if engine.trainer.apart and len(failed) < 1 and self is [*engine.trainer._programs.values()][-1]:
+            failed.append(self.capacity)
+            raise torch.OutOfMemoryError
+        step(self, *given)
+
+    monkeypatch.setattr(Program, "step", full)
+    found, _ = run(engine, 2)
+    assert failed == [1]
+    assert caplog.messages == ["out of memory with 3 clients apart; from now on they train stacked"]
+    assert [program.capacity for program in engine.trainer._programs.values()] == [2, 1]
+    assert_close(found.tensors(), expected.tensors())
+
+
 def test_memory_that_ends_when_all_steps_are_done_changes_no_client(toy_engine, monkeypatch):
     """What is copied out of the buffers of all clients is written to all of them or to none."""
     reference = toy_engine("fedproto", "homogeneous", torch.float64, momentum=0.9, keep_optimiser=True)

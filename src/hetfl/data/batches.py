@@ -97,6 +97,14 @@ class Batch:
             yield Batch(images, labels, queries=part)
 
 
+def membership(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """1 where a sample is of a class and 0 elsewhere, [B, C].
+
+    ``one_hot`` looks at the labels' values, which the recording of a CUDA graph cannot.
+    """
+    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
+
+
 def class_sums(values: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None) -> Tensor:
     """Sum values per class, in float64, so that sums over thousands of samples stay exact enough.
 
@@ -109,7 +117,7 @@ def class_sums(values: Tensor, labels: Tensor, num_classes: int, weight: Tensor 
     Returns:
         [C, D].
     """
-    member = F.one_hot(labels, num_classes).to(torch.float64)
+    member = membership(labels, num_classes, torch.float64)
     if weight is not None:
         member = member * weight[:, None]
     return member.T @ values.to(torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
@@ -28,13 +28,24 @@ log = logging.getLogger(__name__)
 COHORT = 1000
 """Clients whose parameters are held at once; of more participants so many begin when those before them are done."""
 
+APART = 32
+"""The most clients who train apart on a GPU, see :class:`Batched`."""
+
 _NO_STEP = object()
+
+Lane = tuple[Model, int]
+"""Programs that take turns on a CUDA stream: those of an architecture's stacked clients (0), or a client's apart."""
 
 
 class Batched:
     """Trains clients with the same architecture together, where ``torch.vmap`` can map the method over clients.
 
+    On a GPU, clients whose whole networks are their own train apart if there are few: each of them has a stream and a
+    program of its own. A convolution with weights of several clients is several convolutions, so that stacking saves
+    no more than launches, and streams do not wait for each other's.
+
     Attributes:
+        apart: the most clients who train so; they are stacked once memory has ended.
         predicted_memory: bytes of the largest phase so far: what is on the device anyway, and training by its shapes.
     """
 
@@ -43,9 +54,10 @@ class Batched:
     def __init__(self, method: Method, federation: Federation) -> None:
         self.method, self.federation = method, federation
         self._one_by_one = Sequential(method)
-        self._programs: dict[tuple[Model, int], Program] = {}
+        self.apart = APART if federation.device.type == "cuda" else 0
+        self._programs: dict[tuple[Lane, int], Program] = {}
         self._most: dict[tuple[Model, int], int] = {}
-        self._streams: dict[Model, torch.cuda.Stream] = {}
+        self._streams: dict[Lane, torch.cuda.Stream] = {}
         self._needs: dict[tuple[Any, ...], int] = {}
 
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
@@ -62,14 +74,45 @@ class Batched:
     def _train_cohort(self, runs: Sequence[ClientRun], phases: Sequence[Phase], draws: Draws) -> None:
         for number, phase in enumerate(phases):
             started = time.perf_counter()
-            trainings: dict[Model, Iterator[None]] = {}
-            for group, capacity in self._capacities(groups_of(runs, phase), phase, number, draws):
-                model = group[0].client.model
-                steps = self._train_group(group, capacity, phase, number, draws)
-                trainings[model] = chain(trainings.get(model, ()), steps)
-            self._take_turns(trainings)
+            self._train_phase(runs, phase, number, draws)
             for run in runs:
                 run.seconds += (time.perf_counter() - started) / len(runs)
+
+    def _train_phase(self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws) -> None:
+        left: list[ClientRun] = []
+        trainings: dict[Lane, Iterator[None]] = {}
+        few, lanes = len(runs) <= self.apart, lanes_of(runs)
+        for group, capacity in self._capacities(groups_of(runs, phase), phase, number, draws):
+            model = group[0].client.model
+            if few and capacity >= len(group) and model.names(["body"]):
+                for run in group:
+                    lane = lanes[run.client.index]
+                    trainings[lane] = self._train_apart(run, lane, phase, number, draws, left)
+            else:
+                steps = self._train_group(group, capacity, phase, number, draws)
+                trainings[model, 0] = chain(trainings.get((model, 0), ()), steps)
+        self._take_turns(trainings)
+        if left:
+            log.warning("out of memory with %d clients apart; from now on they train stacked", len(runs))
+            self.apart = 0
+            self._programs.clear()
+            free_memory(self.federation.device)
+            self._train_phase(left, phase, number, draws)
+
+    def _train_apart(
+        self, run: ClientRun, lane: Lane, phase: Phase, number: int, draws: Draws, left: list[ClientRun]
+    ) -> Iterator[None]:
+        """Train one client beside others; if memory does not suffice, it is ``left`` as it was.
+
+        Yields:
+            After every step.
+        """
+        try:
+            yield from self._train_together([run], phase, number, draws, lane, apart=True)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            left.append(run)
 
     def _resident(self) -> int:
         """Bytes that are on the device beside the programs' own: weights, images and, as far as known, states."""
@@ -82,24 +125,24 @@ class Batched:
     def _federation_bytes(self) -> int:
         return resident_bytes(self.federation)
 
-    def _take_turns(self, trainings: Mapping[Model, Iterator[None]]) -> None:
-        """Go through the trainings of several architectures step by step, each on a CUDA stream of its own.
+    def _take_turns(self, trainings: Mapping[Lane, Iterator[None]]) -> None:
+        """Go through several trainings step by step, each on a CUDA stream of its own.
 
         Their kernels can run beside each other only while all of them wait in the device's queues, which one
-        architecture's steps alone would fill.
+        training's steps alone would fill.
         """
         device = self.federation.device
-        streams: dict[Model, torch.cuda.Stream] = {}
+        streams: dict[Lane, torch.cuda.Stream] = {}
         if device.type == "cuda":
-            for model in trainings:
-                streams[model] = self._streams.setdefault(model, torch.cuda.Stream(device))
-                streams[model].wait_stream(torch.cuda.current_stream(device))
+            for lane in trainings:
+                streams[lane] = self._streams.setdefault(lane, torch.cuda.Stream(device))
+                streams[lane].wait_stream(torch.cuda.current_stream(device))
         going = dict(trainings)
         while going:
-            for model, steps in tuple(going.items()):
-                with torch.cuda.stream(streams.get(model)):
+            for lane, steps in tuple(going.items()):
+                with torch.cuda.stream(streams.get(lane)):
                     if next(steps, _NO_STEP) is _NO_STEP:
-                        del going[model]
+                        del going[lane]
         if streams:
             torch.cuda.synchronize(device)
 
@@ -127,9 +170,10 @@ class Batched:
         return list(zip(groups, capacities, strict=True))
 
     def _held(self, group: Sequence[ClientRun], number: int) -> int:
-        """How many clients of a group have room in a program that is there: what it holds counts as used memory."""
-        program = self._programs.get((group[0].client.model, number))
-        return 0 if program is None else min(program.capacity, len(group))
+        """How many clients of a group have room in programs that are there: what these hold counts as used memory."""
+        wanted = group[0].client.model, number
+        there = [program.capacity for ((model, _), of), program in self._programs.items() if (model, of) == wanted]
+        return min(sum(there), len(group))
 
     def _train_group(
         self, runs: Sequence[ClientRun], capacity: int, phase: Phase, number: int, draws: Draws
@@ -139,26 +183,29 @@ class Batched:
         Yields:
             After every step.
         """
-        key = runs[0].client.model, number
+        model = runs[0].client.model
+        lane, key = (model, 0), (model, number)
         done = 0
         while done < len(runs):
             size = min(capacity, self._most.get(key, capacity))
             # Chunks of about one size.
             size = -(-(len(runs) - done) // -(-(len(runs) - done) // size))
             try:
-                yield from self._train_together(runs[done : done + size], phase, number, draws)
+                yield from self._train_together(runs[done : done + size], phase, number, draws, lane)
                 done += size
                 continue
             except RuntimeError as error:
                 if size == 1 or not out_of_memory(error):
                     raise
             # Outside the handler, which keeps the tensors of what failed alive.
-            self._programs.pop(key, None)
+            self._programs.pop((lane, number), None)
             self._most[key] = size // 2
             free_memory(self.federation.device)
-            log.warning("out of memory with %d clients of %s at once; going on with %d", size, key[0].name, size // 2)
+            log.warning("out of memory with %d clients of %s at once; going on with %d", size, model.name, size // 2)
 
-    def _train_together(self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws) -> Iterator[None]:
+    def _train_together(
+        self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws, lane: Lane, apart: bool = False
+    ) -> Iterator[None]:
         """Train clients at once, step by step; their runs are changed only after all of it worked."""
         schedules = [schedule_of(self.method, run, phase, number, draws) for run in runs]
         for schedule in schedules:
@@ -170,11 +217,11 @@ class Batched:
         ordered = [schedule.run for schedule in schedules]
         images, _ = phase_data(self.method, ordered[0].data, phase, draws)
         gathers = phase.gathers and self.method.statistics_source(draws.round) == "training"
-        key = ordered[0].client.model, number
+        key = lane, number
         program = self._programs.pop(key, None)
-        if program is None or not program.fits(ordered, phase, images, gathers):
+        if program is None or not program.fits(ordered, phase, images, gathers, apart):
             program = None  # so that two are never in memory
-            program = Program(self.method, ordered, phase, images, gathers)
+            program = Program(self.method, ordered, phase, images, gathers, apart)
         self._programs[key] = program
         program.load(ordered)
         batches = StackedBatches(self.method, schedules, phase, images, number, draws)
@@ -183,3 +230,13 @@ class Batched:
                 program.step(first, last, step, batches.batch(step, first, last))
             yield
         program.unload(schedules)
+
+
+def lanes_of(runs: Iterable[ClientRun]) -> dict[int, Lane]:
+    """The lane of each client by its index, if they train apart: the first of an architecture has its lane 1."""
+    seen: Counter[Model] = Counter()
+    lanes = {}
+    for run in runs:
+        seen[run.client.model] += 1
+        lanes[run.client.index] = run.client.model, seen[run.client.model]
+    return lanes

@@ -34,15 +34,24 @@ class Program:
     Args:
         runs: clients with one architecture who received tensors of the same names, shapes and types.
         gathers: whether statistics of the training passes are taken.
+        apart: whether there is one client, computed without ``vmap``. Its weights are channels-last, in which a GPU's
+            convolutions take them without a copy.
 
     Attributes:
         capacity: how many clients the buffers hold.
     """
 
     def __init__(
-        self, method: Method, runs: Sequence[ClientRun], phase: Phase, images: DeviceImages, gathers: bool
+        self,
+        method: Method,
+        runs: Sequence[ClientRun],
+        phase: Phase,
+        images: DeviceImages,
+        gathers: bool,
+        apart: bool = False,
     ) -> None:
         self.method, self.phase, self.images, self.gathers = method, phase, images, gathers
+        self._apart = apart
         self.model = runs[0].client.model
         self.capacity = len(runs)
         self._leaves = self.model.names(phase.trains)
@@ -51,7 +60,11 @@ class Program:
         first = runs[0]
 
         def buffer(tensor: Tensor, shared: bool = False) -> Tensor:
-            return torch.empty_like(tensor) if shared else tensor.new_empty(self.capacity, *tensor.shape)
+            if shared:
+                return torch.empty_like(tensor)
+            if apart and tensor.dim() == 4:
+                return channels_last(self.capacity, tensor)
+            return tensor.new_empty(self.capacity, *tensor.shape)
 
         self._params = {name: buffer(tensor, self._shared(name)) for name, tensor in first.params.items()}
         self._received = {name: buffer(tensor, self._shared(name, True)) for name, tensor in first.received.items()}
@@ -77,9 +90,11 @@ class Program:
     def _slot(self, name: str, kind: str) -> str:
         return f"{self.phase.name}/{name}/{kind}"
 
-    def fits(self, runs: Sequence[ClientRun], phase: Phase, images: DeviceImages, gathers: bool) -> bool:
+    def fits(
+        self, runs: Sequence[ClientRun], phase: Phase, images: DeviceImages, gathers: bool, apart: bool = False
+    ) -> bool:
         """Whether this program can train some clients as it is."""
-        alike = (phase, images, gathers) == (self.phase, self.images, self.gathers)
+        alike = (phase, images, gathers, apart) == (self.phase, self.images, self.gathers, self._apart)
         return alike and len(runs) <= self.capacity and _kinds(runs, self._own) == self._kinds
 
     def load(self, runs: Sequence[ClientRun]) -> None:
@@ -126,12 +141,13 @@ class Program:
         segment.next_step = step + 1
 
     def _segment(self, first: int, last: int) -> tuple[Segment, Captured]:
-        leaves = {name: self._params[name][first:last].detach().requires_grad_() for name in self._leaves}
+        clients = self._clients(first, last)
+        leaves = {name: self._params[name][clients].detach().requires_grad_() for name in self._leaves}
         optimiser = make_optimiser(self.phase, leaves, {})
         for name, leaf in leaves.items():
             state = optimiser.state[leaf]
             for kind in self._kept:
-                state[kind] = self._slots[self._slot(name, kind)][first:last]
+                state[kind] = self._slots[self._slot(name, kind)][clients]
             if self.phase.optimiser == "adam":
                 state["step"] = torch.zeros((), dtype=torch.float32, device=leaf.device)
         segment = Segment(first, last, leaves, optimiser)
@@ -139,14 +155,20 @@ class Program:
         step = partial(Program._take_step, weakref.proxy(self), segment)
         return segment, Captured(step, self._pool)
 
+    def _clients(self, first: int, last: int) -> slice | int:
+        """What takes the clients [first, last) out of a buffer; of a client alone, without the axis of clients."""
+        return first if self._apart else slice(first, last)
+
     def _take_step(self, segment: Segment, given: Tensors) -> None:
         """Gradients of some clients at once, and their step."""
-        clients = slice(segment.first, segment.last)
+        clients = self._clients(segment.first, segment.last)
 
         def own(values: Tensors, received: bool = False) -> dict[str, Tensor]:
             return {n: t if self._shared(n, received) else t[clients] for n, t in values.items()}
 
         params, received = {**own(self._params), **segment.leaves}, own(self._received, True)
+        if self._apart:
+            given = {name: tensor[0] for name, tensor in given.items()}
         batch = {name: tensor for name, tensor in given.items() if name not in ("index", "share")}
         if "index" in given:
             found = self.images.batch(given["index"].flatten())
@@ -154,29 +176,37 @@ class Program:
             batch |= {"images": found.images.unflatten(0, shape), "labels": found.labels.view(shape)}
             if found.queries is not None:
                 batch["queries"] = found.queries.unflatten(0, shape)
-        client_axes = (
-            {name: None if self._shared(name) else 0 for name in params},
-            {name: None if self._shared(name, True) else 0 for name in received},
-            dict.fromkeys(batch, 0),
-        )
         with products(self.model.rounded):
-            with MergedCalls():
-                losses, sums = vmap(self._objective, client_axes)(params, received, batch)
+            losses, sums = self._losses(params, received, batch)
             check_gradient(losses, self.method, self.phase)
             gradients = torch.autograd.grad(losses.sum(), list(segment.leaves.values()), allow_unused=True)
         for leaf, gradient in zip(segment.leaves.values(), gradients, strict=True):
             leaf.grad = gradient
         if self.phase.clip:
             for groups in self.phase.clipped:
-                _clip([segment.leaves[name].grad for name in self.model.names(groups)], self.phase.clip)
+                parts = [segment.leaves[name].grad for name in self.model.names(groups)]
+                _clip([part[None] if self._apart else part for part in parts if part is not None], self.phase.clip)
         segment.optimiser.step()
         for leaf in segment.leaves.values():
             leaf.grad = None  # each segment would keep its own, in a recording for good
         self._total[clients] += losses.detach() * given["share"]
         for name, values in sums.items():
             if name not in self._sums:
-                self._sums[name] = values.new_zeros(self.capacity, *values.shape[1:])
+                self._sums[name] = values.new_zeros(self.capacity, *values.shape[0 if self._apart else 1 :])
             self._sums[name][clients] += values
+
+    def _losses(self, params: Tensors, received: Tensors, batch: Tensors) -> tuple[Tensor, Tensors]:
+        """Each client's loss, and what its batch adds to its statistics."""
+        if self._apart:
+            return self._objective(params, received, batch)
+        client_axes = (
+            {name: None if self._shared(name) else 0 for name in params},
+            {name: None if self._shared(name, True) else 0 for name in received},
+            dict.fromkeys(batch, 0),
+        )
+        with MergedCalls():
+            found: tuple[Tensor, Tensors] = vmap(self._objective, client_axes)(params, received, batch)
+        return found
 
     def _objective(self, params: Tensors, received: Tensors, batch: Tensors) -> tuple[Tensor, Tensors]:
         """One client's loss, and what its batch adds to its statistics."""
@@ -277,10 +307,18 @@ def _kinds(runs: Sequence[ClientRun], own: Sequence[str]) -> dict[tuple[bool, st
     return kinds
 
 
-def _clip(gradients: Sequence[Tensor | None], largest: float) -> None:
+def channels_last(clients: int, tensor: Tensor) -> Tensor:
+    """An empty tensor for clients' convolutions [K, O, C, h, w], of which each has its channels next to each other.
+
+    That is also how the strides of a 1 x 1 kernel are, whose memory is the same either way: torch goes by them.
+    """
+    outputs, channels, height, width = tensor.shape
+    return tensor.new_empty(clients, outputs, height, width, channels).permute(0, 1, 4, 2, 3)
+
+
+def _clip(gradients: Sequence[Tensor], largest: float) -> None:
     """Scale each client's gradients [K, ...] down to a norm of ``largest`` over all of them."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in there]).norm(dim=0)
+    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]).norm(dim=0)
     scale = (largest / (norms + 1e-6)).clamp(max=1)
-    for gradient in there:
+    for gradient in gradients:
         gradient.mul_(scale.view(-1, *[1] * (gradient.dim() - 1)))

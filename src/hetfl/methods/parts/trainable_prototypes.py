@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetfl.data.batches import membership
 from hetfl.message import Tensors
 from hetfl.methods.parts.losses import euclidean_distances
 
@@ -65,8 +66,7 @@ def contrastive_loss(
     """
     # The root of zero has no finite gradient.
     squared = (prototypes[:, None] - emitted[None]).square().sum(dim=2).clamp(min=1e-12)
-    # one_hot looks at the labels' values, which a recording cannot.
-    own = (labels[:, None] == torch.arange(len(emitted), device=labels.device)).to(emitted.dtype)
+    own = membership(labels, len(emitted), emitted.dtype)
     distances = squared.sqrt() + margin.to(emitted.dtype) * own
     if weight is None:
         return F.cross_entropy(-distances, labels)
