@@ -59,29 +59,30 @@ def test_too_little_memory_is_told(monkeypatch):
         Fused(full)(torch.ones(1))
 
 
-def test_lowered_blocks_are_compiled_once_and_see_all_clients(compiled, toy_engine):
+def test_lowered_blocks_are_compiled_once_and_see_all_clients(compiled, toy_engine, monkeypatch):
     """Under ``vmap`` and without it, with the values and gradients of what is not compiled."""
-    vit._fused.cache_clear()
+    monkeypatch.setattr(vit, "_fused", Fused(vit._through))
     model = toy_engine("fedhpl", "homogeneous").models[0]
     assert model.lower()
     network = model._module
-    tokens = torch.randn(3, 2, 5, network.body.embed_dim, generator=torch.Generator().manual_seed(0))
-    tokens.requires_grad_()
+    drawn = torch.randn(3, 2, 7, network.body.embed_dim, generator=torch.Generator().manual_seed(0))
+    tokens, prompts = (part.requires_grad_() for part in drawn.split([5, 2], dim=2))
 
-    def through(one: Tensor) -> Tensor:
-        for block in network.body.blocks:
-            one = network.run(block, one)
+    def through(one: Tensor, prompts: Tensor) -> Tensor:
+        for place, block in enumerate(network.body.blocks):
+            one = network.run(block, one, prompts if place else None)
         return one
 
     with MergedCalls():
-        together = vmap(through)(tokens)
-    one_by_one = torch.stack([through(one) for one in tokens])
-    assert compiled == ["Block.forward"]
-    vit._fused.cache_clear()
+        together = vmap(through)(tokens, prompts)
+    one_by_one = torch.stack([through(*one) for one in zip(tokens, prompts, strict=True)])
+    assert compiled == ["_through"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "compilable", lambda given: False)
-        expected = torch.stack([through(one) for one in tokens])
-    wanted = torch.autograd.grad(expected.square().sum(), tokens)
+        expected = torch.stack([through(*one) for one in zip(tokens, prompts, strict=True)])
+    wanted = torch.autograd.grad(expected.square().sum(), (tokens, prompts))
     for found in (together, one_by_one):
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
-        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), tokens), wanted, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.square().sum(), (tokens, prompts)), wanted, rtol=1e-2, atol=1e-2
+        )

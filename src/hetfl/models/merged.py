@@ -33,11 +33,11 @@ class MergedCalls(TorchFunctionMode):
         return (own or function)(*args, **(kwargs or {}))
 
 
-def as_one(function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+def as_one(function: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
     """Call a function of samples [B, ...] with frozen weights, under ``vmap`` once for the samples of all clients."""
-    if not is_mapped(given):
-        return function(given)
-    found: Tensor = _Whole.apply(given, function)
+    if not any(tensor is not None and is_mapped(tensor) for tensor in given):
+        return function(*given)
+    found: Tensor = _Whole.apply(function, *given)
     return found
 
 
@@ -87,6 +87,11 @@ def _anew(function: Callable[..., Tensor], inplace: int) -> Callable[..., Tensor
     return call
 
 
+def _leading(given: Tensor, place: int | None, clients: int) -> Tensor:
+    """A tensor with the axis of clients in front: it is at this place, or there is none."""
+    return given.expand(clients, *given.shape) if place is None else given.movedim(place, 0)
+
+
 class _Merged(torch.autograd.Function):
     """A function with a rule for ``vmap``; what the rule calls has its own gradient."""
 
@@ -105,23 +110,26 @@ class _Attention(_Merged):
         """Merge the clients and samples of query, key and value [K, B, heads, tokens, d] into one axis [K * B]."""
         clients = info.batch_size
         merged = [
-            (given.expand(clients, *given.shape) if place is None else given.movedim(place, 0)).flatten(0, 1)
-            for given, place in zip(inputs[:3], in_dims, strict=False)
+            _leading(given, place, clients).flatten(0, 1) for given, place in zip(inputs[:3], in_dims, strict=False)
         ]
         return F.scaled_dot_product_attention(*merged, **dict(inputs[3])).unflatten(0, (clients, -1)), 0
 
 
 class _Whole(_Merged):
     @staticmethod
-    def forward(given: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        return function(given)
+    def forward(function: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+        return function(*given)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        """Merge the clients and samples [K, B, ...] into one axis [K * B]."""
-        given, function = inputs
+        """Merge the clients and samples [K, B, ...] of every tensor into one axis [K * B]."""
+        function, *given = inputs
+        merged = [
+            None if one is None else _leading(one, place, info.batch_size).flatten(0, 1)
+            for one, place in zip(given, in_dims[1:], strict=True)
+        ]
         with no_modes():
-            return function(given.movedim(in_dims[0], 0).flatten(0, 1)).unflatten(0, (info.batch_size, -1)), 0
+            return function(*merged).unflatten(0, (info.batch_size, -1)), 0
 
 
 class _Linear(_Merged):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +67,11 @@ class PromptedViT(Fitted):
         self.lowered = True
         return True
 
-    def run(self, block: nn.Module, tokens: Tensor) -> Tensor:
-        """Run a block on ``tokens`` [B, T, d]."""
-        return as_one(partial(_lowered, block), tokens) if self.lowered else block(tokens)
+    def run(self, block: nn.Module, tokens: Tensor, prompts: Tensor | None = None) -> Tensor:
+        """Run a block on ``tokens`` [B, T, d], with ``prompts`` [B, n, d] in place of those behind the class."""
+        if self.lowered:
+            return as_one(partial(_lowered, block), tokens, prompts)
+        return block(replaced(tokens, prompts))
 
     def embed(self, images: Tensor) -> Tensor:
         """The tokens [B, 1 + patches, d] that enter the first block."""
@@ -80,19 +83,28 @@ class PromptedViT(Fitted):
         body = self.body
         prompts = self.inserted(images.shape[0])
         tokens = self.embed(images)
+        if prompts:
+            tokens = torch.cat([tokens[:, :1], prompts[0], tokens[:, 1:]], dim=1)
         for layer, block in enumerate(body.blocks):
-            if layer < len(prompts):
-                rest = tokens[:, 1 + (prompts[layer].shape[1] if layer else 0) :]
-                tokens = torch.cat([tokens[:, :1], prompts[layer], rest], dim=1)
-            tokens = self.run(block, tokens)
+            tokens = self.run(block, tokens, prompts[layer] if 0 < layer < len(prompts) else None)
         return body.forward_head(body.norm(tokens), pre_logits=True)
 
 
-def _lowered(block: nn.Module, tokens: Tensor) -> Tensor:
-    fused = _fused(type(block).forward)
+def replaced(tokens: Tensor, prompts: Tensor | None) -> Tensor:
+    """``tokens`` [B, T, d] with ``prompts`` [B, n, d] in place of the n tokens behind the class token."""
+    return tokens if prompts is None else torch.slice_scatter(tokens, prompts, 1, 1, 1 + prompts.shape[1])
+
+
+def _lowered(block: nn.Module, tokens: Tensor, prompts: Tensor | None) -> Tensor:
     with torch.autocast(tokens.device.type, torch.bfloat16):
         # torch would compile once more for a batch of one, which only measures sizes.
-        return fused(block, tokens) if len(tokens) > 1 else block(tokens)
+        return (_fused if len(tokens) > 1 else _through)(block, tokens, prompts)
 
 
-_fused = cache(Fused)
+def _through(block: Any, tokens: Tensor, prompts: Tensor | None) -> Tensor:
+    # Without the module's hooks, of which a compiler takes each for another program.
+    found: Tensor = block.forward(replaced(tokens, prompts))
+    return found
+
+
+_fused = Fused(_through)
