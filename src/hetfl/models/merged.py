@@ -109,10 +109,11 @@ class _Attention(_Merged):
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         """Merge the clients and samples of query, key and value [K, B, heads, tokens, d] into one axis [K * B]."""
         clients = info.batch_size
-        merged = [
+        query, key, value = (
             _leading(given, place, clients).flatten(0, 1) for given, place in zip(inputs[:3], in_dims, strict=False)
-        ]
-        return F.scaled_dot_product_attention(*merged, **dict(inputs[3])).unflatten(0, (clients, -1)), 0
+        )
+        found = F.scaled_dot_product_attention(query, key, value, **dict(inputs[3]))
+        return found.unflatten(0, (clients, -1)), 0
 
 
 class _Whole(_Merged):
