@@ -278,6 +278,17 @@ def test_memory_that_a_program_holds_is_free_for_it(toy_engine, monkeypatch):
     assert sizes == [3, 3]
 
 
+def test_each_stream_of_clients_apart_needs_memory(toy_engine, monkeypatch):
+    predicted = []
+    for stream in (0, 1000):
+        monkeypatch.setattr(batched, "stream_bytes", lambda device, stream=stream: stream)
+        engine = together(toy_engine("fedproto", "resnets"))
+        engine.trainer.apart = 3
+        run(engine, 1)
+        predicted.append(engine.trainer.predicted_memory)
+    assert predicted[1] - predicted[0] == 3 * 1000
+
+
 def arrived(engine: LocalEngine) -> ClientRun:
     state, _ = start(engine, Draws(0))
     return engine.begin(Task(2, engine.method.downlink(state.server, 2)), Draws(0).at(1))

@@ -18,7 +18,15 @@ from hetfl.methods.base import Method, Phase
 from hetfl.models.base import Model
 from hetfl.training.client_run import ClientRun, phase_data
 from hetfl.training.federation import Federation
-from hetfl.training.memory import SHARE, client_bytes, free_bytes, free_memory, resident_bytes, used_bytes
+from hetfl.training.memory import (
+    SHARE,
+    client_bytes,
+    free_bytes,
+    free_memory,
+    resident_bytes,
+    stream_bytes,
+    used_bytes,
+)
 from hetfl.training.program import Program, groups_of
 from hetfl.training.sequential import Sequential
 from hetfl.training.stacked_batches import StackedBatches, schedule_of
@@ -81,10 +89,10 @@ class Batched:
     def _train_phase(self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws) -> None:
         left: list[ClientRun] = []
         trainings: dict[Lane, Iterator[None]] = {}
-        few, lanes = len(runs) <= self.apart, lanes_of(runs)
-        for group, capacity in self._capacities(groups_of(runs, phase), phase, number, draws):
+        groups, lanes = groups_of(runs, phase), lanes_of(runs)
+        for group, capacity in self._capacities(groups, phase, number, draws):
             model = group[0].client.model
-            if few and capacity >= len(group) and model.names(["body"]):
+            if capacity >= len(group) and self._spreads(model, groups):
                 for run in group:
                     lane = lanes[run.client.index]
                     trainings[lane] = self._train_apart(run, lane, phase, number, draws, left)
@@ -98,6 +106,10 @@ class Batched:
             self._programs.clear()
             free_memory(self.federation.device)
             self._train_phase(left, phase, number, draws)
+
+    def _spreads(self, model: Model, groups: Sequence[list[ClientRun]]) -> bool:
+        """Whether these groups' clients with this model train apart where memory suffices."""
+        return sum(map(len, groups)) <= self.apart and bool(model.names(["body"]))
 
     def _train_apart(
         self, run: ClientRun, lane: Lane, phase: Phase, number: int, draws: Draws, left: list[ClientRun]
@@ -160,7 +172,8 @@ class Batched:
             if key not in self._needs:
                 images, _ = phase_data(self.method, first.data, phase, draws)
                 self._needs[key] = client_bytes(self.method, first, phase, images)
-            needs.append(self._needs[key])
+            stream = stream_bytes(self.federation.device) if self._spreads(first.client.model, groups) else 0
+            needs.append(self._needs[key] + stream)
         free = free_bytes(self.federation.device)
         wanted = sum(need * len(group) for need, group in zip(needs, groups, strict=True))
         share = 1.0 if free is None else min(1.0, SHARE * free / max(wanted, 1))
