@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,18 +17,28 @@ from hetfl.models.merged import MergedCalls
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Compiles on the CPU; the names of what was compiled."""
-    names: list[str] = []
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Compiles on the CPU; the number of operations of each program."""
+    from torch._dynamo import lookup_backend  # not where nothing is compiled: it takes seconds
+
+    made: list[int] = []
     real = torch.compile
 
-    def compile(function, **options):
-        names.append(function.__qualname__)
-        return real(function, backend="aot_eager", **options)
+    def backend(graph, inputs):
+        made.append(len(graph.graph.nodes))
+        return lookup_backend("aot_eager")(graph, inputs)
 
     monkeypatch.setattr(fused, "compilable", lambda given: True)
-    monkeypatch.setattr(torch, "compile", compile)
-    return names
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend=backend, **options))
+    yield made
+    torch.compiler.reset()
+
+
+def test_every_shape_of_many_networks_is_compiled(programs):
+    total = Fused(lambda x: x.sum(), shapes=True)
+    for size in range(2, 22):
+        assert total(torch.ones(size)) == size
+    assert len(programs) == 20
 
 
 def test_without_a_gpu_nothing_is_compiled(monkeypatch):
@@ -59,24 +72,26 @@ def test_too_little_memory_is_told(monkeypatch):
         Fused(full)(torch.ones(1))
 
 
-def test_lowered_blocks_are_compiled_once_and_see_all_clients(compiled, toy_engine, monkeypatch):
+def test_lowered_blocks_share_a_program_and_see_all_clients(programs, toy_engine, monkeypatch):
     """Under ``vmap`` and without it, with the values and gradients of what is not compiled."""
     monkeypatch.setattr(vit, "_fused", Fused(vit._through))
     model = toy_engine("fedhpl", "homogeneous").models[0]
     assert model.lower()
     network = model._module
+    blocks = [deepcopy(block) for block in network.body.blocks for _ in range(6)]
     drawn = torch.randn(3, 2, 7, network.body.embed_dim, generator=torch.Generator().manual_seed(0))
     tokens, prompts = (part.requires_grad_() for part in drawn.split([5, 2], dim=2))
 
     def through(one: Tensor, prompts: Tensor) -> Tensor:
-        for place, block in enumerate(network.body.blocks):
+        for place, block in enumerate(blocks):
             one = network.run(block, one, prompts if place else None)
         return one
 
     with MergedCalls():
         together = vmap(through)(tokens, prompts)
     one_by_one = torch.stack([through(*one) for one in zip(tokens, prompts, strict=True)])
-    assert compiled == ["_through"]
+    # The first block has no prompts to place; without vmap there is another number of samples.
+    assert len(programs) <= 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "compilable", lambda given: False)
         expected = torch.stack([through(*one) for one in zip(tokens, prompts, strict=True)])

@@ -17,6 +17,9 @@ from hetfl.errors import one_line, out_of_memory
 
 log = logging.getLogger(__name__)
 
+PROGRAMS = 64
+"""Programs of one function, at least, that torch keeps; by itself 8, too few for the shapes of several networks."""
+
 
 class Fused:
     """A function of tensors, compiled where one of them is on a GPU; elsewhere an ordinary call.
@@ -54,6 +57,8 @@ class Fused:
     def _compiled(self) -> Callable[..., Tensor]:
         # Its advice is about settings that hetfl leaves as they are, such as how products are rounded.
         warnings.filterwarnings("ignore", module=r"torch\._inductor")
+        limits = torch.compiler.config
+        limits.recompile_limit = max(limits.recompile_limit, PROGRAMS)
         return torch.compile(self._function, dynamic=False if self._shapes else None)
 
 
