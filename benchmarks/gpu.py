@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--quick] [--seconds N] [--only CASE ...] [--json FILE] [--read FILE ...]
 
-It takes about ten minutes on an H200 and writes gpu-<device>.md beside this file. Where a device is lent for
+It takes at most eleven minutes and writes gpu-<device>.md beside this file. Where a device is lent for
 less than that, some of the cases can run at a time, with --only and --json; --read then makes one report of them.
 
 Weights and images are random, with the data sets' shapes; speed does not depend on their values. Every case is a
