@@ -120,7 +120,7 @@ class Batched:
             After every step.
         """
         try:
-            yield from self._train_together([run], phase, number, draws, lane, apart=True)
+            yield from self._train_together([run], phase, number, draws, lane)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -217,7 +217,7 @@ class Batched:
             log.warning("out of memory with %d clients of %s at once; going on with %d", size, model.name, size // 2)
 
     def _train_together(
-        self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws, lane: Lane, apart: bool = False
+        self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws, lane: Lane
     ) -> Iterator[None]:
         """Train clients at once, step by step; their runs are changed only after all of it worked."""
         schedules = [schedule_of(self.method, run, phase, number, draws) for run in runs]
@@ -230,7 +230,7 @@ class Batched:
         ordered = [schedule.run for schedule in schedules]
         images, _ = phase_data(self.method, ordered[0].data, phase, draws)
         gathers = phase.gathers and self.method.statistics_source(draws.round) == "training"
-        key = lane, number
+        key, apart = (lane, number), lane[1] > 0
         program = self._programs.pop(key, None)
         if program is None or not program.fits(ordered, phase, images, gathers, apart):
             program = None  # so that two are never in memory
