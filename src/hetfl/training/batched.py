@@ -41,7 +41,7 @@ APART = 32
 
 _NO_STEP = object()
 
-Lane = tuple[Model, int]
+StreamKey = tuple[Model, int]
 """Programs that take turns on a CUDA stream: those of an architecture's stacked clients (0), or a client's apart."""
 
 
@@ -63,9 +63,9 @@ class Batched:
         self.method, self.federation = method, federation
         self._one_by_one = Sequential(method)
         self.apart = APART if federation.device.type == "cuda" else 0
-        self._programs: dict[tuple[Lane, int], Program] = {}
+        self._programs: dict[tuple[StreamKey, int], Program] = {}
         self._most: dict[tuple[Model, int], int] = {}
-        self._streams: dict[Lane, torch.cuda.Stream] = {}
+        self._streams: dict[StreamKey, torch.cuda.Stream] = {}
         self._needs: dict[tuple[Any, ...], int] = {}
 
     def train(self, runs: Iterable[ClientRun], phases: Sequence[Phase], draws: Draws) -> Iterator[ClientRun]:
@@ -88,14 +88,14 @@ class Batched:
 
     def _train_phase(self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws) -> None:
         left: list[ClientRun] = []
-        trainings: dict[Lane, Iterator[None]] = {}
-        groups, lanes = groups_of(runs, phase), lanes_of(runs)
+        trainings: dict[StreamKey, Iterator[None]] = {}
+        groups, streams = groups_of(runs, phase), streams_of(runs)
         for group, capacity in self._capacities(groups, phase, number, draws):
             model = group[0].client.model
             if capacity >= len(group) and self._spreads(model, groups):
                 for run in group:
-                    lane = lanes[run.client.index]
-                    trainings[lane] = self._train_apart(run, lane, phase, number, draws, left)
+                    stream = streams[run.client.index]
+                    trainings[stream] = self._train_apart(run, stream, phase, number, draws, left)
             else:
                 steps = self._train_group(group, capacity, phase, number, draws)
                 trainings[model, 0] = chain(trainings.get((model, 0), ()), steps)
@@ -112,7 +112,7 @@ class Batched:
         return sum(map(len, groups)) <= self.apart and bool(model.names(["body"]))
 
     def _train_apart(
-        self, run: ClientRun, lane: Lane, phase: Phase, number: int, draws: Draws, left: list[ClientRun]
+        self, run: ClientRun, stream: StreamKey, phase: Phase, number: int, draws: Draws, left: list[ClientRun]
     ) -> Iterator[None]:
         """Train one client beside others; if memory does not suffice, it is ``left`` as it was.
 
@@ -120,7 +120,7 @@ class Batched:
             After every step.
         """
         try:
-            yield from self._train_together([run], phase, number, draws, lane)
+            yield from self._train_together([run], phase, number, draws, stream)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -137,24 +137,24 @@ class Batched:
     def _federation_bytes(self) -> int:
         return resident_bytes(self.federation)
 
-    def _take_turns(self, trainings: Mapping[Lane, Iterator[None]]) -> None:
+    def _take_turns(self, trainings: Mapping[StreamKey, Iterator[None]]) -> None:
         """Go through several trainings step by step, each on a CUDA stream of its own.
 
         Their kernels can run beside each other only while all of them wait in the device's queues, which one
         training's steps alone would fill.
         """
         device = self.federation.device
-        streams: dict[Lane, torch.cuda.Stream] = {}
+        streams: dict[StreamKey, torch.cuda.Stream] = {}
         if device.type == "cuda":
-            for lane in trainings:
-                streams[lane] = self._streams.setdefault(lane, torch.cuda.Stream(device))
-                streams[lane].wait_stream(torch.cuda.current_stream(device))
+            for key in trainings:
+                streams[key] = self._streams.setdefault(key, torch.cuda.Stream(device))
+                streams[key].wait_stream(torch.cuda.current_stream(device))
         going = dict(trainings)
         while going:
-            for lane, steps in tuple(going.items()):
-                with torch.cuda.stream(streams.get(lane)):
+            for key, steps in tuple(going.items()):
+                with torch.cuda.stream(streams.get(key)):
                     if next(steps, _NO_STEP) is _NO_STEP:
-                        del going[lane]
+                        del going[key]
         if streams:
             torch.cuda.synchronize(device)
 
@@ -197,27 +197,27 @@ class Batched:
             After every step.
         """
         model = runs[0].client.model
-        lane, key = (model, 0), (model, number)
+        stream, key = (model, 0), (model, number)
         done = 0
         while done < len(runs):
             size = min(capacity, self._most.get(key, capacity))
             # Chunks of about one size.
             size = -(-(len(runs) - done) // -(-(len(runs) - done) // size))
             try:
-                yield from self._train_together(runs[done : done + size], phase, number, draws, lane)
+                yield from self._train_together(runs[done : done + size], phase, number, draws, stream)
                 done += size
                 continue
             except RuntimeError as error:
                 if size == 1 or not out_of_memory(error):
                     raise
             # Outside the handler, which keeps the tensors of what failed alive.
-            self._programs.pop((lane, number), None)
+            self._programs.pop((stream, number), None)
             self._most[key] = size // 2
             free_memory(self.federation.device)
             log.warning("out of memory with %d clients of %s at once; going on with %d", size, model.name, size // 2)
 
     def _train_together(
-        self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws, lane: Lane
+        self, runs: Sequence[ClientRun], phase: Phase, number: int, draws: Draws, stream: StreamKey
     ) -> Iterator[None]:
         """Train clients at once, step by step; their runs are changed only after all of it worked."""
         schedules = [schedule_of(self.method, run, phase, number, draws) for run in runs]
@@ -230,7 +230,7 @@ class Batched:
         ordered = [schedule.run for schedule in schedules]
         images, _ = phase_data(self.method, ordered[0].data, phase, draws)
         gathers = phase.gathers and self.method.statistics_source(draws.round) == "training"
-        key, apart = (lane, number), lane[1] > 0
+        key, apart = (stream, number), stream[1] > 0
         program = self._programs.pop(key, None)
         if program is None or not program.fits(ordered, phase, images, gathers, apart):
             program = None  # so that two are never in memory
@@ -245,11 +245,11 @@ class Batched:
         program.unload(schedules)
 
 
-def lanes_of(runs: Iterable[ClientRun]) -> dict[int, Lane]:
-    """The lane of each client by its index, if they train apart: the first of an architecture has its lane 1."""
+def streams_of(runs: Iterable[ClientRun]) -> dict[int, StreamKey]:
+    """The key of each client's stream by its index, if they train apart: the first of an architecture has 1."""
     seen: Counter[Model] = Counter()
-    lanes = {}
+    keys = {}
     for run in runs:
         seen[run.client.model] += 1
-        lanes[run.client.index] = run.client.model, seen[run.client.model]
-    return lanes
+        keys[run.client.index] = run.client.model, seen[run.client.model]
+    return keys
