@@ -61,8 +61,13 @@ _TEX = str.maketrans(
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_<`"})
 
 
-def footnotes(table: Table) -> list[str]:
-    """What every figure of the table is, as plain sentences; the last one is the provenance."""
+def footnotes(table: Table, page: bool = False) -> list[str]:
+    """What every figure of the table is, as plain sentences; the last one is the provenance.
+
+    Args:
+        table: filled.
+        page: whether they stand on the report's page, which says elsewhere what is alike in many tables.
+    """
     titles, cells = table["rows"], table["cells"]
     groups = {row: [cell for cell in cells if cell["row"] == row] for row in titles}
     by_way = [(row, group, way) for row, group in groups.items() for way in WAYS]
@@ -72,6 +77,7 @@ def footnotes(table: Table) -> list[str]:
     text = _template("footnotes.jinja").render(
         **table,
         whole=table,
+        page=page,
         diverged=_troubled("diverged", table, groups),
         failed=_troubled("failed", table, groups),
         differing=any(map(differs_from_diverged, cells)),
@@ -105,14 +111,15 @@ def _first_last(group: Sequence[Cell], way: str) -> str:
     return ", ".join(f"{first} → {last}" for (first, last), _ in groupby(ends))
 
 
-def _rounds(rows: Mapping[str, Sequence[Cell]], titles: Mapping[str, str]) -> str:
+def _rounds(rows: Mapping[str, Sequence[Cell]], titles: Mapping[str, str]) -> list[str]:
+    """The rounds of all rows, or the rows of each number of rounds; none where nothing is run."""
     by_count: dict[int, list[str]] = {}
     for row, group in rows.items():
         for count in {cell["rounds"] for cell in group if cell["rounds"]}:
             by_count.setdefault(count, []).append(titles[row])
     if len(by_count) < 2:
-        return "".join(map(str, by_count)) or "none yet"
-    return "; ".join(f"{count} for {', '.join(named)}" for count, named in by_count.items())
+        return [*map(str, by_count)]
+    return [f"{count} for {', '.join(named)}" for count, named in by_count.items()]
 
 
 def _stopped(cells: Sequence[Cell]) -> str:

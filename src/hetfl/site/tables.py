@@ -16,10 +16,7 @@ from hetfl.ledger.lines import TRAINED
 from hetfl.methods import METHODS
 from hetfl.report.formats import footnotes
 from hetfl.report.shown import (
-    DIVERGED,
-    FAILED,
     MISSING,
-    RANDOM,
     Block,
     best_cells,
     blocks,
@@ -119,7 +116,7 @@ def table_view(table: Table, runs: Runs, rows: Rows) -> dict[str, Any]:
         "lost": sum(runs.get(source) is None for source in behind.values()),
         "kinds": sorted(set(rows.kinds.values())),
         "varies": any("†" in lines[0] for part in parts for row in part["rows"] for lines, _ in row["costs"]),
-        "footnotes": _own_notes(table),
+        "footnotes": footnotes(table, page=True),
         "done": len(table["cells"]) - missing,
         "total": len(table["cells"]),
         "made": "trained" if accuracies or missing else "computed",
@@ -150,14 +147,6 @@ def tied(table: Table, best: set[Place]) -> set[Place]:
                 if min(apart, default=1.0) <= 1e-9:
                     found.add((cell["row"], cell["column"]))
     return found - best
-
-
-def _own_notes(table: Table) -> list[str]:
-    def own(line: str) -> bool:
-        rounds_differ = line.startswith("Rounds: ") and ";" in line
-        return line[0] in f"[{RANDOM}{DIVERGED}{FAILED}" or line in table["footnotes"] or rounds_differ
-
-    return [*filter(own, footnotes(table))]
 
 
 def _block_view(table: Table, block: Block, draw: _Cells, rows: Rows) -> dict[str, Any]:
