@@ -42,7 +42,7 @@ APART = 32
 _NO_STEP = object()
 
 StreamKey = tuple[Model, int]
-"""Programs that take turns on a CUDA stream: those of an architecture's stacked clients (0), or a client's apart."""
+"""What has a CUDA stream of its own: an architecture's stacked clients (0), or one of its clients apart (from 1)."""
 
 
 class Batched:
