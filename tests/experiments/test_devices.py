@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hetfl.errors import HetflError
-from hetfl.experiments.schedule import pick_device
+from hetfl.experiments.plan import ComputeSettings
+from hetfl.experiments.schedule import attempt, pick_device
 from hetfl.training.memory import reset_peak_memory
 
 
@@ -24,6 +25,18 @@ def test_a_gpu_that_is_not_there_is_one_line(monkeypatch, gpus, name, problem):
         pick_device(name)
     assert str(error.value) == f"params.yaml: {problem}"
     assert pick_device("cuda:1" if gpus else "auto") == torch.device("cuda:1" if gpus else "cpu")
+
+
+@pytest.mark.parametrize(("name", "current"), [("cuda", []), ("cuda:0", [0]), ("cuda:1", [1])])
+def test_a_cell_needs_no_number_of_the_gpu(monkeypatch, name, current):
+    """Where settings say no number, it is the current GPU; torch makes none the current one without a number."""
+    chosen, set_device = list[int](), torch.cuda.set_device
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with pytest.raises(ValueError, match="specified index"):
+        set_device(torch.device("cuda"))
+    assert attempt(lambda *given: None, None, None, torch.device(name), ComputeSettings()) is None
+    assert chosen == current
 
 
 def test_measuring_memory_does_not_need_a_device_that_was_used_before(monkeypatch):

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import yaml
 from playing import assert_close, play_round, run
+from stage_runner import run_command, run_stage
 from torch import Tensor
 from toy import LOCAL_ENGINES, PLAYED, mixed_group
 
@@ -19,6 +21,7 @@ from hetfl import captured
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
+from hetfl.files import read_json
 from hetfl.message import Tensors
 from hetfl.methods import create
 from hetfl.methods.fedkd import restore
@@ -105,6 +108,36 @@ def test_a_run_goes_on_from_a_resume_point(toy_engine, gpu, tmp_path):
     for round in (2, 3):
         state, _ = play_round(fresh, state, Draws(0).at(round))
     assert_close(on_cpu(state.tensors()), on_cpu(whole.tensors()))
+
+
+@pytest.mark.parametrize("number", [False, True])
+def test_a_cell_is_trained_and_evaluated_by_command(gpu, tmp_path, number):
+    """On the device that settings name, with its number or without."""
+    params = {
+        "compute": {"device": str(gpu) if number else gpu.type},
+        "data": {"digits": {"public": 1200, "test": 300}},
+        "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
+        "models": {"tiny": ["digits_resnet_small"]},
+        "experiments": {
+            "tiny": {
+                "title": "Tiny",
+                "dataset": "digits",
+                "models": "tiny",
+                "splits": {"iid": "IID"},
+                "seeds": [0],
+                "defaults": {"rounds": 2},
+                "rows": {"fedavg": {}},
+            }
+        },
+    }
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    for stage in ("download", "partition"):
+        assert run_stage(tmp_path, stage, "digits").status == 0
+    ended = run_command(tmp_path, "train", "tiny")
+    assert ended.status == 0, ended.stderr
+    cell = "tiny/fedavg/fedavg/iid-s0"
+    assert read_json(tmp_path / "runs" / cell / "run.json")["device"].startswith(gpu.type)
+    assert 0 < read_json(tmp_path / "evaluations" / cell / "metrics.json")["average"] <= 1
 
 
 def wide_federation(device: torch.device, dtype: torch.dtype = torch.float32, precision="float32") -> Federation:

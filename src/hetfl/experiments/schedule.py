@@ -158,7 +158,7 @@ def attempt(
     work: Work, cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings
 ) -> str | None:
     """Do one cell's work; what went wrong in one line, or None. The cell's memory of a GPU is free afterwards."""
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # or the first GPU is used a little, too
     try:
         work(cell, workspace, device, compute)
