@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import sweep_project
 import torch
-import yaml
 from playing import assert_close, play_round, run
-from stage_runner import run_command, run_stage
+from stage_runner import run_command
 from torch import Tensor
 from toy import LOCAL_ENGINES, PLAYED, mixed_group
 
@@ -113,31 +113,13 @@ def test_a_run_goes_on_from_a_resume_point(toy_engine, gpu, tmp_path):
 @pytest.mark.parametrize("number", [False, True])
 def test_a_cell_is_trained_and_evaluated_by_command(gpu, tmp_path, number):
     """On the device that settings name, with its number or without."""
-    params = {
-        "compute": {"device": str(gpu) if number else gpu.type},
-        "data": {"digits": {"public": 1200, "test": 300}},
-        "partitions": {"digits": {"seeds": [0], "splits": {"iid": {"scheme": "iid", "clients": 3}}}},
-        "models": {"tiny": ["digits_resnet_small"]},
-        "experiments": {
-            "tiny": {
-                "title": "Tiny",
-                "dataset": "digits",
-                "models": "tiny",
-                "splits": {"iid": "IID"},
-                "seeds": [0],
-                "defaults": {"rounds": 2},
-                "rows": {"fedavg": {}},
-            }
-        },
-    }
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    for stage in ("download", "partition"):
-        assert run_stage(tmp_path, stage, "digits").status == 0
-    ended = run_command(tmp_path, "train", "tiny")
+    root = sweep_project.make(tmp_path)
+    sweep_project.write(root, rounds=2, seeds=1, device=str(gpu) if number else gpu.type)
+    ended = run_command(root, "train", sweep_project.NAME, "--row", "fedavg")
     assert ended.status == 0, ended.stderr
-    cell = "tiny/fedavg/fedavg/iid-s0"
-    assert read_json(tmp_path / "runs" / cell / "run.json")["device"].startswith(gpu.type)
-    assert 0 < read_json(tmp_path / "evaluations" / cell / "metrics.json")["average"] <= 1
+    cell = f"{sweep_project.NAME}/fedavg/fedavg/iid-s0"
+    assert read_json(root / "runs" / cell / "run.json")["device"].startswith(gpu.type)
+    assert 0 < read_json(root / "evaluations" / cell / "metrics.json")["average"] <= 1
 
 
 def wide_federation(device: torch.device, dtype: torch.dtype = torch.float32, precision="float32") -> Federation:
