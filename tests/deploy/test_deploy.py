@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -30,10 +31,11 @@ from hetfl.deploy.agreement import agreement
 from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
+from hetfl.deploy.processes import new_secret
 from hetfl.deploy.rehearse import write_deployment
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
-from hetfl.deploy.superlink import Control, check_address
+from hetfl.deploy.superlink import Control, check_address, start
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
@@ -145,6 +147,34 @@ def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_p
     with subprocess.Popen([sys.executable, "-c", program]) as process, pytest.raises(HetflError, match=ended):
         Control(server, b"secret", False).wait(process, log, told.append)
     assert told and told[0].startswith("the SuperLink at 127.0.0.1:1 does not answer yet (ConnectError")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", pytest.param("[::]", marks=pytest.mark.slow)])
+def test_the_server_reaches_its_own_superlink_whatever_its_certificate_names(tmp_path, address):
+    pytest.importorskip("flwr")
+    make_certificates(tmp_path / "certs", ["fl.example.org"], ["north", "south"])
+    try:
+        with socket.socket(socket.AF_INET6 if address == "[::]" else socket.AF_INET) as probe:
+            probe.bind((address.strip("[]"), 0))
+            port = probe.getsockname()[1]
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    for name in ("project/params.yaml", "data/card.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    server = read_server(write(tmp_path, "server", {**SERVER, "address": f"{address}:{port}"}))
+    server.folder.mkdir(parents=True, exist_ok=True)
+    secret, told = new_secret(server.folder), []
+    process = start(server, False, secret)
+    try:
+        control = Control(server, secret.read_bytes(), False)
+        control.wait(process, server.folder / "superlink.log", told.append)
+        keys = {name: node.key for name, node in server.nodes.items()}
+        assert {*control.register(keys).values()} == {*server.nodes}
+        assert [*control.begin().get_nodes()] == [] and told == []
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -417,6 +447,10 @@ def test_clients_of_a_node_get_their_own_samples_back():
         ({"classes": ["b", "a"]}, "^node-1: node.clients.1: class 0 is 'a' here and 'b' at the server; prepare it"),
         ({"classes": ["a"]}, "^node-1: node.clients.1: class 1 is 'b' here and 'missing' at the server; prepare it"),
         ({"data": {"1": "0" * 64}}, "^node-1: node.clients.1: has other data than the server's card says; name the"),
+        (
+            {"public": "0" * 64},
+            "^node-1: node.public: has other samples than the server's card says, or in another order",
+        ),
         ({"cell": "tiny/none"}, "has no cell 'tiny/none'"),
     ],
 )
@@ -460,6 +494,14 @@ def test_a_setting_that_differs_is_named(rehearsed):
     other = agreed | {"settings": agreed["settings"] | {"settings.lr": 0.5}}
     with pytest.raises(HetflError, match="has settings.lr its default here and 0.5 at the server; use one"):
         worker.answer(other, bytearray())
+    # It has not to be started anew for its operator's correction.
+    before = yaml.safe_load(worker.workspace.params.read_text())
+    corrected = copy.deepcopy(before)
+    corrected["experiments"]["tiny"]["rows"]["fedavg"] = {"settings": {"lr": 0.5}}
+    worker.workspace.params.write_text(yaml.safe_dump(corrected))
+    with pytest.raises(ValueError, match="is no message"):
+        worker.answer(other, bytearray())
+    worker.workspace.params.write_text(yaml.safe_dump(before))
 
 
 def test_folders_of_two_clients_that_are_exchanged_are_noticed(rehearsed, tmp_path):

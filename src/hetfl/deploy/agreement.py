@@ -46,6 +46,7 @@ class Agreement(Settings):
         classes: the data set's, in their order; of the server.
         data: checksums of the data of the node's clients, by client, where the partition's card has them; of the
             server.
+        public: of the public data, see :func:`public_checksum`; empty without any.
     """
 
     cell: str
@@ -55,6 +56,7 @@ class Agreement(Settings):
     run: Fingerprint
     classes: tuple[str, ...] = ()
     data: dict[str, str] = {}
+    public: str = ""
 
     def of(self, clients: Collection[int]) -> Agreement:
         """What a node with some clients is told."""
@@ -69,6 +71,7 @@ def agreement(
     run: str,
     classes: Sequence[str] = (),
     data: Mapping[str, str] = {},  # noqa: B006 - never mutated
+    public: str = "",
 ) -> Agreement:
     """What a side knows of a cell, with the weights that some of its models start from, and those of its encoder.
 
@@ -89,6 +92,7 @@ def agreement(
         run=run,
         classes=tuple(classes),
         data=dict(data),
+        public=public,
     )
 
 
@@ -115,17 +119,27 @@ def check_agreement(server: Agreement, node: Agreement, name: str, cards: Mappin
     for model, checksum in node.weights.items():
         if server.weights.get(model) != checksum:
             raise HetflError(f"{name}: the weights of {model} are not those of the server; copy its weights/")
+    if server.public != node.public:
+        raise HetflError(f"{name}: node.public: has other samples than the server's card says, or in another order")
     for client, card in cards.items():
         where = f"{name}: node.clients.{client}"
         if server.classes and card.class_names != server.classes:
             pairs = enumerate(zip_longest(card.class_names, server.classes, fillvalue="missing"))
             number, (own, wanted) = next((k, pair) for k, pair in pairs if pair[0] != pair[1])
             told = f"class {number} is {own[:60]!r} here and {wanted[:60]!r} at the server"
-            raise HetflError(f"{where}: {told}; prepare it with the server's classes in their order")
+            raise HetflError(
+                f"{where}: {told}; prepare it with the server's classes in their order, "
+                "for data of one's own by classes in params.yaml"
+            )
         if server.data.get(str(client), card.checksum) != card.checksum:
             others = [other for other, checksum in server.data.items() if checksum == card.checksum]
             whose = f"the data of client {others[0]}" if others else "other data than the server's card says"
             raise HetflError(f"{where}: has {whose}; name the client's own folder, or write the cards again")
+
+
+def public_checksum(card: Card, subset: str) -> str:
+    """The checksum of a public data set's images and labels, whose order methods rely on."""
+    return "+".join(file.sha256 for name, file in sorted(card.files.items()) if name.startswith(f"{subset}-"))
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

@@ -17,6 +17,12 @@ from hetfl.schema import ClassCounts
 
 CHECKSUMS = "checksums"
 """The key of a partition's card with the checksums of the clients' data. It is no part of a run's identity."""
+_ALIKE = {
+    "dataset": "the same --dataset",
+    "class_names": "data with the same classes, for data of one's own those of classes in params.yaml",
+    "image_shape": "images of the same size and channels",
+}
+"""What clients' cards must agree in, and what gives it."""
 WRITES = "hetfl rehearse and hetfl cards write it"
 
 
@@ -80,9 +86,10 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
     cards = sorted((validate(ClientCard, read_json(path), str(path)) for path in paths), key=lambda one: one.client)
     first = cards[0]
     for card in cards:
-        for name in ("dataset", "class_names", "image_shape"):
+        for name, remedy in _ALIKE.items():
             if getattr(card, name) != getattr(first, name):
-                raise HetflError(f"client {card.client}: {name} differs from that of client {first.client}")
+                told = f"{name} differs from that of client {first.client}"
+                raise HetflError(f"client {card.client}: {told}; write both cards with {remedy}")
         for side, counts in (("train", card.train), ("test", card.test)):
             if len(counts) != len(card.class_names):
                 classes = f"{len(counts)} classes are counted and {len(card.class_names)} named"

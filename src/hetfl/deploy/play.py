@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from hetfl.data.store import read_card
-from hetfl.deploy.agreement import agreement
+from hetfl.deploy.agreement import agreement, public_checksum
 from hetfl.deploy.cards import class_counts, client_checksums
 from hetfl.deploy.settings import Server
 from hetfl.deploy.transport import FlowerTransport
@@ -25,7 +25,7 @@ from hetfl.experiments.stop import terminable
 from hetfl.methods import create
 from hetfl.methods.base import Client
 from hetfl.models import build
-from hetfl.schema import Round
+from hetfl.schema import ROUNDS, Round
 from hetfl.targets import cells_of
 from hetfl.training.federation import Federation
 from hetfl.training.registry import FLOWER
@@ -53,7 +53,9 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:
-        transport.wait_for_nodes(None)  # a run begins once all clients have registered
+        # The first run begins once all clients have registered; after that it may go on without some.
+        began = any((folder / ROUNDS).exists() for folder in folders)
+        transport.wait_for_nodes(server.deadline if began and server.missing == "go-on" else None)
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
             for cell, folder in zip(chosen, folders, strict=True):
                 work = partial(play, transport=transport, callback=callback)
@@ -112,7 +114,8 @@ def play(
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
         data = client_checksums(cell, workspace)
-        agreed = agreement(cell, workspace, [*built], identity, card.class_names, data)
+        checksum = public_checksum(shared, cell.public.subset) if shared and cell.public else ""
+        agreed = agreement(cell, workspace, [*built], identity, card.class_names, data, checksum)
         transport.headers = {
             name: agreed.of(clients).model_dump(mode="json") for name, clients in transport.clients.items()
         }

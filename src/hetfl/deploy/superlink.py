@@ -11,6 +11,7 @@ import errno
 import hmac
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -33,6 +34,9 @@ TAKEN = "a node with this key is connected"
 
 PATIENCE = 30.0
 """Seconds after which a line says that the SuperLink does not answer yet."""
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Addresses that stand for all of a machine's -> the one by which it reaches itself."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -155,13 +159,18 @@ class Control:
 
     def __init__(self, server: Server, secret: bytes, insecure: bool) -> None:
         self._secret, self._insecure = secret, insecure
-        self._authority = None if insecure or server.authority is None else server.authority.read_bytes()
         host, _, port = server.address.rpartition(":")
-        # The server speaks to its own SuperLink by the loopback interface where that listens, too.
-        self.address = f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]") else server.address
+        # The server speaks to its own SuperLink by the loopback interface where that listens, too. Its certificate
+        # names what nodes call it.
+        self.address = f"{LOOPBACK.get(host, host)}:{port}"
+        self._verify: ssl.SSLContext | bool = False
+        if not insecure:
+            self._verify = ssl.create_default_context(cafile=server.authority)
+            self._verify.check_hostname = False
 
     def _client(self, kind: Any, *interceptors: Any) -> Any:
-        return kind.from_server_address(self.address, self._insecure, self._authority, interceptors)
+        scheme = "http" if self._insecure else "https"
+        return kind(f"{scheme}://{self.address}", interceptors=interceptors, verify=self._verify)
 
     @contextlib.contextmanager
     def _control(self) -> Iterator[Any]:
@@ -233,7 +242,11 @@ class Control:
         from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
         from flwr.supercore.constant import TaskType
         from flwr.supercore.fab import Fab
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+        from flwr.supercore.interceptors import (
+            RuntimeTokenHttpInterceptor,
+            RuntimeVersionHttpInterceptor,
+            SuperExecAuthHttpInterceptor,
+        )
         from flwr.supercore.runtime import RuntimeHttpClient
         from flwr.supercore.task_identity import TaskIdentity
         from flwr.superlink.grid import HttpGrid
@@ -251,8 +264,12 @@ class Control:
                 if found.token and found.task.run_id == number:
                     break
                 time.sleep(0.05)
-        grid = HttpGrid(self.address, self._insecure, self._authority, token=found.token)
-        grid._retry_invoker = None  # type: ignore[assignment]  # its own ends the process when the SuperLink was restarted
+        grid = HttpGrid(self.address, self._insecure, token=found.token)
+        # Its own client checks the certificate's names, and ends the process when the SuperLink was restarted.
+        caller = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
+        grid._client = self._client(
+            RuntimeHttpClient, grid._tracing, caller, RuntimeTokenHttpInterceptor(found.token)
+        )
         given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
         TaskIdentity.node_id = given.context.node_id

@@ -20,6 +20,7 @@ from hetfl.deploy.messages import QUERY, TRAIN, pack, pull
 from hetfl.deploy.processes import new_secret
 from hetfl.deploy.settings import Server
 from hetfl.deploy.superlink import Control, start
+from hetfl.errors import one_line
 from hetfl.training.host import LIMIT
 from hetfl.training.remote import Lost
 
@@ -27,6 +28,8 @@ HEARTBEAT = 10.0
 """Seconds between two signs of life; Flower takes a run for dead after 60 s without one."""
 LOOK = 2.0
 """Seconds between two looks whether nodes have come back."""
+RETURN = 60.0
+"""Seconds in which nodes that are there find a SuperLink that was started again."""
 NOTICE = 3600.0
 """Seconds in which a node may fetch the notice that a run is finished."""
 AWAY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
@@ -208,11 +211,13 @@ class FlowerTransport:
         if self._process is not None and self._process.poll() is None and isinstance(error, httpx.TransportError):
             time.sleep(self.server.poll)  # it is there, and busy
             return
-        self.tell(f"the SuperLink was lost ({str(error).splitlines()[0]}); starting it again")
+        self.tell(f"the SuperLink was lost ({one_line(error)}); starting it again")
         unanswered = [*self._sent.values(), *self._waiting]
         self._sent, self._waiting = {}, []
         self._connect()
-        self.wait_for_nodes(self.server.deadline)
+        self.wait_for_nodes(
+            min(self.server.deadline, RETURN) if self.server.missing == "go-on" else self.server.deadline
+        )
         for sent in unanswered:
             self._push(sent)
 

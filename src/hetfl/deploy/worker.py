@@ -20,7 +20,7 @@ import torch
 from hetfl.config import validate
 from hetfl.data.partitions import Partition
 from hetfl.data.store import Dataset, Subset, read_card, read_dataset, verified_dataset
-from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, check_agreement
+from hetfl.deploy.agreement import FINISHED, Agreement, Finished, agreement, check_agreement, public_checksum
 from hetfl.deploy.handover import serve
 from hetfl.deploy.kept import KeptRuns
 from hetfl.deploy.processes import end_with_parent, ends_in_one_line
@@ -78,6 +78,8 @@ class Worker:
 
     def _joined(self, wanted: Agreement) -> Host:
         """The host of this node's clients in a run."""
+        # An operator who was told that it differs has changed it since.
+        self.params = load_params(self.workspace.params)
         found = {
             cell.path.as_posix(): cell
             for name in self.params.experiments
@@ -87,7 +89,12 @@ class Worker:
         cell = found.get(wanted.cell)
         if cell is None:
             raise HetflError(f"{self.workspace.params}: has no cell {wanted.cell!r}, which the server wants to run")
-        own = agreement(cell, self.workspace, self._models(cell).values(), wanted.run)
+        public = ""
+        if cell.public is not None:
+            if self.node.public is None:
+                raise HetflError(f"node.public: is missing, and {cell.method} has a public data set")
+            public = public_checksum(read_card(self.node.public), cell.public.subset)
+        own = agreement(cell, self.workspace, self._models(cell).values(), wanted.run, public=public)
         cards = {client: read_card(folder) for client, folder in self.node.clients.items()}
         check_agreement(wanted, own, self.node.name, cards)
         if (last := max(self.node.clients)) >= own.clients:
@@ -118,11 +125,7 @@ class Worker:
         dataset, partition = joined(
             {client: self._opened(folder) for client, folder in node.clients.items()}, clients
         )
-        shared = None
-        if cell.public is not None:
-            if node.public is None:
-                raise HetflError(f"node.public: is missing, and {cell.method} has a public data set")
-            shared = self._opened(node.public)
+        shared = self._opened(node.public) if cell.public and node.public else None
         method = create(
             cell.method, cell.settings, dataset.num_classes, shared.num_classes if shared else 0, seed=cell.seed
         )
