@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -207,6 +208,28 @@ def test_plain_parquet_has_its_columns_named(tmp_path: Path) -> None:
     found = prepared(tmp_path, layout="parquet", image="file", label="of", size=4)
     assert found.class_names == ("2", "10")  # in the order of numbers
     assert found.subset("test").images[0, 0, 0].tolist() == [7, 3, 0]
+
+
+def test_a_folder_may_lack_classes_that_are_named(tmp_path: Path) -> None:
+    """As at a node that has samples of some classes only."""
+    write_images(tmp_path / "images")
+    classes = ("wasp", "bee", "ant")
+    found = prepared(tmp_path, classes=classes)
+    assert found.class_names == classes
+    assert found.subset("train").class_counts(3).tolist() == [0, 4, 4]
+    assert outline("mine", OwnSettings(path="images", classes=classes), tmp_path).class_names == classes
+    with pytest.raises(HetflError, match=r"params.yaml: data.mine.classes: unknown class 'ant'"):
+        prepared(tmp_path, classes=("bee", "wasp"))
+    with pytest.raises(ValueError, match="has 'bee' twice; name each class once"):
+        OwnSettings(path="images", classes=("bee", "bee"))
+
+
+def test_a_name_that_cannot_be_written_down_is_one_line(tmp_path: Path) -> None:
+    write_images(tmp_path / "images")
+    odd = os.fsdecode(os.fsencode(tmp_path / "images/ant") + b"/K\xfcche.png")
+    Path(odd).write_bytes(encoded(1))
+    with pytest.raises(HetflError, match=r"K\\xfcche.png': its name is not UTF-8; rename it"):
+        look("mine", OwnSettings(path="images"), tmp_path)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ATTEMPTS = 5
 """Attempts in a row that bring no new byte, before the next address or the error."""
 WAIT = 1.0
 """Seconds before the attempt after one that brought bytes; doubled before each later one."""
-MOST = 2**30
+MOST = 2**33
 """Size limit in bytes of a file whose size is not known."""
 TIMEOUT = (10.0, 30.0)
 """Timeouts in seconds: to connect, and between bytes."""
@@ -145,8 +145,11 @@ class _DownloadError(Exception):
 
 
 def _fetch(url: str, part: Path, file: RemoteFile) -> None:
-    """Download ``part`` until its checksum is right; gives up after :data:`ATTEMPTS` without a new byte."""
-    most, failed = _size(part), 0
+    """Download ``part`` until its checksum is right.
+
+    It gives up after :data:`ATTEMPTS` without a new byte, and when it has received the same wrong file twice.
+    """
+    most, failed, wrong = _size(part), 0, set[str]()
     while True:
         try:
             _continue(url, part, file)
@@ -154,7 +157,9 @@ def _fetch(url: str, part: Path, file: RemoteFile) -> None:
             if found.startswith(file.checksum):
                 return
             part.unlink()
-            raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=True)
+            again = found in wrong
+            wrong.add(found)
+            raise _DownloadError(f"{url}: its {_differ(found, file.checksum)}", passing=not again)
         except _DownloadError as error:
             failed = 1 if (have := _size(part)) > most else failed + 1
             most = max(most, have)

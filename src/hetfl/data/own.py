@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hetfl.config import Settings
 from hetfl.data.inputs import Mean, Std
@@ -65,6 +65,8 @@ class OwnSettings(Settings):
         grey: store one channel instead of three.
         mean, std: how experiments normalise its images, in [0, 1], for all channels or for each; None: as the
             backbone expects. An experiment's own ``input`` goes first.
+        classes: the names of all classes, in the order of their labels, also of those that this folder has no image
+            of; empty: the classes that it has.
         image, label: the tables' columns; empty: those that are of Hugging Face's type Image and ClassLabel, or are
             called so.
         test: the share of each class that is held out, where the folder has no test images.
@@ -81,11 +83,19 @@ class OwnSettings(Settings):
     grey: bool = False
     mean: Mean | tuple[Mean, Mean, Mean] | None = None
     std: Std | tuple[Std, Std, Std] | None = None
+    classes: tuple[str, ...] = ()
     image: str = ""
     label: str = ""
     test: float = Field(default=0.2, gt=0, lt=1)
     public: float = Field(default=0.0, ge=0, lt=1)
     seed: int = 0
+
+    @field_validator("classes")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [name for name in value if value.count(name) > 1]:
+            raise ValueError(f"has {twice[0]!r} twice; name each class once")
+        return value
 
 
 @dataclass(frozen=True)
@@ -148,7 +158,8 @@ def look(name: str, settings: OwnSettings, root: Path) -> Found:
     """Find the samples of a data set without decoding them.
 
     Raises:
-        HetflError: the folder is missing or is not of the layout, or a class has no images.
+        HetflError: the folder is missing or is not of the layout, or its classes have no images or are not those of
+            the settings.
     """
     folder, where = root / settings.path, f"data set {name}"
     if not folder.is_dir():
@@ -158,12 +169,16 @@ def look(name: str, settings: OwnSettings, root: Path) -> Found:
     found = _images(folder) if settings.layout == "images" else _tables(folder, settings, where)
     if not found.samples:
         raise HetflError(f"{where}: {folder} has no images of layout {settings.layout!r}")
+    if settings.classes:
+        if strange := {sample.label for sample in found.samples} - {*settings.classes}:
+            raise unknown("class", min(strange), settings.classes, f"params.yaml: data.{name}.classes")
+        found = Found(settings.classes, found.samples)
     if len(found.class_names) < 2:
         raise HetflError(f"{where}: {folder} has {len(found.class_names)} class, at least two are needed")
     if "train" not in found.sizes and "" not in found.sizes:
         raise HetflError(f"{where}: {folder} has {', '.join(found.sizes)} and no train; at least that is needed")
     trained = {sample.label for sample in found.samples if sample.subset in ("train", "")}
-    if lacking := [label for label in found.class_names if label not in trained]:
+    if lacking := [label for label in found.class_names if label not in trained and label not in settings.classes]:
         raise HetflError(f"{where}: class {lacking[0]!r} has no image to train on; add some or remove the class")
     return found
 
@@ -331,7 +346,16 @@ def _image_files(folder: Path) -> Iterator[tuple[str, str, Path]]:
         for of_class in _folders(root):
             for path in sorted(of_class.rglob("*")):
                 if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
+                    _check_encoding(path)
                     yield subset, of_class.name, path
+
+
+def _check_encoding(path: Path) -> None:
+    """Check that a path can be written down, as the digest, the card and DVC do."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise HetflError(f"{os.fsencode(path)!r}: its name is not UTF-8; rename it") from error
 
 
 def _folders(folder: Path) -> list[Path]:
