@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from playing import run
 from torch import Tensor
 from torch.func import vmap
 
@@ -101,3 +102,12 @@ def test_lowered_blocks_share_a_program_and_see_all_clients(programs, toy_engine
         torch.testing.assert_close(
             torch.autograd.grad(found.square().sum(), (tokens, prompts)), wanted, rtol=1e-2, atol=1e-2
         )
+
+
+def test_gradients_of_gradients_are_not_compiled(programs, toy_engine):
+    """FedMix differentiates the gradient of the images, which no compiled function gives."""
+    engine = toy_engine("fedmix", "homogeneous")
+    for model in {*engine.models}:
+        assert model.lower()
+    _, lines = run(engine, rounds=1)
+    assert all(loss == loss for loss in lines[-1].loss)

@@ -73,7 +73,7 @@ NAMES = {
     "torch._C._functorch.is_batchedtensor": mapped,
     "torch._C.DisableTorchFunction": without_modes,
     "torch.cpu._is_amx_tile_supported, torch.cpu._is_avx512_bf16_supported": (
-        lambda: torch_private.multiplies_bfloat16() in (True, False)
+        lambda: torch_private.multiplies_bfloat16(torch.device("cpu")) in (True, False)
     ),
     "nn.Module._parameters, nn.Module._buffers": replaced,
     "timm's VisionTransformer._pos_embed": embedded,

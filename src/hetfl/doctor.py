@@ -206,7 +206,7 @@ def _device(params: Params) -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-    fast = ", bfloat16" if device.type == "cuda" or multiplies_bfloat16() else ""
+    fast = ", bfloat16" if multiplies_bfloat16(device) else ""
     found = f"{device_name(device)}, {os.cpu_count()} cores, {decimal(memory)}{fast}; {many} cells at once"
     return Finding("device", "good", found)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from hetfl.errors import one_line, out_of_memory
 
 log = logging.getLogger(__name__)
+
+_plain: list[bool] = []
 
 PROGRAMS = 64
 """Programs of one function, at least, that torch keeps; by itself 8, too few for the shapes of several networks."""
@@ -38,7 +41,7 @@ class Fused:
 
     def __call__(self, *given: object) -> Tensor:
         """What the function returns, up to the rounding of values between two of its operations."""
-        if self._fails or not compilable(given):
+        if self._fails or _plain or not compilable(given):
             return self._function(*given)
         try:
             return self._compiled(*given)
@@ -60,6 +63,16 @@ class Fused:
         limits = torch.compiler.config
         limits.recompile_limit = max(limits.recompile_limit, PROGRAMS)
         return torch.compile(self._function, dynamic=False if self._shapes else None)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Within, functions are called as they are, since gradients of what is compiled have no gradients."""
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
 
 
 def compilable(given: Iterable[object]) -> bool:

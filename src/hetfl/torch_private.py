@@ -37,9 +37,11 @@ def no_modes() -> AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction()
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies matrices in bfloat16."""
-    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device multiplies matrices in bfloat16, other than by emulation."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
 def own_tensors(module: nn.Module, name: str) -> dict[str, Any]:

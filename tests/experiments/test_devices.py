@@ -46,3 +46,21 @@ def test_measuring_memory_does_not_need_a_device_that_was_used_before(monkeypatc
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", done.append)
     reset_peak_memory(torch.device("cuda:0"))
     assert done == ["init", torch.device("cuda:0")]
+
+
+def test_after_an_error_of_the_gpu_the_reason_is_told_in_one_line(monkeypatch):
+    """Which then refuses everything, also to give memory back."""
+
+    def refuse(*given: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def mistaken(*given: object) -> None:
+        raise HetflError("methods/own.py: line 12")
+
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    for work, told in ((mistaken, "methods/own.py: line 12"), (full, "cuda: memory does not suffice; use fewer")):
+        reason = attempt(work, None, None, torch.device("cuda"), ComputeSettings())
+        assert reason and reason.startswith(told)

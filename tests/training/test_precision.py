@@ -45,6 +45,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[tuple[bool, bool]]:
 )
 def test_a_gpu_rounds_all_products_of_a_model_or_none(wanted, frozen, used, weights, monkeypatch):
     """Torch's defaults round convolutions alone, so that "float32" would say too much."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     name = "digits_vit_base" if frozen else "digits_resnet_small"
     options = ModelOptions(prompts="shallow") if frozen else ModelOptions(body="trained")
     model = build(name, 3, options, weights)
@@ -55,6 +56,12 @@ def test_a_gpu_rounds_all_products_of_a_model_or_none(wanted, frozen, used, weig
     monkeypatch.setattr(model, "_module", lambda images: seen.append(flags()))
     model(dict.fromkeys(model.names([*model.groups])), torch.zeros(1))
     assert seen == [(rounds, rounds)]
+
+
+def test_a_gpu_without_bfloat16_does_not_emulate_it(weights, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    model = build("digits_vit_base", 3, ModelOptions(prompts="shallow"), weights)
+    assert set_precision([model], "auto", GPU) == "tf32"
 
 
 def test_a_cpu_rounds_nothing(weights):

@@ -148,9 +148,11 @@ def _engine(cell: Cell, root: Path, setup: Setup, compute: ComputeSettings, iden
     if not compute.own_processes:
         yield make_engine(method, federation, name)
         return
-    theirs = compute.model_copy(update={"precision": federation.precision})
+    # Whether clients are on GPUs is decided here, as the record says it.
+    decided = {"precision": federation.precision, "device": federation.device.type}
+    theirs = compute.model_copy(update=decided)
     make, own = partial(host, cell, root.resolve(), theirs, identity), getattr(compute, name, None)
-    transport = ENGINES[name].make(make, loads(cell, setup), compute.threads, compute.device != "cpu", own)
+    transport = ENGINES[name].make(make, loads(cell, setup), compute.threads, federation.device.type != "cpu", own)
     with closing(RemoteEngine(name, method, federation.models, federation.device, transport, identity)) as engine:
         yield engine
 

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 from joblib import cpu_count
 
-from hetfl.errors import HetflError, foreseen, one_line
+from hetfl.errors import HetflError, foreseen, one_line, out_of_memory
 from hetfl.experiments.cell import run_cell
 from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.events import Callback
@@ -158,15 +159,18 @@ def attempt(
     work: Work, cell: Cell, workspace: Workspace, device: torch.device, compute: ComputeSettings
 ) -> str | None:
     """Do one cell's work; what went wrong in one line, or None. The cell's memory of a GPU is free afterwards."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # or the first GPU is used a little, too
     try:
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # or the first GPU is used a little, too
         work(cell, workspace, device, compute)
     except Exception as error:
         known = foreseen(error) or mistake(error)
+        if not known and out_of_memory(error):
+            known = HetflError(f"{device}: memory does not suffice; use fewer compute.jobs or a smaller batch_size")
         if not known:
             traceback.print_exc()  # nobody foresaw it, so whoever mends it needs all of it
         return one_line(known or error)
     finally:
-        free_memory(device)
+        with suppress(RuntimeError):  # after some errors a GPU does nothing more for this process
+            free_memory(device)
     return None

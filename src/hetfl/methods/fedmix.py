@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hetfl.data.batches import Batch
 from hetfl.draws import Draws
+from hetfl.fused import uncompiled
 from hetfl.message import Message, ServerState, Tensors, flatten, group, ungrouped
 from hetfl.methods.base import Phase, Statistics, StatisticsSource, Uplinks, Work, register_method
 from hetfl.methods.parts.robust import mean_only
@@ -129,8 +130,8 @@ class FedMix(PTFedAvg):
         )
         label = pool["labels"][drawn].expand(len(batch.labels), -1)
         images = ((1 - share) * batch.images).requires_grad_()
-        # Fused attention cannot be differentiated twice.
-        with sdpa_kernel(SDPBackend.MATH):
+        # Neither fused attention nor what is compiled can be differentiated twice.
+        with sdpa_kernel(SDPBackend.MATH), uncompiled():
             logits = model(params, images, self.choose(params, batch, received)).logits
             own = F.cross_entropy(logits, batch.labels, reduction="none")
             (slope,) = torch.autograd.grad(own.sum(), images, create_graph=True)

@@ -135,7 +135,12 @@ class Local:
 
     def _keep(self, places: Sequence[_Place]) -> None:
         """Write what was measured for the next sweep."""
-        found = {device_name(place.device): place.timing.speeds for place in places if place.timing}
+        found: dict[str, dict[str, dict[int, float]]] = {}
+        for place in places:
+            if place.timing:
+                of_kind = found.setdefault(device_name(place.device), {})
+                for name, speeds in place.timing.speeds.items():
+                    of_kind[name] = {**speeds, **of_kind.get(name, {})}
         if found:
             write_json(self._measured, {**self._known(), **found})
 

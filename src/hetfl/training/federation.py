@@ -173,10 +173,8 @@ def set_precision(models: Iterable[Model], wanted: Precision | Literal["auto"], 
 
 
 def gains(model: Model, device: torch.device) -> bool:
-    """Whether frozen blocks are faster in bfloat16: on CUDA, and large ones on processors that multiply it.
+    """Whether frozen blocks are faster in bfloat16: on GPUs that multiply it, and large ones on processors that do.
 
     Below ViT-Ti's size conversions take what products save; see ``benchmarks/precision-cpu.md``.
     """
-    if device.type == "cpu":
-        return multiplies_bfloat16() and model.total_elements >= LARGE
-    return device.type == "cuda"
+    return multiplies_bfloat16(device) and (device.type != "cpu" or model.total_elements >= LARGE)

@@ -16,6 +16,7 @@ from pydantic import Field
 from hetfl.config import Settings
 from hetfl.errors import HetflError, one_line
 from hetfl.training.host import LIMIT, Host, Reply
+from hetfl.training.memory import free_memory
 from hetfl.training.remote import Lost
 
 START = 600.0
@@ -57,6 +58,8 @@ class Worker:
         """Put a host, or none, in the place of the present one; what is wrong with its input in one line, or None."""
         self._host = None
         self._answers.clear()
+        # The command may evaluate on the same GPU.
+        free_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
         try:
             self._host = make() if make else None
         except HetflError as error:
