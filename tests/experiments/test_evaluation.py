@@ -211,8 +211,34 @@ def test_only_the_processor_of_the_training_must_give_the_very_accuracies(finish
     rewrite_run(folder, {"device": device_name(torch.device("cpu"))})
     with pytest.raises(HetflError, match="gives accuracies"):
         evaluate_cell(cell, workspace, torch.device("cpu"))
-    rewrite_run(folder, {"device": "cpu: another one"})
-    evaluate_cell(cell, workspace, torch.device("cpu"))
+    versions = needed_run(folder).versions
+    for other in (
+        {"device": "cpu: another one"},
+        {"changes": [{"round": 2, "device": "cuda: another one"}]},
+        {"changes": [{"round": 2, "versions": {**versions, "torch": "0.1"}}]},
+    ):
+        rewrite_run(folder, {"device": device_name(torch.device("cpu")), "changes": [], **other})
+        evaluate_cell(cell, workspace, torch.device("cpu"), again=True)
+
+
+def test_one_sample_may_be_on_the_edge_of_a_client_with_few(finished) -> None:
+    cell, workspace = finished("fedproto", features=0, rounds=2)
+    folder = workspace.runs / cell.path
+    lines = read_rounds(folder)
+    samples = [sum(counts) for counts in needed_run(folder).class_counts.test]
+    assert samples[0] < 50
+    rewrite_run(folder, {"device": "cuda: another one"})
+    for flipped, good in ((1, True), (2, False)):
+        share = lines[2].accuracy[0]
+        share += flipped / samples[0] if share < 0.5 else -flipped / samples[0]
+        shares = [share, *lines[2].accuracy[1:]]
+        pooled = sum(share * many for share, many in zip(shares, samples, strict=True)) / sum(samples)
+        rewrite_rounds(folder, [*lines[:2], lines[2].model_copy(update={"accuracy": shares, "pooled": pooled})])
+        if good:
+            evaluate_cell(cell, workspace, torch.device("cpu"), again=True)
+        else:
+            with pytest.raises(HetflError, match="gives accuracies"):
+                evaluate_cell(cell, workspace, torch.device("cpu"), again=True)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hetfl.errors import HetflError
 from hetfl.experiments import cell as cell_module
 from hetfl.experiments import versions as module
 from hetfl.experiments.cell import set_up
-from hetfl.experiments.identity import differences, fingerprint, identity, inputs
+from hetfl.experiments.identity import differences, fingerprint, identity, inputs, own_differences
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace, cells, load_params
 from hetfl.experiments.record import Record
 from hetfl.experiments.versions import check_versions, keys, used, version, versions, write_versions
@@ -207,6 +207,22 @@ def test_a_partition_of_other_settings_is_refused(prepared):
     write_json(path, {"sha256": "0"})
     with pytest.raises(HetflError, match=r"card.json: is not the card of a partition; make it with dvc repro"):
         inputs(cell, workspace)
+
+
+def test_a_record_of_a_partition_with_other_settings_counts_only_if_they_draw_the_same(prepared):
+    cell, workspace, path = prepared
+    reads = inputs(cell, workspace)
+    run = make_run(
+        fingerprint=fingerprint(cell, reads), inputs=reads, settings=cell.settings, partition=cell.partition
+    )
+    assert own_differences(run, cell, workspace) == []
+    edited = cell.model_copy(update={"partition": Iid(clients=4).model_dump()})
+    assert own_differences(run, edited, workspace) == ["partition's clients 3, now 4"]
+    # The partition that is here has the settings of today, and is the record's.
+    write_json(path, read_json(path) | {"settings": Iid(clients=4).model_dump()})
+    assert own_differences(run, edited, workspace) == []
+    write_json(path, read_json(path) | {"sha256": "0"})
+    assert own_differences(run, edited, workspace) == ["partition's clients 3, now 4"]
 
 
 def test_why_a_record_no_longer_counts(every, monkeypatch):

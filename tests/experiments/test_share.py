@@ -12,6 +12,7 @@ from filelock import FileLock
 from record_factory import make_round, write_metrics, write_record
 
 from hetfl.errors import HetflError
+from hetfl.experiments import share
 from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Workspace, cells, load_params
 from hetfl.experiments.record import Record
@@ -42,7 +43,8 @@ def write(workspace: Workspace, cell: Cell, status: str = "complete", rounds: in
     """A record of a cell, finished with its evaluation or in progress with a resume point."""
     found = fingerprint(cell, reads)
     lines = [make_round(number) for number in range(rounds + 1)]
-    write_record(workspace.runs, cell.path, lines, status, fingerprint=found, inputs=reads, settings=cell.settings)
+    of_cell = {"settings": cell.settings, "partition": cell.partition}
+    write_record(workspace.runs, cell.path, lines, status, fingerprint=found, inputs=reads, **of_cell)
     if status == "complete":
         write_metrics(workspace.evaluations, cell.path, fingerprint=found)
     else:
@@ -191,6 +193,44 @@ def test_a_cell_that_is_being_trained_is_left_out(every, here, there, tmp_path):
             export_cells([running], here, path)
     assert outcomes(path, every, there) == {done.path.as_posix(): "taken over"}
     assert export_cells([done, running], here, path) == [done.path.as_posix(), running.path.as_posix()]
+
+
+def test_a_cell_that_is_being_trained_is_not_waited_for(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    write(here, cell)
+    export_cells([cell], here, path)
+    there.lock(cell.path).parent.mkdir(parents=True)
+    with FileLock(there.lock(cell.path)):
+        assert outcomes(path, every, there) == {cell.path.as_posix(): "refused"}
+    assert outcomes(path, every, there) == {cell.path.as_posix(): "taken over"}
+
+
+def test_an_import_that_was_ended_is_made_up_for(every, here, there, tmp_path, monkeypatch):
+    """Between its two folders; only with both of them a cell goes on from where it was."""
+    cell, path = every[0], tmp_path / "cells.tar"
+    write(here, cell, "running", rounds=5)
+    export_cells([cell], here, path)
+    move, moved = share._move, []
+
+    def once(source: Path, target: Path) -> None:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(move(source, target))
+
+    monkeypatch.setattr(share, "_move", once)
+    with pytest.raises(KeyboardInterrupt):
+        import_cells(path, every, there)
+    monkeypatch.setattr(share, "_move", move)
+    assert outcomes(path, every, there) == {cell.path.as_posix(): "taken over"}
+    assert files(there.runs) == files(here.runs)
+    assert files(there.resume_points(cell.path)) == files(here.resume_points(cell.path))
+
+
+def test_a_run_on_another_partition_is_not_taken_for_the_cells(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    write(here, cell.model_copy(update={"partition": {**cell.partition, "clients": 99}}))
+    export_cells([cell], here, path)
+    assert outcomes(path, every, there) == {cell.path.as_posix(): "kept as superseded"}
 
 
 def test_nothing_to_export_is_said(every, here, tmp_path):

@@ -43,6 +43,7 @@ def write(
 ) -> str:
     found = fingerprint(cell, reads)
     lines = [make_round(number) for number in range(rounds + 1)]
+    changes = {"partition": cell.partition, **changes}
     changes |= {"fingerprint": found, "inputs": reads, "settings": cell.settings}
     write_record(workspace.runs, cell.path, lines, state, **changes)
     if state == "running":
@@ -150,3 +151,13 @@ def test_without_the_data_a_record_is_judged_by_what_it_names(workspace, cell, m
     assert status(cell, workspace).why == "data/digits/card.json: the data set is missing"
     write(workspace, cell)
     assert status(cell, workspace) == module.Status("done", *[cell.settings["rounds"]] * 2)
+
+
+def test_without_the_data_the_partition_is_judged_by_its_settings(workspace, cell, monkeypatch):
+    def missing(cell: Cell, workspace: Workspace) -> Inputs:
+        raise HetflError("data/digits/card.json: the data set is missing")
+
+    monkeypatch.setattr(module, "inputs", missing)
+    write(workspace, cell, partition={**cell.partition, "clients": 4})
+    found = status(cell, workspace)
+    assert (found.state, found.why) == ("stale", f"partition's clients 4, now {cell.partition['clients']}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from record_factory import make_round, write_record
 
 from hetfl.experiments.plan import Workspace
@@ -109,6 +110,16 @@ def test_none_is_removed_before_its_successor_is_finished(tmp_path):
     assert removed == 2 and freed > 0
     assert finished(tmp_path) == {"e"}
     assert list((workspace.runs / FOLDER).iterdir()) == []
+
+
+def test_a_cell_that_trains_is_not_waited_for(tmp_path):
+    earlier, workspace = Superseded(Workspace(tmp_path), PATH), Workspace(tmp_path)
+    write(tmp_path / "runs" / PATH, "a", finished="2026-01-01")
+    earlier.make_way("next")
+    workspace.lock(PATH).parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(workspace.lock(PATH)):
+        assert prune(workspace, everything=True) == (0, 0)
+    assert prune(workspace, everything=True)[0] == 1
 
 
 def test_those_that_nothing_took_the_place_of_need_all(tmp_path):

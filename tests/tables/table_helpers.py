@@ -67,6 +67,7 @@ def write_run(
         "dataset": cell.dataset,
         "models": cell.models,
         "settings": cell.settings,
+        "partition": cell.partition,
         "rounds": rounds,
         "parameters": {"trainable": [35338] * 5, "total": [35338] * 5},
         "inputs": inputs,

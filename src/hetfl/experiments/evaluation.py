@@ -18,7 +18,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import set_up
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
-from hetfl.experiments.record import device_name
+from hetfl.experiments.record import device_name, versions
 from hetfl.experiments.versions import EVALUATION
 from hetfl.files import clear_leftovers, sha256_file, write_json, write_text
 from hetfl.message import Tensors
@@ -85,7 +85,8 @@ def evaluate_cell(
             "their accuracies after each round are in rounds.jsonl"
         )
     # With the precision of the training, so that accuracies can be compared with the record's.
-    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": run.precision}))
+    precision, device_then, versions_then = (run.throughout(name)[-1] for name in ("precision", "device", "versions"))
+    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": precision}))
     sizes = sorted({model.width for model in setup.federation.models})
     if cell.features and len(sizes) > 1:
         raise HetflError(
@@ -99,11 +100,13 @@ def evaluate_cell(
     matrices = confusions(engine, state, setup.draws.at(state.round))
     found = summary(matrices)
     lines = [line for line in read_rounds(folder, finished=True) if line.round]
-    # Other processors, and GPUs, round otherwise, and a sample may be on the edge between two classes.
-    same = run.device.startswith("cpu") and run.device == device_name(device)
+    # Other processors and libraries, and GPUs, round otherwise, and a sample may be on the edge between two classes.
+    same = device_then.startswith("cpu") and device_then == device_name(device) and versions_then == versions()
     recorded, tolerance = lines[-1].accuracy, SAME if same else 0.02
+    samples = np.array([sum(counts) for counts in run.class_counts.test])
+    each = tolerance if same else np.maximum(tolerance, 1 / np.maximum(samples, 1) + SAME)
     tested, told = (np.array(shares, dtype=float) for shares in (found["accuracy"], recorded))  # None becomes NaN
-    if not np.allclose(tested, told, rtol=0, atol=tolerance, equal_nan=True):
+    if not np.allclose(tested, told, rtol=0, atol=each, equal_nan=True):
         raise HetflError(
             f"{folder / MODEL}: gives accuracies {found['accuracy']}, rounds.jsonl has {recorded}; "
             "delete the folder and run dvc repro again"

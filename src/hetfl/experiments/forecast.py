@@ -397,7 +397,7 @@ def _runs(workspace: Workspace) -> list[Run]:
 def _in_git(workspace: Workspace) -> dict[Path, Compact]:
     """The compact records of cells that have none here."""
     found = {}
-    for file in workspace.results.glob("*/*/*/*.json"):
+    for file in workspace.results.glob("*/*/*/[!.]*.json"):
         path = file.relative_to(workspace.results).with_suffix("")
         if (workspace.runs / path / RUN).exists():
             continue

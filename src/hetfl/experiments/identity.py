@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -69,6 +70,31 @@ def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
         if name in told and told[name] != wanted[name]
     ]
     return [*found, *models, *_one_sided(run, cell)] or ["what is not recorded"]
+
+
+def own_differences(run: Run, cell: Cell, workspace: Workspace) -> list[str]:
+    """As :func:`differences`, for a record whose inputs need not be here: judged by those that it names itself.
+
+    Its partition must have been drawn with the settings of today, or be the one that is drawn here with these.
+    """
+    found = differences(run, cell, run.inputs)
+    if found or not (redrawn := _redrawn(run, cell)):
+        return found
+    with suppress(HetflError):
+        return [] if _partition_checksum(cell, workspace) == run.inputs.partition else redrawn
+    return redrawn
+
+
+def _redrawn(run: Run, cell: Cell) -> list[str]:
+    """The settings of the partition that are others now."""
+    told = run.partition
+    with suppress(ValidationError):  # a scheme that is gone stays as it was told
+        told = _SCHEME.validate_python(told).model_dump()
+    return [
+        f"partition's {name} {told.get(name)}, now {value}"
+        for name, value in cell.partition.items()
+        if told.get(name) != value
+    ]
 
 
 def _one_sided(run: Run, cell: Cell) -> list[str]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,10 +94,11 @@ class LoadedRun:
                     if query.model
                     else build(name, classes, options, weights, inputs)
                 ).to(device)
-        set_precision(built.values(), cast(Precision, run.precision), device)
+        precision: Precision = run.throughout("precision")[-1]
+        set_precision(built.values(), precision, device)
         counts = torch.tensor(run.class_counts.train, dtype=torch.int64)
         clients = tuple(Client(k, built[name], counts[k]) for k, name in enumerate(run.models))
-        federation = Federation(clients, (), classes, device, cast(Precision, run.precision))
+        federation = Federation(clients, (), classes, device, precision)
         tensors, metadata = read_tensors(folder / MODEL, device)
         # Copies begin where torch lets tensors begin; see ResumePoints.load.
         state = State.from_tensors(int(metadata["round"]), {name: t.clone() for name, t in tensors.items()})

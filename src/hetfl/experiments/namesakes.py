@@ -85,6 +85,7 @@ def _copy(source: Path, cell: Cell, workspace: Workspace, fingerprint: str) -> N
         "paper": cell.paper,
         "table": cell.experiment,
         "split": cell.split,
+        "partition": cell.partition,
         "copy_of": run.copy_of or source.relative_to(workspace.runs).as_posix(),
     }
     Superseded(workspace, cell.path).make_way(fingerprint)

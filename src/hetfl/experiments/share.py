@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetfl.data.archive import Member
 from hetfl.errors import HetflError
-from hetfl.experiments.identity import fingerprint
+from hetfl.experiments.identity import fingerprint, own_differences
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
@@ -208,28 +208,36 @@ def _take(name: str, expected: str, folder: Path, known: Mapping[str, Cell], wor
         return Taken(name, "refused", "its run.json is not of the fingerprint that the archive states")
     lock = workspace.lock(cell.path)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
-        record, earlier = Record(workspace.runs / cell.path), Superseded(workspace, cell.path)
-        if why := _other(cell, run, record.read()):
-            if not run.complete:
-                return Taken(name, "refused", f"{why}, and it is not finished")
-            if (earlier.folder / run.fingerprint).exists():
-                return Taken(name, "there already", f"as superseded: {why}")
-            _move(source / RUNS, earlier.folder / run.fingerprint)
-            return Taken(name, "kept as superseded", why)
-        if record.is_complete(run.fingerprint):
-            return Taken(name, "there already")
-        points = workspace.resume_points(cell.path) / run.fingerprint
+    try:
+        with FileLock(lock, timeout=0):
+            return _take_locked(cell, run, source, workspace)
+    except Timeout:
+        return Taken(name, "refused", "it is being trained here; import it again when that has ended")
+
+
+def _take_locked(cell: Cell, run: Run, source: Path, workspace: Workspace) -> Taken:
+    """Take over a cell that nobody trains meanwhile."""
+    name, record, earlier = cell.path.as_posix(), Record(workspace.runs / cell.path), Superseded(workspace, cell.path)
+    if why := _other(cell, run, record.read(), workspace):
         if not run.complete:
-            theirs, ours = (_newest(place) for place in (source / RESUME, points))
-            if theirs <= ours:
-                return Taken(name, "further here" if theirs < ours else "there already", f"round {ours}")
-        return _place(cell, run, source, record, earlier, points, workspace)
+            return Taken(name, "refused", f"{why}, and it is not finished")
+        if (earlier.folder / run.fingerprint).exists():
+            return Taken(name, "there already", f"as superseded: {why}")
+        _move(source / RUNS, earlier.folder / run.fingerprint)
+        return Taken(name, "kept as superseded", why)
+    if record.is_complete(run.fingerprint):
+        return Taken(name, "there already")
+    points = workspace.resume_points(cell.path) / run.fingerprint
+    if not run.complete:
+        theirs, ours = (_newest(place) for place in (source / RESUME, points))
+        if theirs <= ours:
+            return Taken(name, "further here" if theirs < ours else "there already", f"round {ours}")
+    return _place(cell, run, source, record, earlier, points, workspace)
 
 
-def _other(cell: Cell, run: Run, ours: Run | None) -> str:
+def _other(cell: Cell, run: Run, ours: Run | None, workspace: Workspace) -> str:
     """Why a run cannot take the cell's place, although it may be right some day; empty if it can."""
-    if fingerprint(cell, run.inputs) != run.fingerprint:
+    if own_differences(run, cell, workspace):
         return "its settings or versions are not those here"
     if ours is None or ours.fingerprint == run.fingerprint or fingerprint(cell, ours.inputs) != ours.fingerprint:
         return ""
@@ -243,9 +251,10 @@ def _place(
     """Put a cell's files where training and evaluation would have put them; each folder appears whole."""
     earlier.make_way(run.fingerprint)
     shutil.rmtree(points, ignore_errors=True)
+    # Only the points say how far a cell is here, so they come last: a second import then mends what a kill leaves.
+    _move(source / RUNS, record.folder)
     if not run.complete:
         _move(source / RESUME, points)
-    _move(source / RUNS, record.folder)
     earlier.trim()
     if (source / EVALUATION / METRICS).exists():
         _move(source / EVALUATION, workspace.evaluations / cell.path)

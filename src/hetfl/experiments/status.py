@@ -12,7 +12,7 @@ import hetfl
 from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.experiments import namesakes
-from hetfl.experiments.identity import differences, fingerprint, inputs
+from hetfl.experiments.identity import differences, fingerprint, inputs, own_differences
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record, method_source
 from hetfl.experiments.superseded import Superseded
@@ -83,6 +83,8 @@ def status(cell: Cell, workspace: Workspace, known: namesakes.Known | None = Non
             return Status("in git" if _in_git(cell, workspace) else "not run", 0, rounds, str(error))
         # Without its inputs here, a record is judged by those that it names itself.
         reads, lacks = run.inputs, str(error)
+        if run.fingerprint == fingerprint(cell, reads) and (why := own_differences(run, cell, workspace)):
+            return Status("stale", 0, rounds, "; ".join(why))
     identity = fingerprint(cell, reads)
     own, earlier = record.is_complete(identity), Superseded(workspace, cell.path)
     kept = own or earlier.holds(identity)
@@ -133,7 +135,9 @@ def _in_git(cell: Cell, workspace: Workspace, reads: Inputs | None = None) -> bo
         found = read_compact(workspace.compact(cell.path))
     except HetflError:
         return False  # whoever makes tables or the ledger says what is wrong with it
-    return found is not None and found.finished and not differences(found.run, cell, reads or found.run.inputs)
+    if found is None or not found.finished:
+        return False
+    return not (differences(found.run, cell, reads) if reads else own_differences(found.run, cell, workspace))
 
 
 def is_locked(cell: Path, workspace: Workspace) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from hetfl.experiments.plan import Workspace
 from hetfl.experiments.record import Record
@@ -151,7 +151,8 @@ def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
     for cell in superseded(workspace):
         lock = workspace.lock(cell.path)
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock):
+        # While a cell trains, its superseded records are kept, as it is not finished.
+        with suppress(Timeout), FileLock(lock, timeout=0):
             if not everything and not Record(cell.cell).finished:
                 continue
             for record in cell.records():

@@ -81,7 +81,7 @@ class Project:
         """
         records = Records(workspace, params)
         tables: dict[str, Table] = {
-            table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("*.json")))
+            table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("[!.]*.json")))
         }
         known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
         book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None

@@ -11,7 +11,7 @@ import torch
 
 from hetfl.errors import HetflError
 from hetfl.experiments.forecast import Forecaster
-from hetfl.experiments.identity import differences
+from hetfl.experiments.identity import own_differences
 from hetfl.experiments.plan import Workspace
 from hetfl.files import read_json, write_json
 from hetfl.report.shown import show_first
@@ -47,7 +47,7 @@ class Operations:
 
     def _count(self, record: Record, records: Records) -> float | None:
         cell = records.cell(Path(record.path.partition("/")[2]))
-        if cell is None or differences(record.run, cell, record.run.inputs):
+        if cell is None or own_differences(record.run, cell, self._workspace):
             return None
         if self._forecaster is None:
             self._forecaster = Forecaster(records.params, self._workspace, torch.device("cpu"), exact=False)

@@ -13,11 +13,12 @@ import numpy as np
 
 from hetfl.compact import Compact, read_compact
 from hetfl.errors import HetflError
-from hetfl.experiments.identity import differences
+from hetfl.experiments.identity import own_differences
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.metrics.accuracy import known
 from hetfl.schema import Metrics, Round, Run, read_metrics, read_rounds, read_run, troubles
 from hetfl.tables.spec import Entry
+from hetfl.training.registry import FLOWER
 
 
 class Point(NamedTuple):
@@ -203,6 +204,11 @@ class Records:
         if why and (run is None or run.complete):
             return "stale", why
         if entry.round is None and run is not None and run.complete:
+            if run.engine == FLOWER:
+                return (
+                    "not evaluated",
+                    f"its clients are on other machines; hetfl curve {path.as_posix()} shows its rounds",
+                )
             return "not evaluated", f"run the evaluate stage of {entry.experiment}"
         played = max(self._begun(path, run), default=0)
         return ("in progress", f"round {played}") if played else ("not run", "")
@@ -260,7 +266,7 @@ class Records:
     def _why_stale(self, run: Run, path: Path) -> str:
         """Why a record is of other settings or versions than the cell of its path; empty if it is not."""
         cell = self.cell(path)
-        return "" if cell is None else "; ".join(differences(run, cell, run.inputs))
+        return "" if cell is None else "; ".join(own_differences(run, cell, self.workspace))
 
     def from_compact(self, path: Path) -> Record | None:
         """A cell's compact record if it is trained, evaluated, and of the settings and versions of here."""
