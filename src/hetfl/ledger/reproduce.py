@@ -21,7 +21,7 @@ from hetfl.ledger.recording import compact_of
 from hetfl.planning import clock
 from hetfl.report.comparison import compare_tables
 from hetfl.report.table import build_table
-from hetfl.schema import MODEL
+from hetfl.schema import MODEL, Conditions
 from hetfl.tables.catalogue import PAPER_TABLES, table_entries, table_names
 from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
@@ -81,13 +81,13 @@ def plan_reproduction(cell: Cell, workspace: Workspace, params: Params) -> Plan:
         if entry.comparable and cell.path in map(entry.path, entry.seeds)
     }
     own = Entry(experiment=cell.experiment, method=cell.method, row=cell.row, split=cell.split, seeds=[cell.seed])
-    return Plan(cell, record, compute, params, _apart(workspace), entries or {"average": own})
+    return Plan(cell, record, compute, params, _apart(workspace, cell), entries or {"average": own})
 
 
-def _apart(workspace: Workspace) -> Workspace:
-    """The same checkout, except that runs, evaluations, resume points and locks lie in a folder of their own."""
+def _apart(workspace: Workspace, cell: Cell) -> Workspace:
+    """The same checkout, except that runs, evaluations, resume points and locks lie in a folder of the cell's own."""
     apart = Workspace(workspace.root)
-    apart.scratch = workspace.scratch / "reproduced"
+    apart.scratch = workspace.scratch / "reproduced" / ".".join(cell.path.parts)
     apart.runs, apart.evaluations = apart.scratch / "runs", apart.scratch / "evaluations"
     return apart
 
@@ -125,7 +125,7 @@ def reproduce(plan: Plan) -> Compact:
     reads = inputs(cell, workspace)
     if why := differences(plan.record.run, cell, reads):
         raise HetflError(f"{cell.path.as_posix()}: its record was made with other inputs ({'; '.join(why)})")
-    # Earlier reproductions, also of the same cell under another name, whose copy would do for a training.
+    # An earlier reproduction would do for a training.
     for folder in {folder for some in finished(workspace).values() for folder in some}:
         shutil.rmtree(folder)
     device = pick_device(plan.compute.device)
@@ -171,12 +171,13 @@ def compare(plan: Plan, made: Compact, accuracy: float = 1.0, size: float = 0.0)
 
 
 def _unlike(told: Compact, made: Compact) -> Iterator[str]:
-    """What a difference of numbers may come from, other than the code."""
-    for name in ("device", "engine", "precision", "threads"):
-        if getattr(told.run, name) != getattr(made.run, name):
-            yield name
-    names = {*told.run.versions, *made.run.versions} - {"hetfl"}
-    yield from sorted(name for name in names if told.run.versions.get(name) != made.run.versions.get(name))
+    """What a difference of numbers may come from, other than the code; a run may have gone on elsewhere."""
+    parts = {name: [*told.run.throughout(name), *made.run.throughout(name)] for name in Conditions.model_fields}
+    yield from (name for name in ("device", "engine", "precision", "threads") if len({*parts[name]}) > 1)
+    names = {name for some in parts["versions"] for name in some} - {"hetfl"}
+    yield from sorted(name for name in names if len({some.get(name) for some in parts["versions"]}) > 1)
+    if any(device.startswith("cuda") for device in parts["device"]):
+        yield "order of sums, which a GPU leaves open"
 
 
 def _differing(told: Compact, made: Compact) -> Iterator[str]:
