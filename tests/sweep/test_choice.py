@@ -17,7 +17,7 @@ from hetfl.experiments.status import Status
 from hetfl.schema import Inputs
 from hetfl.sweep import choice as module
 from hetfl.sweep.choice import Choice, choose, ends, values
-from hetfl.sweep.sweep import duration, options
+from hetfl.sweep.sweep import duration, make_backend, options
 
 READS = Inputs(dataset="d", partition="p", weights={})
 BEGUN = Status("interrupted", 1, 3)
@@ -107,3 +107,12 @@ def test_parameters_of_slurm_are_read_as_yaml():
     }
     with pytest.raises(HetflError, match="--slurm: 'fast' is no parameter"):
         options(["fast"])
+
+
+def test_parameters_of_slurm_in_the_settings_may_be_named_as_by_sbatch(tmp_path, monkeypatch):
+    compute = EMBEDDED_PARAMS.compute.model_copy(update={"slurm": {"cpus-per-task": 8, "job-name": "mine"}})
+    made = []
+    monkeypatch.setattr("hetfl.sweep.slurm.Slurm", lambda workspace, compute, options: made.append(options))
+    params = EMBEDDED_PARAMS.model_copy(update={"compute": compute})
+    make_backend("slurm", Workspace(tmp_path), params, slurm={"job_name": "other"})
+    assert made == [{"cpus_per_task": 8, "job_name": "other"}]

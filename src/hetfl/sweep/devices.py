@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -43,7 +42,7 @@ def held(wanted: Sequence[torch.device], root: Path, wait: bool) -> Iterator[Non
         HetflError: another sweep holds a device.
     """
     # On this machine's own disk: a home folder may be shared by several machines.
-    folder = Path(tempfile.gettempdir()) / f"hetfl-{getpass.getuser()}"
+    folder = Path(tempfile.gettempdir()) / f"hetfl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
         for device in wanted:
