@@ -28,6 +28,7 @@ from hetfl.tables.catalogue import PAPER_TABLES, table_spec
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry
+from hetfl.tables.verdict import pooled_noise
 
 PRINTED = {
     (name, row, column): entry
@@ -104,9 +105,9 @@ def test_a_cell_from_nothing_to_a_verdict(workspace, fedproto):
     two = line_of(workspace, *place)
     assert (two.ours, two.done) == ("72.50±1.41", 2)
     # Two seeds make the noise of the protocol known.
-    assert ledger(workspace, PARAMS).noise["fedtgp"] == pytest.approx(2**0.5)
+    assert pooled_noise(ledger(workspace, PARAMS).repeated["fedtgp"]) == pytest.approx(2**0.5)
     text = files(workspace, PARAMS)[PAGE]
-    assert "**72.50±1.41** worse" in text and "1.414 points for fedtgp" in text
+    assert "**72.50±1.41** worse" in text and "1.414 points for fedtgp, of 2 runs of 1 cells" in text
 
 
 def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
@@ -134,9 +135,9 @@ def test_runs_that_diverged_say_nothing_of_the_noise(workspace, fedproto):
     record(workspace, fedproto, rounds=60)
     record(workspace, fedproto, seed=1, rounds=90, diverged=3)
     book = ledger(workspace, PARAMS)
-    assert book.noise["fedtgp"] is None and "no cell has two runs yet that did not diverge" in page(book)
+    assert not book.repeated["fedtgp"] and "no cell has two runs yet that did not diverge" in page(book)
     record(workspace, fedproto, seed=2, rounds=62)
-    assert ledger(workspace, PARAMS).noise["fedtgp"] == pytest.approx(2**0.5)
+    assert pooled_noise(ledger(workspace, PARAMS).repeated["fedtgp"]) == pytest.approx(2**0.5)
 
 
 def test_a_run_that_has_no_number_breaks_neither_ledger_nor_table(workspace):
@@ -164,11 +165,11 @@ def test_other_choices_stand_below_the_cell_that_they_are_compared_with(workspac
     record(workspace, entry_of(choices, "fedtgp-stale", "blocks-best"), rounds=61)
     [stale] = line_of(workspace, *place).tried
     assert stale.title == "FedTGP: prototypes from before training (code)"
-    assert stale.says == "72.50 (-27.06)"  # printed 99.56
+    assert stale.says == "72.50 (-27.06; 1 of 3 seeds)"  # printed 99.56
     page, rows = files(workspace, PARAMS)[PAGE], files(workspace, PARAMS)[CSV]
     where = f"[{choices}](tables/{choices}/{choices}.md)"
-    assert f"- Pathological, with one other choice ({where}): *{stale.title}*, 72.50 (-27.06).\n" in page
-    assert f"{stale.title}: 72.50 (-27.06)" in rows
+    assert f"- Pathological, with one other choice ({where}): *{stale.title}*, {stale.says}.\n" in page
+    assert f"{stale.title}: {stale.says}" in rows
     # The other setting's cell is another one.
     assert line_of(workspace, "fedtgp-table-10", "fedtgp", "practical").tried == ()
 

@@ -286,3 +286,24 @@ def test_status_shows_the_best_round_of_a_run_that_waits_for_it(workspace, fedpr
     record(workspace, fedproto, rounds=3)
     kept = read_compact(workspace.compact(cell.path))
     assert shown() == pytest.approx((100 * kept.metrics.pooled, 100 * kept.metrics.best_pooled))
+
+
+def test_a_record_of_another_partition_is_no_number_of_the_table(workspace, fedproto):
+    cell = record(workspace, fedproto, rounds=60)
+    path = workspace.results / f"{cell.path}.json"
+    told = json.loads(path.read_text())
+    told["run"]["partition"]["clients"] = 7
+    path.write_text(json.dumps(told))
+    table = made(table_spec("fedtgp-table-10", PARAMS), workspace)
+    [stale] = [found for found in table["cells"] if found["status"] == "stale"]
+    assert stale["value"] is None
+    assert f"partition's clients 7, now {cell.partition['clients']}" in stale["footnote"]
+
+
+def test_what_a_killed_write_left_is_no_record(workspace, fedproto):
+    cell = record(workspace, fedproto, rounds=60)
+    path = workspace.results / f"{cell.path}.json"
+    path.with_name(f".{path.name}.x1y2z3.json").write_text("{")
+    record(workspace, fedproto, seed=1)
+    rows = [*csv.DictReader((workspace.results / "cells.csv").open())]
+    assert len(rows) == 2

@@ -240,7 +240,7 @@ def test_a_cell_as_it_was_after_a_round(finished: Path) -> None:
     ],
 )
 def test_statistics_of_a_run(finished: Path, statistic: str, value: float) -> None:
-    (cell,) = make(finished, one_cell("fedhpl", statistic=statistic, printed=0.008))["cells"]
+    (cell,) = make(finished, one_cell("fedhpl", statistic=statistic, printed=0.008, digits=3))["cells"]
     assert cell["value"] == pytest.approx(value, abs=1e-6)
     assert cell["lowest"] is None
     assert (cell.get("unit") == "M") == (statistic not in ("lowest", "highest"))

@@ -59,11 +59,12 @@ def test_the_settings_of_a_cell_come_from_file_table_column_row_and_place(monkey
     fedavg = {"method": "fedavg", "row": "fedavg"} | shared
     assert spec.entries == {
         "fedavg": {
-            "iid": Entry(split="iid", printed=91.5, printed_std=0.3, footnote="Of the column.", **fedavg),
+            "iid": Entry(split="iid", printed=91.5, printed_std=0.3, digits=2, footnote="Of the column.", **fedavg),
             "dirichlet": Entry(
                 split="dirichlet-homogeneous",
                 printed=90.2,
                 printed_variance=0.4,
+                digits=2,
                 footnote="Of the place.",
                 **fedavg,
             ),
@@ -74,6 +75,7 @@ def test_the_settings_of_a_cell_come_from_file_table_column_row_and_place(monkey
                 row="local",
                 split="iid",
                 printed=90,
+                digits=1,
                 server=True,
                 footnote="Of the row.",
                 **shared,

@@ -34,8 +34,10 @@ def test_other_statistics_have_their_own_rules():
     # A hundredth of a small cost is less than its last digit.
     assert verdict(0.0105, None, 0.01, "up_first") == "match"
     assert verdict(0.0106, None, 0.01, "up_first") == "better"
-    assert verdict(81.834, None, 81.83, "parameters") == "match"
-    assert verdict(81.836, None, 81.83, "parameters") == "differs"
+    assert verdict(81.834, None, 81.83, "parameters", digits=2) == "match"
+    assert verdict(81.836, None, 81.83, "parameters", digits=2) == "differs"
+    # A zero at the end of a printed number is one of its digits.
+    assert verdict(89.3607, None, 89.36, "parameters_total", digits=3) == "differs"
     assert verdict(0.8400, 0.004, 0.8462, "cosine_shared") == "match"
 
 

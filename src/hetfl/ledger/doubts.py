@@ -86,7 +86,7 @@ def _key(entry: Entry) -> tuple[object, ...]:
 
 
 def _text(entry: Entry) -> str:
-    return as_printed(entry.printed, entry.printed_std, entry.printed_variance, entry.unit, decimals=2)
+    return as_printed(entry.in_print, entry.unit, decimals=2)
 
 
 def number_of(table: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -44,7 +45,8 @@ class Tried:
 
     Attributes:
         experiment, title: of that row.
-        says: the mean over the seeds that are finished and its difference to the printed number, or how far they are.
+        says: the mean over the seeds that are finished, its difference to the printed number, how many seeds these
+            are and what diverged; or how far they are.
     """
 
     experiment: str
@@ -71,7 +73,7 @@ class Line:
         diverged: of runs in which a loss or scores were not finite, the first such round: ``seed 0 diverged in round
             2``; and of those that went on without a client; empty where there is none.
         tried: the same cell with other choices that the paper and its code leave.
-        doubts: what is known against the printed number.
+        doubts: what is known against the printed number, and the footnotes of counted ones.
         method: that is trained for it; empty where it is counted.
     """
 
@@ -127,12 +129,13 @@ class Ledger:
         lines: by paper, table, row and column.
         titles: of tables, and of their rows and columns, and the parts that they consist of: ``title``, ``rows``,
             ``columns`` and ``blocks``.
-        noise: the deviation between repeated runs of each protocol, in points; None where nothing is repeated.
+        repeated: of each protocol, the accuracies of each cell that has several runs which did not diverge, in
+            points.
     """
 
     lines: list[Line]
     titles: dict[str, dict[str, Any]]
-    noise: dict[str, float | None]
+    repeated: dict[str, list[list[float]]]
 
 
 def ledger(workspace: Workspace, params: Params) -> Ledger:
@@ -153,7 +156,8 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
         if entry.printed is not None and entry.comparable
     }
     had = _had(workspace, compacts, entries.values())
-    noise = _noise(entries.values(), params, compacts)
+    repeated = _repeated(entries.values(), params, compacts)
+    noise = {protocol: pooled_noise(values) for protocol, values in repeated.items()}
     lines = [_line(place, entry, params, compacts, noise, had, specs) for place, entry in entries.items()]
     choices = _choices(params)
     lines = [replace(line, tried=_tried(line, entries[line.place], choices, compacts)) for line in lines]
@@ -169,7 +173,7 @@ def ledger(workspace: Workspace, params: Params) -> Ledger:
         replace(line, doubts=(*known_doubts().get(line.place, ()), *own.get(line.place, ()), *line.doubts))
         for line in lines
     ]
-    return Ledger(sorted(lines, key=lambda line: (PAPERS.index(line.paper), order(line.table))), titles, noise)
+    return Ledger(sorted(lines, key=lambda line: (PAPERS.index(line.paper), order(line.table))), titles, repeated)
 
 
 def printed_tables(params: Params) -> list[str]:
@@ -203,7 +207,7 @@ def _line(
     digits = specs[table].decimals if entry.unit == "%" else 3 if entry.unit else 4
     line = Line(
         *(table.partition("-")[0], table, row, column),
-        printed=as_printed(entry.printed, entry.printed_std, entry.printed_variance, entry.unit, digits),
+        printed=as_printed(entry.in_print, entry.unit, digits),
         unit=entry.unit,
         number=entry.printed,
         number_std=entry.printed_std,
@@ -211,7 +215,7 @@ def _line(
         method=entry.method,
     )
     if (value := counted(entry, compacts)) is not None:
-        agrees = verdict(value, None, entry.printed, entry.statistic) == "match"
+        agrees = verdict(value, None, entry.printed, entry.statistic, digits=entry.digits) == "match"
         return replace(
             line,
             value=round(value, 6),
@@ -219,6 +223,7 @@ def _line(
             wanted=0,
             verdict="counted",
             because="agrees" if agrees else "differs",
+            doubts=(entry.footnote,) if entry.footnote else (),
             method="",
         )
     if known := _values(entry, compacts):
@@ -274,11 +279,11 @@ def _own(entry: Entry, seed: int, compacts: Records) -> Compact | None:
     return None if compacts.stale(path) else compacts.compact(path)
 
 
-def _values(entry: Entry, compacts: Records) -> list[tuple[float, Compact]]:
-    """The numbers of a cell's seeds, each with the finished run that has it."""
+def _values(entry: Entry, compacts: Records, paths: Iterable[Path] = ()) -> list[tuple[float, Compact]]:
+    """What a cell reads from the finished runs at some paths, by default those of its seeds, each with its run."""
     found = []
-    for seed in entry.seeds:
-        record, kept = compacts.from_compact(entry.path(seed)), compacts.compact(entry.path(seed))
+    for path in paths or map(entry.path, entry.seeds):
+        record, kept = compacts.from_compact(path), compacts.compact(path)
         if record is not None and entry.round is not None:
             record = record.until(entry.round)
         if record is not None and kept is not None and (value := _value(entry, record)) is not None:
@@ -322,10 +327,11 @@ def _tried(line: Line, entry: Entry, choices: Mapping[str, list[Cell]], compacts
     found = []
     for (experiment, title), some in rows.items():
         begun = [kept for cell in some if not compacts.stale(cell.path) and (kept := compacts.compact(cell.path))]
-        records = [record for cell in some if (record := compacts.from_compact(cell.path))]
-        values = [value for record in records if (value := _value(entry, record)) is not None]
-        if values and line.number is not None:
-            says = f"{mean(values):.2f} ({mean(values) - line.number:+.2f})"
+        if (known := _values(entry, compacts, [cell.path for cell in some])) and line.number is not None:
+            values = [value for value, _ in known]
+            diverged = _course([kept for _, kept in known], entry.round)["diverged"]
+            told = filter(None, (f"{len(known)} of {line.wanted} seeds", diverged))
+            says = f"{mean(values):.2f} ({mean(values) - line.number:+.2f}; {', '.join(told)})"
             found.append(Tried(experiment, title, says))
         elif begun:
             found.append(Tried(experiment, title, f"in progress, round {max(kept.played for kept in begun)}"))
@@ -337,15 +343,17 @@ def _protocol(entry: Entry, params: Params) -> str:
     return experiment.protocol or experiment.paper
 
 
-def _noise(entries: Iterable[Entry], params: Params, compacts: Records) -> dict[str, float | None]:
-    """The deviation between repeated runs that did not diverge, by protocol."""
+def _repeated(entries: Iterable[Entry], params: Params, compacts: Records) -> dict[str, list[list[float]]]:
+    """See :class:`Ledger`."""
     repeated: dict[str, dict[tuple[Any, ...], list[float]]] = defaultdict(dict)
     for entry in entries:
         cells = repeated[_protocol(entry, params)]
         key = entry.path(0), entry.statistic, entry.reading, entry.round
         if entry.unit == "%" and key not in cells:
             cells[key] = [value for value, kept in _values(entry, compacts) if kept.run.diverged is None]
-    return {protocol: pooled_noise(cells.values()) for protocol, cells in repeated.items()}
+    return {
+        protocol: [values for values in cells.values() if len(values) > 1] for protocol, cells in repeated.items()
+    }
 
 
 def _had(workspace: Workspace, compacts: Records, entries: Iterable[Entry]) -> set[str]:
@@ -377,7 +385,7 @@ def _needs(cell: Cell, had: set[str]) -> tuple[str, str]:
 
 
 def _counted(table: str, cell: Mapping[str, Any]) -> Line:
-    """The line of a number that is computed; one that differs is in doubt, with the table's footnote as evidence."""
+    """The line of a number that is computed."""
     differs = cell["agrees"] is False
     return Line(
         *(table.partition("-")[0], table, cell["row"], cell["column"]),
@@ -389,5 +397,5 @@ def _counted(table: str, cell: Mapping[str, Any]) -> Line:
         value=None if cell["printed"] is None else cell["value"],
         verdict="counted",
         because="differs" if differs else "agrees",
-        doubts=(cell["footnote"],) if differs and cell["footnote"] else (),
+        doubts=(cell["footnote"],) if cell["footnote"] else (),
     )

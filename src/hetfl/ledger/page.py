@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hetfl.experiments.plan import Params, Workspace, around
 from hetfl.files import write_text
 from hetfl.ledger.lines import REASONS, TRAINED, VERDICTS, Ledger, Line, ledger
 from hetfl.tables.notation import PAPERS, content
-from hetfl.tables.verdict import NOISE
+from hetfl.tables.verdict import NOISE, pooled_noise
 
 PAGE, CSV = Path("ledger.md"), Path("results/ledger.csv")
 MARKS = "<!-- ledger -->", "<!-- end of ledger -->"
@@ -57,7 +57,7 @@ compact records in `results/`, the settings, the printed numbers and the compute
 
 - **match**, **better**, **worse**: accuracies are compared by intervals of two standard deviations of a run around
   both numbers. Ours is the deviation over seeds, the paper's the one that it prints. Where a side has none, that of
-  repeated runs of the protocol stands for it:
+  repeated runs of the protocol that did not diverge stands for it:
   {noise}
   A match can be wider than the differences between methods, so read the difference, too.
   [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or **differ**.
@@ -70,7 +70,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
 - Where a cell has also been run with another choice that the paper or its code leaves open, a line below its table
   has that run's number and its difference to the printed one.
 - Hours are of training on the named device, all processes and seeds added up. The commit is that of the newest run.
-- A number in brackets leads to a remark on a printed number that looks inherited, inconsistent or implausible.
+- A number in brackets leads to a remark: on a printed number that looks inherited, inconsistent or implausible, or on
+  what is counted beside it.
 """
 
 
@@ -118,8 +119,7 @@ def table(lines: Iterable[Line]) -> str:
 
 def page(book: Ledger) -> str:
     """The lines as Markdown: totals, then each table."""
-    known = {protocol: noise for protocol, noise in sorted(book.noise.items()) if noise is not None}
-    parts = [HEAD.format(noise=_noises(known)), "## Totals\n", _totals_of_papers(book.lines, ""), ""]
+    parts = [HEAD.format(noise=_noises(book.repeated)), "## Totals\n", _totals_of_papers(book.lines, ""), ""]
     parts += [_totals_of_tables(book.lines), ""]
     for paper, of_paper in groupby(book.lines, key=lambda line: line.paper):
         parts += [f"## {title_of(paper)}\n"]
@@ -128,11 +128,15 @@ def page(book: Ledger) -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def _noises(known: dict[str, float]) -> str:
-    if not known:
+def _noises(repeated: Mapping[str, list[list[float]]]) -> str:
+    told = [
+        f"{noise:.3f} points for {protocol}, of {sum(map(len, cells))} runs of {len(cells)} cells"
+        for protocol, cells in sorted(repeated.items())
+        if (noise := pooled_noise(cells)) is not None
+    ]
+    if not told:
         return f"{NOISE} points are assumed, since no cell has two runs yet that did not diverge."
-    told = ", ".join(f"{noise:.3f} points for {protocol}" for protocol, noise in known.items())
-    return f"{told}; for others {NOISE} points are assumed."
+    return f"{'; '.join(told)}; for others {NOISE} points are assumed."
 
 
 def title_of(paper: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from hetfl.compact import Compact, compact, read_compact, render
 from hetfl.errors import HetflError
-from hetfl.experiments.identity import differences
+from hetfl.experiments.identity import own_differences
 from hetfl.experiments.plan import Cell, Params, Workspace
 from hetfl.files import sha256_file, write_text
 from hetfl.schema import MODEL, ROUNDS, read_metrics, read_rounds, read_run
@@ -102,7 +102,7 @@ def write_csv(folder: Path) -> None:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_line(path, folder) for path in sorted(folder.rglob("*.json")))
+    writer.writerows(_line(path, folder) for path in sorted(folder.rglob("[!.]*.json")))
     write_text(folder / CSV, buffer.getvalue())
 
 
@@ -110,10 +110,10 @@ def _record(cell: Cell, source: Workspace, path: Path) -> Recorded:
     name, made = cell.path.as_posix(), compact_of(cell, source)
     if made is None:
         return Recorded(name, "not run")
-    if why := differences(made.run, cell, made.run.inputs):
+    if why := own_differences(made.run, cell, source):
         return Recorded(name, "stale", "; ".join(why))
     there = read_compact(path)
-    if there is not None and not differences(there.run, cell, there.run.inputs):
+    if there is not None and not own_differences(there.run, cell, source):
         if there.progress > made.progress:
             return Recorded(name, "kept", f"is further: {state(there)}")
         same = there.run.fingerprint == made.run.fingerprint and there.files == made.files

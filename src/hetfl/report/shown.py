@@ -74,7 +74,15 @@ _EMPTY: dict[str, Any] = {
     **dict.fromkeys(("printed_std", "printed_variance", "variance", "window", "std", "difference")),
     **dict.fromkeys(("lowest", "highest", "best", "last", "interval", "rounds", "parameters", *WAYS)),
     **dict.fromkeys(("value_text", "printed_text", "footnote", "reading", "against"), ""),
-    **{"seeds": [], "random": False, "unit": "%", "statistic": "average", "comparable": True, "provenance": []},
+    **{
+        "seeds": [],
+        "digits": 0,
+        "random": False,
+        "unit": "%",
+        "statistic": "average",
+        "comparable": True,
+        "provenance": [],
+    },
 }
 
 
@@ -150,7 +158,6 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
     ends = "–".join(_number(cell[end], f".{decimals}f") for end in ("lowest", "highest"))
     variance = _number(cell["variance"], f".{decimals}f")
     wanted, done = len(cell.get("wanted", cell["seeds"])), len(cell["seeds"])
-    printed = cell["printed"], cell["printed_std"], cell["printed_variance"]
     agrees = {None: cell["status"], True: "agrees", False: "differs"}
     return Shown(
         has_run=cell["value"] is not None or bool(cell["value_text"]),
@@ -161,7 +168,7 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         range=" to ".join(f"{end:+.{digits}f}" for end in cell["interval"] or ())
         or (f"var {variance}" if variance else ends.strip("–")),
         seeds=_seeds(done, wanted, len(table["seeds"])),
-        print=cell["printed_text"] or as_printed(*printed, cell["unit"], decimals, varied=" var {}"),
+        print=cell["printed_text"] or as_printed(cell, cell["unit"], decimals, varied=" var {}"),
         difference=_number(cell["difference"], f"+.{digits}f"),
         verdict=agrees[cell.get("agrees")],
     )

@@ -124,7 +124,7 @@ def _paired(seeds: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
 def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     """A cell's content, from the lines of its seeds."""
     usual = {"unit": "%", "footnote": "", "statistic": "average", "reading": "", "comparable": True}
-    usual |= {"printed_variance": None, "against": ""}
+    usual |= {"printed_variance": None, "digits": 0, "against": ""}
     optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
     told: dict[str, Any] = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
     done = seeds.status == "done"
@@ -190,7 +190,7 @@ def _beside(entry: Entry, value: float, std: float | None) -> tuple[float | None
     """What a number is more than the printed one, None where there is none of this setting, and the status."""
     if not entry.comparable:
         return None, "other setting"
-    status = verdict(value, std, entry.printed, entry.statistic, entry.printed_std)
+    status = verdict(value, std, entry.printed, entry.statistic, entry.printed_std, digits=entry.digits)
     return None if entry.printed is None else _tidy(value - entry.printed), status
 
 
@@ -236,7 +236,7 @@ def _shared(records: list[Record]) -> dict[str, Any]:
         "rounds": _distinct(run.rounds for run in runs),
         "clients": _distinct(run.clients for run in runs),
         "engines": _distinct(_engine(run) for run in runs),
-        "devices": _distinct(run.device for run in runs),
+        "devices": _distinct(device for run in runs for device in run.throughout("device")),
         "versions": versions,
         "commits": _distinct(run.commit for run in runs),
         "differences": _differences(records),

@@ -92,7 +92,9 @@ def runs_below(target: str, runs: Path, results: Path | None = None) -> list[Pat
         if found:
             return found
     known = [path.parent.relative_to(runs) for path in runs.glob(f"**/{RUN}")]
-    known += [path.relative_to(results).with_suffix("") for path in results.glob("*/**/*.json")] if results else []
+    known += (
+        [path.relative_to(results).with_suffix("") for path in results.glob("*/**/[!.]*.json")] if results else []
+    )
     if not known:
         raise HetflError(f"{runs}: has no run {target!r}, nor any other yet; hetfl train or dvc repro makes some")
     depth = None if "/" in target.strip("/") else 1
@@ -218,7 +220,7 @@ def _joined(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _kept_below(target: str, results: Path) -> dict[str, Path]:
     """The compact records that a path stands for, by their path as runs."""
     name = target.removeprefix("runs/").strip("/")
-    paths = [results / f"{name}.json", *sorted((results / name).glob("**/*.json"))]
+    paths = [results / f"{name}.json", *sorted((results / name).glob("**/[!.]*.json"))]
     return {path.relative_to(results).with_suffix("").as_posix(): path for path in paths if path.is_file()}
 
 

@@ -7,7 +7,8 @@ cell's ``row`` is the table's row, and its ``split`` the table's column. ``after
 cell is read after that many rounds. A place with null has no cell.
 
 Printed numbers are written as in the paper: ``89.7``, with a deviation over trials ``89.7±0.3``, with a variance
-between rounds ``89.7 (0.40)``. A table without a title has the title and the note of the experiment of its name.
+between rounds ``89.7 (0.40)``, and in quotes if they end with a zero, ``"89.70"``, which YAML would leave out. A
+table without a title has the title and the note of the experiment of its name.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params
 from hetfl.experiments.settings import Experiment
 from hetfl.tables.notation import PAPERS, CellSettings, Layout, content, read_layouts, variables
-from hetfl.tables.spec import Block, Entry, TableSpec, entry
+from hetfl.tables.spec import PRINTED, Block, Entry, TableSpec, entry
 
 _NUMBER = re.compile(r"(?P<printed>-?[\d.]+)(±(?P<printed_std>[\d.]+)| \((?P<printed_variance>[\d.]+)\))?")
-_FOUND = {"method", "seeds", "printed", "printed_std", "printed_variance"}
+_FOUND = {"method", "seeds", *PRINTED}
 """Fields of an entry that are not settings."""
 
 
@@ -96,4 +97,4 @@ def _entry(params: Params, settings: CellSettings, number: str, place: str) -> E
     if other := told.pop("after_rounds_of", None):
         told["round"] = _experiment(params, other).defaults["rounds"]
     told |= {name: float(text) for name, text in match.groupdict().items() if text}
-    return entry(params, **told)
+    return entry(params, **told, digits=len(match["printed"].partition(".")[2]))

@@ -38,6 +38,10 @@ Statistic = Accuracy | Size | Cosine
 """What is read from a run."""
 
 
+PRINTED = ("printed", "printed_std", "printed_variance", "digits")
+"""Fields of a cell that say what the paper prints."""
+
+
 class Entry(Settings):
     """One cell: the runs that its number is taken from, and what the paper prints.
 
@@ -51,6 +55,7 @@ class Entry(Settings):
         printed: the paper's number, in the unit of the statistic.
         printed_std: the deviation that the paper prints with it.
         printed_variance: the variance between rounds of one run that the paper prints with it, in squared points.
+        digits: decimals that the paper's number has in print.
         comparable: whether the printed number is of the same setting; if not, it is shown and nothing concluded.
         footnote: what a reader must know about this cell.
         against: the row whose number, in this column and of the same seed, is subtracted.
@@ -68,9 +73,15 @@ class Entry(Settings):
     printed: float | None = None
     printed_std: float | None = None
     printed_variance: float | None = None
+    digits: int = 0
     comparable: bool = True
     footnote: str = ""
     against: str = ""
+
+    @property
+    def in_print(self) -> dict[str, Any]:
+        """What the paper prints, by :data:`PRINTED`."""
+        return {name: getattr(self, name) for name in PRINTED}
 
     @property
     def unit(self) -> str:
@@ -84,20 +95,19 @@ class Entry(Settings):
         return cell_path(self.experiment, self.method, self.row, self.split, seed)
 
 
-def as_printed(
-    number: float | None, std: float | None, variance: float | None, unit: str, decimals: int, varied: str = " ({})"
-) -> str:
+def as_printed(printed: Mapping[str, Any], unit: str, decimals: int, varied: str = " ({})") -> str:
     """What a paper prints as text, such as ``85.40±0.30``; empty without a number.
 
     Args:
-        number, std, variance: as :class:`Entry` has them.
+        printed: the number, its deviation and its variance, as :data:`PRINTED` names them.
         unit: of the statistic. An accuracy has at least as many decimals as ours; other numbers are as they are.
         decimals: of ours, and of deviation and variance.
         varied: how a variance follows the number.
     """
+    number, std, variance, digits = (printed[name] for name in PRINTED)
     if number is None:
         return ""
-    text = max(f"{number:g}", f"{number:.{decimals}f}" if unit == "%" else "", key=len)
+    text = max(f"{number:g}", f"{number:.{max(digits, decimals if unit == '%' else 0)}f}", key=len)
     text += "" if std is None else f"±{std:.{decimals}f}"
     return text + ("" if variance is None else varied.format(f"{variance:.{decimals}f}"))
 

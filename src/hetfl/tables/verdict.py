@@ -10,7 +10,8 @@ without one, because there is one seed or because the paper prints none, has the
 
     s_noise = sqrt(sum_c (n_c - 1) s_c^2 / sum_c (n_c - 1))
 
-over all recorded cells c of the protocol with n_c >= 2 seeds of deviation s_c, the pooled deviation of repeated runs.
+over all recorded cells c of the protocol with n_c >= 2 seeds that did not diverge, of deviation s_c: the pooled
+deviation of repeated runs. Runs that did would make it, and so every match, much wider.
 While no cell has been repeated, ``s_noise`` is :data:`NOISE`: a single run then matches a number without a deviation
 within 1.5 points. A table knows only its own cells, so it always uses :data:`NOISE`; the ledger uses the protocol's.
 Variances between the rounds of one run say nothing about other runs and enter no interval.
@@ -36,6 +37,7 @@ def verdict(
     statistic: Statistic = "average",
     printed_std: float | None = None,
     noise: float | None = None,
+    digits: int = 0,
 ) -> str:
     """How a value compares with the printed one of the same setting, both in the unit of the statistic.
 
@@ -50,11 +52,11 @@ def verdict(
         statistic: what the two are.
         printed_std: the deviation that the paper prints.
         noise: of the protocol; None: unknown.
+        digits: decimals that a count has in print.
     """
     if printed is None:
         return "ours"
     if statistic in get_args(Count):
-        digits = len(str(printed).partition(".")[2])
         return "match" if round(value, digits) == printed else "differs"
     cosine = statistic in get_args(Cosine)
     if cosine:
