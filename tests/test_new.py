@@ -251,6 +251,12 @@ def test_the_committed_settings_get_only_lines_of_their_own_in_dvcs_form(tmp_pat
     assert used == {"fedavg": "adam", "scaffold": "sgd"}
 
 
+def test_a_project_without_experiments_of_its_own_gets_the_key(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("compute: {jobs: 1}\n")
+    after = insert(tmp_path / "params.yaml", ("experiments",), {"mine": {"rows": {"fedavg": {}}}})
+    assert after == "compute: {jobs: 1}\n\nexperiments:\n  mine:\n    rows:\n      fedavg: {}\n"
+
+
 @pytest.mark.parametrize(
     ("end", "where"),
     [

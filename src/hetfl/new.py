@@ -322,15 +322,21 @@ def insert_text(text: str, keys: Sequence[str], entry: Mapping[str, Any], name: 
     node: Any = yaml.compose(text, Loader=yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader)
     for key in keys:
         node = next((value for written, value in node.value if written.value == key), None)
+    if node is None and len(keys) == 1:  # the papers' project has no experiments but in the papers' folders
+        return f"{text.rstrip()}\n\n{_as_yaml({keys[0]: dict(entry)})}"
     if not isinstance(node, yaml.MappingNode) or node.flow_style or not node.value:
         raise HetflError(f"{name}: {'.'.join(keys)}: is written on one line; write each entry on its own line")
     last, column = _last_line(node.value[-1][1]), node.value[0][0].start_mark.column
-    written = yaml.safe_dump(dict(entry), default_flow_style=None, sort_keys=False, allow_unicode=True)
+    written = _as_yaml(entry)
     added = "".join(f"{' ' * column}{line}\n" for line in written.splitlines())
     lines = text.splitlines(keepends=True)
     if not lines[last].endswith("\n"):
         lines[last] += "\n"
     return "".join([*lines[: last + 1], added, *lines[last + 1 :]])
+
+
+def _as_yaml(entry: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(dict(entry), default_flow_style=None, sort_keys=False, allow_unicode=True))
 
 
 def _last_line(node: yaml.Node) -> int:

@@ -17,6 +17,7 @@ from hetfl.experiments.status import State, Status, is_locked, status
 from hetfl.planning import WORDS, by_reason
 from hetfl.schema import Round, Run, in_words, read_metrics, read_rounds, read_run, record_folders, troubles
 from hetfl.targets import needed_cells
+from hetfl.training.registry import FLOWER
 
 NAMED = 8
 """How many cells of one state are named."""
@@ -30,14 +31,14 @@ class One:
     Attributes:
         path: below ``runs/``.
         accuracy: how accurate it is so far.
-        evaluated: whether its final model is tested.
+        evaluated: whether its final model is tested; None where that cannot be, with clients on other machines.
         troubles: the rounds in which first something went wrong, see :func:`hetfl.schema.troubles`.
     """
 
     path: str
     status: Status
     accuracy: Standing
-    evaluated: bool
+    evaluated: bool | None
     troubles: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def render(found: Overview) -> str:
         parts += [_named(WORDS[state], lines)] if lines else []
     if doubted := by_reason((one.path, one.status.doubt) for one in every if one.status.doubt):
         parts.append(_named("from before their method changed", doubted))
-    if pending := [one.path for one in every if one.status.state == "done" and not one.evaluated]:
+    if pending := [one.path for one in every if one.status.state == "done" and one.evaluated is False]:
         parts.append(_named("trained and not evaluated; hetfl evaluate does it", pending))
     ended = [one for one in every if one.status.state in ENDED]
     if wrong_since := [f"{one.path}: {in_words(one.troubles)}" for one in ended if one.troubles]:
@@ -136,9 +137,11 @@ def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
     return One(cell.path.as_posix(), found, standing(rounds, cell.settings["patience"]), evaluated, troubles(rounds))
 
 
-def _is_evaluated(path: Path, workspace: Workspace) -> bool:
+def _is_evaluated(path: Path, workspace: Workspace) -> bool | None:
     try:
         run = read_run(workspace.runs / path)
+        if run is not None and run.engine == FLOWER:
+            return None
         return run is not None and read_metrics(workspace.evaluations / path, run) is not None
     except HetflError:
         return False

@@ -31,7 +31,7 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
                 continue  # a table that is counted has no cells
         if not within:
             if "/" in path:
-                raise _unknown_cell(path, every)
+                raise _unknown_cell(path, every, table_names(params))
             raise unknown("table, experiment or cell", target, [*table_names(params), *params.experiments])
         found |= within
     return list(found.values())
@@ -49,9 +49,12 @@ def needed_cells(targets: Sequence[str], params: Params) -> list[Cell]:
     raise HetflError(f"{names}: has no cells, as nothing is trained for it; dvc repro {names} makes it")
 
 
-def _unknown_cell(path: str, every: Iterable[str]) -> HetflError:
+def _unknown_cell(path: str, every: Iterable[str], tables: Iterable[str]) -> HetflError:
     """An error for a path that no cell has, with what stands in the place of its first wrong part."""
     wanted, names = path.split("/"), [name.split("/") for name in every]
+    if wanted[0] in tables and wanted[0] not in {name[0] for name in names}:
+        told = f"{wanted[0]} is a table; a cell's path begins with its experiment, see hetfl cells {wanted[0]}"
+        return HetflError(f"{path}: is no cell, since {told}")
     right = 0
     while any(name[: right + 1] == wanted[: right + 1] for name in names):
         right += 1

@@ -224,7 +224,7 @@ def list_cells(
             ]
         )
         return
-    several = len({cell.experiment for cell in chosen}) > 1
+    several = {cell.experiment for cell in chosen} != {*targets}
     # What a cell in git lacks here concerns only those who would train it again.
     whys = ["" if found.state == "in git" else found.because for _, found in states]
     rows = [
