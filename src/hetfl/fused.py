@@ -19,6 +19,7 @@ from hetfl.errors import one_line, out_of_memory
 log = logging.getLogger(__name__)
 
 _plain: list[bool] = []
+"""Has an element for every :func:`uncompiled` that is entered."""
 
 PROGRAMS = 64
 """Programs of one function, at least, that torch keeps; by itself 8, too few for the shapes of several networks."""

@@ -78,7 +78,7 @@ class Worker:
 
     def _joined(self, wanted: Agreement) -> Host:
         """The host of this node's clients in a run."""
-        # An operator who was told that it differs has changed it since.
+        # Read anew, since an operator who is told that settings differ changes this file.
         self.params = load_params(self.workspace.params)
         found = {
             cell.path.as_posix(): cell
