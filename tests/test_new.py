@@ -225,6 +225,9 @@ def test_the_lines_of_an_own_data_set_have_dvcs_form(tmp_path: Path) -> None:
     python(tmp_path, "-c", DVC_FORM.format(names=["params.yaml"]))
     with pytest.raises(HetflError, match="pets: is a data set already; use another name"):
         new_dataset("pets", tmp_path, tmp_path / "pictures")
+    for size in (0, -5, 1500):
+        with pytest.raises(HetflError, match=rf"^--size: size: {size} should be"):
+            new_dataset("others", tmp_path, tmp_path / "pictures", size=size)
     with pytest.raises(HetflError, match="Pets: is not a name of a data set"):
         new_dataset("Pets", tmp_path, tmp_path / "pictures")
 

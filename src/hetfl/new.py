@@ -201,9 +201,9 @@ def new_dataset(
     path = given.relative_to(root.resolve()).as_posix() if inside else str(given)
     raw: dict[str, Any] = {"path": path, "layout": layout, **({"title": title} if title else {})}
     found = look(name, validate(OwnSettings, raw, name), root)
-    stored = OwnSettings(path=path, size=size or SIZE)
+    stored = validate(OwnSettings, {"path": path, "size": SIZE if size is None else size}, "--size")
     mean, std, grey, side = statistics(found, stored)
-    raw |= {"size": size or min(SIZE, side), "grey": grey}
+    raw |= {"size": min(SIZE, side) if size is None else size, "grey": grey}
     for key, values in (("mean", mean), ("std", std)):
         rounded = [round(value, 3) for value in values]
         raw[key] = rounded[0] if grey else rounded

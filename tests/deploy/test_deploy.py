@@ -150,8 +150,11 @@ def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_p
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", pytest.param("[::]", marks=pytest.mark.slow)])
-def test_the_server_reaches_its_own_superlink_whatever_its_certificate_names(tmp_path, address):
+def test_the_server_reaches_its_own_superlink_whatever_its_certificate_names(tmp_path, monkeypatch, address):
     pytest.importorskip("flwr")
+    for name in ("HTTPS_PROXY", "https_proxy"):  # as in a hospital, where nobody answers for this machine
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr(os, "environ", {**os.environ})
     make_certificates(tmp_path / "certs", ["fl.example.org"], ["north", "south"])
     try:
         with socket.socket(socket.AF_INET6 if address == "[::]" else socket.AF_INET) as probe:

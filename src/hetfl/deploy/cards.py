@@ -38,7 +38,7 @@ class ClientCard(Settings):
     """
 
     client: int = Field(ge=0)
-    dataset: str
+    dataset: str = Field(min_length=1)
     title: str
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
@@ -56,15 +56,8 @@ def client_card(client: int, dataset: str, folder: Path) -> ClientCard:
     found, card = read_dataset(folder), read_card(folder)
     counts = {name: found.subset(name).class_counts(found.num_classes).tolist() for name in ("train", "test")}
     shape = card.image_shape
-    return ClientCard(
-        client=client,
-        dataset=dataset,
-        title=card.title,
-        class_names=card.class_names,
-        image_shape=shape,
-        checksum=card.checksum,
-        **counts,
-    )
+    told = {"client": client, "dataset": dataset, "title": card.title, "class_names": card.class_names}
+    return validate(ClientCard, {**told, "image_shape": shape, "checksum": card.checksum, **counts}, "hetfl card")
 
 
 def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params: Params, seed: int = 0) -> list[Path]:

@@ -131,7 +131,7 @@ class Node(Settings):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")
     threads: int = Field(default=1, ge=1, le=1024)
     engine: Annotated[str, one_of(partial(choices, own_processes=False))] = "auto"
-    precision: Precision | Literal["auto"] = "auto"
+    precision: Literal["auto", Precision] = "auto"
     poll: Seconds = 1.0
     keep: int = Field(default=10, ge=0)
 

@@ -49,7 +49,14 @@ QUIET = {
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of Flower's processes; their files are below a folder."""
-    return {**os.environ, **QUIET, "FLWR_HOME": str(folder.absolute() / "flwr")}
+    return {**os.environ, **QUIET, **direct(), "FLWR_HOME": str(folder.absolute() / "flwr")}
+
+
+def direct(*hosts: str) -> dict[str, str]:
+    """Environment in which no proxy stands between this machine and itself, nor between it and some hosts."""
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    wanted = ",".join(dict.fromkeys([*filter(None, known.split(",")), "127.0.0.1", "::1", *hosts]))
+    return {"NO_PROXY": wanted, "no_proxy": wanted}
 
 
 def start(server: Server, insecure: bool, secret: Path) -> subprocess.Popen[bytes]:
@@ -162,7 +169,9 @@ class Control:
         host, _, port = server.address.rpartition(":")
         # The server speaks to its own SuperLink by the loopback interface where that listens, too. Its certificate
         # names what nodes call it.
-        self.address = f"{LOOPBACK.get(host, host)}:{port}"
+        own = LOOPBACK.get(host, host)
+        self.address = f"{own}:{port}"
+        os.environ |= direct(own.strip("[]"))
         self._verify: ssl.SSLContext | bool = False
         if not insecure:
             self._verify = ssl.create_default_context(cafile=server.authority)
