@@ -130,10 +130,16 @@ VALUES = [
     (GROUPS, {"groups": 49}, "settings.groups: 49 orthogonal keys need as many features, digits_vit_base has 48"),
     (SGPT, {"groups": 49}, "settings.groups: 49 orthogonal keys"),
     (GROUPS, {"encoder": "nope"}, "settings.encoder: unknown model 'nope'"),
-    (f"{HOMOGENEOUS}/input", {"std": 0}, "input.std.0: 0 should be greater"),
+    (f"{HOMOGENEOUS}/input", {"std": 0}, "input.std: 0 should be greater"),
     (f"{HOMOGENEOUS}/input", {"std": [1, 1, -1]}, "input.std.2: -1 should be greater"),
     (f"{HOMOGENEOUS}/input", {"mean": True}, "input.mean: true should be"),
-    ("data/mine", {"path": "x", "std": 0}, "data.mine.std"),
+    ("data/mine", {"path": "x", "std": 0}, "data.mine.std: 0 should be greater than or equal to 0.0001$"),
+    (
+        "compute",
+        {"precision": "half"},
+        "compute.precision: 'half' should be 'auto', 'float32', 'tf32' or 'bfloat16' .line 2.$",
+    ),
+    (SGPT, {"encoder": "vit_base_patch16_gap_224"}, "gap_224 gives no features to sort samples by"),
     (
         f"{HOMOGENEOUS}/rows/mine",
         {"method": "fedavg", **SCRATCH},

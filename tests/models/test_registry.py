@@ -61,6 +61,7 @@ def test_unknown_names_suggest_known_ones(name: str, message: str):
         ),
         ("digits_resnet_small", {"prompts": "shallow"}, "takes no shallow prompts"),
         ("mocov3_vit_base", {"prompts": "frame"}, "takes no frame"),
+        ("vit_base_patch16_gap_224", {"prompts": "deep"}, "takes no deep prompts, which stand behind a class token"),
         ("resnet18.tv_in1k", {"stem": "cifar"}, "a cifar stem needs weights: scratch"),
     ],
 )

@@ -30,7 +30,7 @@ from hetfl.experiments.settings import (
 from hetfl.methods import METHODS, Method, create, method_class
 from hetfl.models import ModelOptions, check_name, check_options
 from hetfl.models.outline import outline
-from hetfl.models.registry import head_of, is_vit
+from hetfl.models.registry import check_class_token, head_of, is_vit
 from hetfl.schema import cell_path
 from hetfl.training.pretrain import PretrainSettings
 from hetfl.training.ray import RaySettings
@@ -71,7 +71,7 @@ class ComputeSettings(Settings):
     threads: int = Field(default=1, ge=1, le=1024)
     engine: Annotated[str, one_of(choices)] = "auto"
     ray: RaySettings = RaySettings()
-    precision: Precision | Literal["auto"] = "auto"
+    precision: Literal["auto", Precision] = "auto"
     uplinks_needed: int | None = Field(default=None, ge=1)
     slurm: dict[str, str | int | float | bool] = {}
 
@@ -247,7 +247,7 @@ def load_params(path: Path) -> Params:
     for name, pretrain in params.pretrain.items():
         _known("data set", pretrain.dataset, params.data.sets, f"{where}: pretrain.{name}.dataset")
     for name, protocol in params.protocols.items():
-        _check_protocol(protocol, f"{where}: protocols.{name}")
+        _check_protocol(protocol, f"{params.file(f'protocols.{name}')}: protocols.{name}")
     for other in parts_of(path.parent, path.name):
         content, file = read_yaml(other), str(other.relative_to(path.parent))
         for key in content:
@@ -389,6 +389,7 @@ def _check_transformer(name: str, method: Method, options: ModelOptions, inputs:
         return
     if query.model is not None:
         check_name(query.model, f"{at}.settings.encoder")
+    check_class_token(query.model or name, "gives no features to sort samples by, which are", at)
     by = own if query.model is None else outline(query.model, 2, ModelOptions(), InputSettings())
     if (query.block or 0) > by.blocks:
         raise HetflError(f"{at}.settings.query_block: there is no block {query.block}; {by.name} has {by.blocks}")
@@ -492,12 +493,13 @@ def origins(params: Params, cell: Cell) -> dict[str, tuple[Any, str]]:
     experiment = params.experiments[cell.experiment]
     found = dict.fromkeys(cell.settings, "default")
     for place, settings in layers(experiment, experiment.rows[cell.row], params.protocols):
-        found |= dict.fromkeys(settings, f"{_file_of(place, experiment)}: {place}")
+        found |= dict.fromkeys(settings, f"{_file_of(place, experiment, params)}: {place}")
     return {name: (value, found[name]) for name, value in cell.settings.items()}
 
 
-def _file_of(place: str, experiment: Experiment) -> str:
-    return experiment.file if place.startswith("experiments.") else "params.yaml"
+def _file_of(place: str, experiment: Experiment, params: Params) -> str:
+    kind, name, *_ = place.split(".")
+    return experiment.file if kind == "experiments" else params.file(f"{kind}.{name}")
 
 
 def _at(experiment: Experiment, place: str = "") -> str:
@@ -529,7 +531,7 @@ def _resolve(row: Row, experiment: Experiment, params: Params) -> dict[str, Any]
     for place, layer in given:
         if layer:
             merged |= layer
-            settings = validate(cls.Settings, merged, f"{_file_of(place, experiment)}: {place}")
+            settings = validate(cls.Settings, merged, f"{_file_of(place, experiment, params)}: {place}")
     settings = validate(cls.Settings, merged, at)
     kept = create(row.method, settings.model_dump(), 2).keeps()
     if settings.held_out and (cls.evaluates != "global" or cls.personal or kept):

@@ -43,9 +43,9 @@ class FedAvg(Method):
     evaluates: Literal["client", "global"] = "global"
 
     class Settings(CombiningSettings):
-        """``init``: where the server's first weights come from."""
+        """``weights``: where the server's first ones come from."""
 
-        init: Literal["scratch", "pretrained"] = "scratch"
+        weights: Literal["scratch", "pretrained"] = "scratch"
 
     settings: Settings
 
@@ -55,7 +55,7 @@ class FedAvg(Method):
         return self.settings if isinstance(self.settings, CombiningSettings) else CombiningSettings()
 
     def model_options(self) -> ModelOptions:
-        return ModelOptions(body="trained", weights=self.settings.init)
+        return ModelOptions(body="trained", weights=self.settings.weights)
 
     def trains(self) -> tuple[str, ...]:
         return ("body", "head")

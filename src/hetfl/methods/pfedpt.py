@@ -50,7 +50,7 @@ class PFedPT(FedAvg):
 
     def model_options(self) -> ModelOptions:
         s = self.settings
-        return ModelOptions(prompts="border", prompt_length=s.prompt_length, body="trained", weights=s.init)
+        return ModelOptions(prompts="border", prompt_length=s.prompt_length, body="trained", weights=s.weights)
 
     def trains(self) -> tuple[str, ...]:
         return ("prompts", "body", "head")

@@ -204,6 +204,8 @@ def check_options(
         raise HetflError(
             f"{prefix}{name} takes no {options.prompts} prompts, since it has no tokens; use frame or border"
         )
+    if options.prompts in ("shallow", "deep", "inserted"):
+        check_class_token(name, f"takes no {options.prompts} prompts, which stand behind", where)
     if options.prompts == "frame" and (is_vit(name) or architecture_of(name) in PLAIN_CNNS):
         others = "deep, shallow or border" if is_vit(name) else "border"
         raise HetflError(f"{prefix}{name} takes no frame, since it is made for one size of images; use {others}")
@@ -224,6 +226,29 @@ def check_options(
         )
     if is_vit(name) and inputs.size is not None and inputs.size != (size := input_spec(name).size):
         raise HetflError(f"{prefix}{name}: pre-trained weights need {size} pixels, input.size is {inputs.size}")
+
+
+def check_class_token(name: str, why: str, where: str = "") -> None:
+    """Check that a model, if it is a transformer, has a class token.
+
+    Args:
+        name: a name of this registry.
+        why: what it is for, as a sentence before "a class token".
+        where: the key to name in an error.
+
+    Raises:
+        HetflError: it has none, such as those of timm that average their patches.
+    """
+    architecture = architecture_of(name)
+    if is_vit(name) and architecture not in (*OWN_VITS, *USUAL) and not _has_class_token(architecture):
+        prefix = f"{where}: " if where else ""
+        raise HetflError(f"{prefix}{name} {why} a class token, since it has none; use one such as {USUAL[-1]}")
+
+
+@cache
+def _has_class_token(architecture: str) -> bool:
+    with on_meta():
+        return timm_model(architecture).cls_token is not None
 
 
 def _check_size(name: str, size: int, prefix: str) -> None:

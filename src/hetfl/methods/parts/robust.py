@@ -138,7 +138,7 @@ def epsilon(noise: float, delta: float, uplinks: int) -> float:
         from dp_accounting import dp_event
         from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
     except ImportError as error:
-        raise HetflError("noise: needs dp-accounting; install it with uv pip install 'hetfl[privacy]'") from error
+        raise HetflError("noise: needs dp-accounting; install it with pip install 'hetfl[privacy]'") from error
     if not uplinks:
         return 0.0
     accountant = PLDAccountant()
