@@ -83,6 +83,27 @@ def test_seconds_are_those_of_the_cells_own_rounds(workspace, params, table_10):
     assert (third.rounds, third.seconds) == (1000, 1000 * 26.0) and "other seeds" in third.basis
 
 
+def test_what_comes_before_the_first_round_counts_with_seconds_of_records_too(workspace, params):
+    """FedMD's clients train on public data before the first round, which is a quarter of the work of a run."""
+    both = [cell for cell in cells(params, "fedhpl-resnet-cifar10") if cell.row == "fedmd" and cell.seed == 0][:2]
+    record(workspace, both[0], seconds=2.0, rounds=10)
+    found = Forecaster(params, workspace, CPU).all([both[1]])[0]
+    rehearsal = Forecaster(params, workspace, CPU).rehearsal(both[1])
+    rounds = sum(rehearsal.rounds(1, found.rounds, 0).operations.values())
+    share = sum(found.load.operations.values()) / rounds
+    assert share > 1.1 and found.seconds == pytest.approx(found.rounds * 2.0 * share)
+
+
+def test_only_rounds_that_were_played_as_they_would_be_here_count(workspace, params, table_10):
+    here = {"device": device_name(CPU)}
+    record(workspace, table_10[0], 2.0, 10, device="cpu: another", changes=[{"round": 6, **here}])
+    (found,) = forecasts(table_10[1:2], params, workspace, CPU)
+    assert found.basis.startswith("5 rounds of other seeds") and found.seconds == pytest.approx(found.rounds * 2.0)
+    record(workspace, table_10[0], 2.0, 10, **here, changes=[{"round": 6, "device": "cpu: another"}])
+    (found,) = forecasts(table_10[1:2], params, workspace, CPU)
+    assert found.source != "records"
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

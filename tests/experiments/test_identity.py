@@ -196,6 +196,16 @@ def test_a_partition_counts_by_indices_and_splits(prepared):
         assert inputs(cell, workspace).partition != before.partition
 
 
+@pytest.mark.parametrize("content", [[], {}, {"checksum": 3}])
+def test_a_card_that_is_none_is_one_line(prepared, content):
+    cell, workspace, _ = prepared
+    write_json(workspace.dataset("toy") / "card.json", content)
+    with pytest.raises(
+        HetflError, match=r"card.json: is not the card of a data set; make it with dvc repro download-toy"
+    ):
+        inputs(cell, workspace)
+
+
 def test_a_partition_of_other_settings_is_refused(prepared):
     cell, workspace, path = prepared
     other = cell.model_copy(update={"partition": Iid(clients=4).model_dump()})

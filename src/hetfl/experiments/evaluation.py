@@ -85,8 +85,8 @@ def evaluate_cell(
             "their accuracies after each round are in rounds.jsonl"
         )
     # With the precision of the training, so that accuracies can be compared with the record's.
-    precision, device_then, versions_then = (run.throughout(name)[-1] for name in ("precision", "device", "versions"))
-    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": precision}))
+    then = {name: run.throughout(name)[-1] for name in ("precision", "device", "versions", "threads")}
+    setup = set_up(cell, workspace, device, compute.model_copy(update={"precision": then["precision"]}))
     sizes = sorted({model.width for model in setup.federation.models})
     if cell.features and len(sizes) > 1:
         raise HetflError(
@@ -100,8 +100,10 @@ def evaluate_cell(
     matrices = confusions(engine, state, setup.draws.at(state.round))
     found = summary(matrices)
     lines = [line for line in read_rounds(folder, finished=True) if line.round]
-    # Other processors and libraries, and GPUs, round otherwise, and a sample may be on the edge between two classes.
-    same = device_then.startswith("cpu") and device_then == device_name(device) and versions_then == versions()
+    # Other processors, libraries and numbers of threads, and GPUs, round otherwise, and a sample may be on the edge
+    # between two classes.
+    now = {"device": device_name(device), "versions": versions(), "threads": compute.threads}
+    same = device.type == "cpu" and all(then[name] == value for name, value in now.items())
     recorded, tolerance = lines[-1].accuracy, SAME if same else 0.02
     samples = np.array([sum(counts) for counts in run.class_counts.test])
     each = tolerance if same else np.maximum(tolerance, 1 / np.maximum(samples, 1) + SAME)

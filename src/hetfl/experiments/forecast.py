@@ -147,7 +147,7 @@ class Forecaster:
         rehearsal = self.rehearsal(cell)
         left, at_most = self._left(cell, now)
         load = self._load(cell, rehearsal, now.round, left) if rehearsal else None
-        seconds, source, basis = self._seconds(cell, rehearsal, load, left)
+        seconds, source, basis = self._seconds(cell, rehearsal, load, now.round, left)
         memory = self._memory(cell, rehearsal)
         wrong = self._wrong.get(cell.path, "")
         return Forecast(cell, now, left, at_most, load, seconds, source, basis, memory, wrong)
@@ -168,12 +168,16 @@ class Forecaster:
         return min(now.left, max(end - now.round, 1)), False
 
     def _load(self, cell: Cell, rehearsal: Rehearsal, done: int, left: int) -> Load:
+        """Of the rounds that are left, and of what comes before the first and after the last one."""
+        load = self._load_of_rounds(cell, rehearsal, done, left)
+        if not left:
+            return load
+        return (load if done else rehearsal.start().plus(load)).plus(rehearsal.end())
+
+    def _load_of_rounds(self, cell: Cell, rehearsal: Rehearsal, done: int, left: int) -> Load:
         key = id(rehearsal), cell.seed if cell.settings["participation"] < 1 else 0, done, left
         if key not in self._loads:
-            load = rehearsal.rounds(done + 1, done + left, cell.seed) if left else Load()
-            if left and not done:
-                load = rehearsal.start().plus(load)
-            self._loads[key] = load.plus(rehearsal.end()) if left else load
+            self._loads[key] = rehearsal.rounds(done + 1, done + left, cell.seed) if left else Load()
         return self._loads[key]
 
     def rehearsal(self, cell: Cell) -> Rehearsal | None:
@@ -237,13 +241,15 @@ class Forecaster:
         )
 
     def _alike(self, run: Run, compute: ComputeSettings) -> bool:
-        """Whether a record's seconds are those of this device, as it would compute."""
+        """Whether a record's last rounds took what they would on this device, as it would compute."""
+        last = {name: run.throughout(name)[-1] for name in CONDITIONS}
         kind, engine = self.device.type, resolve(compute.engine, self.device.type)
-        equal = run.engine == engine
-        if kind == "cpu" and run.engine in ENGINES:
-            equal = within(run.engine, kind) == within(engine, kind)
-        precise = compute.precision in ("auto", run.precision)
-        return equal and precise and run.device == device_name(self.device) and run.threads == compute.threads
+        equal = last["engine"] == engine
+        if kind == "cpu" and last["engine"] in ENGINES:
+            equal = within(last["engine"], kind) == within(engine, kind)
+        precise = compute.precision in ("auto", last["precision"])
+        alike = last["device"] == device_name(self.device) and last["threads"] == compute.threads
+        return equal and precise and alike
 
     def _processes(self, cell: Cell, rehearsal: Rehearsal | None) -> int:
         """How many processes share the clients' work in a round."""
@@ -283,22 +289,23 @@ class Forecaster:
         return found
 
     def _rounds_of(self, run: Run) -> _Measured | None:
+        """The rounds that a record went through under its last conditions."""
         path = run.path
-        if path in self._in_git:
-            kept = self._in_git[path]
-            return _Measured(run, kept.seconds / kept.played, kept.played, kept.peak_memory or 0)
         if path not in self._measured:
+            kept = self._in_git.get(path)
+            since = max([0, *(change.round for change in run.changes if change.model_fields_set & {*CONDITIONS})])
             try:
-                lines = [line for line in read_rounds(self.workspace.runs / path) if _is_round(line)]
+                every = read_rounds(self.workspace.runs / path) if kept is None else kept.rounds()
             except HetflError:
-                lines = []  # the status of that cell says so
+                every = []  # the status of that cell says so
+            lines = [line for line in every if _is_round(line) and line.round >= since]
             seconds = [sum(line.seconds.values()) for line in lines]
-            peak = max((line.peak_memory or 0 for line in lines), default=0)
+            peak = max([kept.peak_memory or 0 if kept else 0, *(line.peak_memory or 0 for line in lines)])
             self._measured[path] = _Measured(run, mean(seconds), len(lines), peak) if lines else None
         return self._measured[path]
 
     def _seconds(
-        self, cell: Cell, rehearsal: Rehearsal | None, load: Load | None, left: int
+        self, cell: Cell, rehearsal: Rehearsal | None, load: Load | None, done: int, left: int
     ) -> tuple[float | None, Source, str]:
         measured, words, scaled = self._records(cell)
         processes = self._processes(cell, rehearsal)
@@ -306,7 +313,11 @@ class Forecaster:
             taken = [each.seconds * (self._share_of(each.run, rehearsal) if scaled else 1) for each in measured]
             rounds = sum(each.rounds for each in measured)
             at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
-            return left * mean(taken) / processes, "records", at
+            beside = 1.0  # what comes before the first round and after the last one, as a factor
+            if load and rehearsal:
+                alone = sum(self._load_of_rounds(cell, rehearsal, done, left).operations.values())
+                beside = sum(load.operations.values()) / alone if alone else 1.0
+            return left * mean(taken) * beside / processes, "records", at
         if load is None or rehearsal is None:
             if wrong := self._wrong.get(cell.path):
                 return None, "operations", f"that cannot be trained: {wrong}"
@@ -409,6 +420,9 @@ def _in_git(workspace: Workspace) -> dict[Path, Compact]:
             found[path] = kept
     return found
 
+
+CONDITIONS = ("device", "engine", "precision", "threads")
+"""Under which a round is played, and which decide how long it takes."""
 
 SIDE = 32
 """Height and width of the images of a data set that is not prepared; matters only to methods that send images."""

@@ -127,22 +127,23 @@ def inputs(cell: Cell, workspace: Workspace) -> Inputs:
         HetflError: an input is missing, or the partition was made with other settings. The message names the command
             that makes or fetches it.
     """
-    card = workspace.dataset(cell.dataset) / "card.json"
-    if not card.exists():
-        raise HetflError(f"{card}: the data set is missing; make it with dvc repro download-{cell.dataset}")
-    public = {}
-    if cell.public is not None:
-        shared = workspace.dataset(cell.public.dataset) / "card.json"
-        if not shared.exists():
-            make = f"dvc repro download-{cell.public.dataset}"
-            raise HetflError(f"{shared}: the public data set is missing; make it with {make}")
-        public = {"public": read_json(shared)["checksum"]}
+    public = {"public": _checksum(cell.public.dataset, workspace, "public data set")} if cell.public else {}
     return Inputs(
-        dataset=read_json(card)["checksum"],
+        dataset=_checksum(cell.dataset, workspace, "data set"),
         partition=_partition_checksum(cell, workspace),
         weights={name: weights_checksum(name, workspace.weights) for name in weights_read(cell)},
         **public,
     )
+
+
+def _checksum(dataset: str, workspace: Workspace, what: str) -> str:
+    card, make = workspace.dataset(dataset) / "card.json", f"make it with dvc repro download-{dataset}"
+    if not card.exists():
+        raise HetflError(f"{card}: the {what} is missing; {make}")
+    found = read_json(card)
+    if not isinstance(found, dict) or not isinstance(found.get("checksum"), str):
+        raise HetflError(f"{card}: is not the card of a data set; {make}")
+    return str(found["checksum"])
 
 
 def _partition_checksum(cell: Cell, workspace: Workspace) -> str:

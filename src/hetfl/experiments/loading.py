@@ -244,7 +244,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | 
     if run.method not in METHODS:
         raise unknown("method", run.method, METHODS, str(folder / RUN))
     # A cell's path below runs/ has four parts.
-    beside = Path(weights) if weights is not None else folder.resolve().parents[4] / "weights"
+    beside = Path(weights) if weights is not None else (folder.resolve() / "../../../../../weights").resolve()
     for name, checksum in run.inputs.weights.items():
         if weights_checksum(name, beside) != checksum:
             raise HetflError(f"{beside}: weights of {name} are not those that {folder} was trained with; fetch them")
