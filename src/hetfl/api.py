@@ -53,7 +53,6 @@ class Result:
         rows = []
         for line in self.rounds:
             shares = known(line.accuracy or ())
-            losses = [loss for loss in line.loss if loss is not None]
             rows.append(
                 {
                     "round": line.round,
@@ -61,7 +60,7 @@ class Result:
                     "lowest": 100 * min(shares) if shares else None,
                     "highest": 100 * max(shares) if shares else None,
                     "pooled": None if line.pooled is None else 100 * line.pooled,
-                    "loss": sum(losses) / len(losses) if losses else None,
+                    "loss": line.mean_loss,
                     "bytes": line.up.bytes + line.down.bytes,
                     "seconds": sum(line.seconds.values()),
                 }

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from statistics import mean
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -251,8 +250,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def _mean_loss(line: Round) -> float | None:
-    known = [loss for loss in line.loss if loss is not None]
-    return float(f"{mean(known):.4g}") if known else None
+    return None if line.mean_loss is None else float(f"{line.mean_loss:.4g}")
 
 
 def _hundredths(seconds: float | None) -> float | None:

@@ -94,7 +94,7 @@ class Round(Part):
         accuracy, pooled: as in :class:`Accuracies`; None after a round without a test.
         extra: accuracies by further inference rules, by name; ``also`` up to format 1.
         train_accuracy: of each client on its training samples, if the run's settings ask for it.
-        loss: mean training loss of each participant; None if it is not finite.
+        loss: mean training loss of each participant; None if it is not finite, 0 of one that took no step.
         up, down: size of all messages of the round together.
         seconds: by phase.
         nodes: of a run on machines that only share a network, by the node's name: the seconds that the server
@@ -122,6 +122,12 @@ class Round(Part):
     diagnostics: dict[str, Figure] = {}
     clients: dict[str, list[Number | list[Number]]] = {}
     diverged: list[int] = []
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Over the participants whose loss is finite and who took a step, which the others have a loss of 0 for."""
+        known = [loss for loss in self.loss if loss]
+        return sum(known) / len(known) if known else None
 
     def test(self, reading: str = "") -> Accuracies | None:
         """The accuracies after this round by an inference rule, ``""`` for the method's own; None without a test."""

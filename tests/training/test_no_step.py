@@ -80,3 +80,9 @@ def test_others_class_means_are_as_without_those_who_take_no_step(toy_engine):
     )
     assert all(torch.equal(state.server[name], only[name]) for name in only)
     assert line.up.elements == 3 * (16 + 1)
+
+
+def test_the_mean_loss_is_of_those_who_took_a_step(toy_engine):
+    engine = toy_engine("fedavg", drop_last=True, batch_size=16)
+    _, line = play_round(engine, start(engine, Draws(0))[0], Draws(0).at(1))
+    assert line.loss[0] == 0 and line.mean_loss == pytest.approx(sum(line.loss) / 2)

@@ -36,7 +36,7 @@ METRICS: dict[str, Callable[[Round], float | None]] = {
     "accuracy": lambda line: _percent(line.accuracy, mean),
     "lowest": lambda line: _percent(line.accuracy, min),
     "pooled": lambda line: None if line.pooled is None else 100 * line.pooled,
-    "loss": lambda line: mean(found) if (found := [value for value in line.loss if value is not None]) else None,
+    "loss": lambda line: line.mean_loss,
 }
 TITLES = {
     "accuracy": "accuracy in %, mean over clients",

@@ -169,8 +169,8 @@ def _usual(line: Round) -> dict[str, float]:
         if (mean := _mean(shares)) is not None:
             values[f"accuracy/{title}"] = 100 * mean
     values |= {f"accuracy/pooled {name}": 100 * other.pooled for name, other in line.extra.items()}
-    if (mean := _mean(line.loss)) is not None:
-        values[LOSS] = mean
+    if line.mean_loss is not None:
+        values[LOSS] = line.mean_loss
     if line.peak_memory is not None:
         values["memory/peak MiB"] = line.peak_memory / 2**20
     return values

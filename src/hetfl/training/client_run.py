@@ -46,7 +46,9 @@ class ClientRun:
 
     def skip(self, phase: Phase) -> None:
         """Pass a phase in which the client has no sample to train on."""
-        self.slots, self.loss = next_slots(self.slots, phase, {}), torch.zeros_like(self.loss)
+        self.slots = next_slots(self.slots, phase, {})
+        if not self.steps:
+            self.loss = torch.zeros_like(self.loss)
 
 
 class Trainer(Protocol):
