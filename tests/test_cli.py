@@ -226,7 +226,8 @@ def test_diff_of_folders_and_tables(hetfl_: Run, trained: Path, tmp_path: Path) 
     record.write_text(json.dumps(content | {"settings": content["settings"] | {"mu": 9.0}}))
     told = hetfl_(f"diff runs/small {copy}").stdout
     assert "fedprox/fedprox/iid-s0  settings: mu" in told and "1 of 2 that are in both differ" in told
-    table = {"cells": [{"row": "a", "column": "iid", "value": 50.0}, {"row": "b", "column": "iid", "value": 1.0}]}
+    table = {"table": "t", "title": "T", "columns": {"iid": "IID"}, "rows": {"a": "A", "b": "B"}}
+    table |= {"cells": [{"row": "a", "column": "iid", "value": 50.0}, {"row": "b", "column": "iid", "value": 1.0}]}
     for side, value in (("one", 50.0), ("two", 52.5)):
         table["cells"][0]["value"] = value
         folder = tmp_path / side / "tables" / "t"
@@ -548,3 +549,72 @@ def test_only_what_plays_rounds_says_that_it_continues_from_one(
         base.run(interrupted)
     remark = "; the same command continues from the last completed round" if plays else ""
     assert capsys.readouterr().err == f"interrupted{remark}\n"
+
+
+@pytest.mark.parametrize("command", ["show small --json", "--help"])
+def test_whoever_reads_the_output_may_have_enough_of_it(hetfl_: Run, trained: Path, command: str) -> None:
+    hetfl_("table small")
+    read, written = os.pipe()
+    os.close(read)
+    # Python writes at the end what is not read line by line, so that the pipe is broken only then.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hetfl", *command.split()],
+        stdout=written,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=trained,
+        env=environment,
+    )
+    os.close(written)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "3", '{"table": "x", "title": "", "columns": [], "rows": [], "cells": 1}']
+)
+def test_what_is_no_table_is_one_line(hetfl_: Run, tmp_path: Path, content: str) -> None:
+    hetfl_("table small")
+    path = Path("tables/small/small.json")
+    before = path.read_text()
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/small.json").write_text(before)
+    path.write_text(content)
+    for command in (
+        "show small",
+        f"compare {tmp_path} tables",
+        f"diff tables/small/small.json {tmp_path}/small/small.json",
+    ):
+        told = hetfl_(command, fails=True).exception
+        assert isinstance(told, HetflError) and "tables/small/small.json: is not a table" in str(told), command
+    path.write_text(before)
+
+
+def test_not_a_number_agrees_with_nothing(hetfl_: Run, tmp_path: Path) -> None:
+    hetfl_("table small")
+    told = json.loads(Path("tables/small/small.json").read_text())
+    for cell in told["cells"]:
+        cell["value"] = float("nan")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small/small.json").write_text(json.dumps(told))
+    assert "differ" in hetfl_(f"compare {tmp_path} tables", fails=True).stdout
+
+
+def test_a_setting_is_given_once() -> None:
+    with pytest.raises(HetflError, match="^--set: lr is given twice; remove one$"):
+        assignments(["lr=0.1", "lr=0.2"])
+    with pytest.raises(HetflError, match="^--rounds: rounds are given by --set, too; remove one$"):
+        assignments(["rounds=1"], rounds=3)
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> None:
+        raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+
+    monkeypatch.setattr(sys, "argv", ["table"])
+    with pytest.raises(SystemExit) as end:
+        base._run(lacking)
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith(
+        "error: pandas: is not installed, and this command needs it; pip install"
+    )

@@ -77,7 +77,7 @@ def test_a_command_is_one_that_exists(page: str, line: str, monkeypatch: pytest.
         if len(words) == 1 and words[0] in typer.main.get_command(app).commands:
             return  # a sentence names the command
         context = parse(typer.main.get_command(app), words)
-        for key in ("targets", "experiment", "names"):
+        for key in ("targets", "experiment", "tables", "runs", "cell"):
             given = context.params.get(key) or ()
             for word in [given] if isinstance(given, str) else given:
                 assert is_known(word), f"{page}: {word}"

@@ -42,8 +42,9 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hetfl."):
             found.add(node.module)
+            found |= {name for alias in node.names if (name := f"{node.module}.{alias.name}") in modules()}
         elif isinstance(node, ast.ImportFrom) and node.module == "hetfl":
-            found |= {f"hetfl.{alias.name}" for alias in node.names if (ROOT / alias.name).exists()}
+            found |= {name for alias in node.names if (name := f"hetfl.{alias.name}") in modules()}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.startswith("hetfl.")}
     return found

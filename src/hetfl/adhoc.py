@@ -20,9 +20,11 @@ def assignments(pairs: Sequence[str], rounds: int | None = None) -> dict[str, An
     """Settings from ``key=value``, each value read as YAML.
 
     Raises:
-        HetflError: one is not of this form, or its value is not YAML.
+        HetflError: one is not of this form, its value is not YAML, or a setting is given twice.
     """
     found = read_pairs(pairs, "--set", "is no setting; write e.g. lr=0.01")
+    if rounds is not None and "rounds" in found:
+        raise HetflError("--rounds: rounds are given by --set, too; remove one")
     return found if rounds is None else {"rounds": rounds, **found}
 
 

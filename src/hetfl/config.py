@@ -191,6 +191,8 @@ def read_pairs(pairs: Sequence[str], option: str, wrong: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise HetflError(f"{option}: {pair!r} {wrong}")
+        if key in found:
+            raise HetflError(f"{option}: {key} is given twice; remove one")
         found[key] = _loaded(value, f"{option}: {key}", lines=False)
     return found
 
@@ -287,7 +289,8 @@ def validate(kind: type[S], raw: Any, where: str, source: Source | None = None, 
     except ValidationError as error:
         problems = error.errors(include_url=False)
         line = f" (line {_line(source[0], (*source[1:], *problems[0]['loc']))})" if source else ""
-        raise HetflError(_one_line(kind, raw, problems[0], where, len(problems) - 1) + line) from error
+        places = {tuple(_keys(kind, raw, problem["loc"])) for problem in problems}
+        raise HetflError(_one_line(kind, raw, problems[0], where, len(places) - 1) + line) from error
 
 
 def _line(path: Path, location: tuple[str | int, ...]) -> int:
@@ -307,7 +310,7 @@ def _line(path: Path, location: tuple[str | int, ...]) -> int:
 
 
 def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others: int) -> str:
-    path = _keys(raw, problem["loc"])
+    path = _keys(kind, raw, problem["loc"])
     more = f" (and {others} more)" if others else ""
     context = problem.get("ctx", {})
     if problem["type"] == "extra_forbidden":
@@ -333,12 +336,13 @@ def _join(where: str, path: list[str]) -> str:
     return f"{where}.{'.'.join(path)}" if ": " in where else f"{where}: {'.'.join(path)}"
 
 
-def _keys(raw: Any, location: tuple[str | int, ...]) -> list[str]:
-    # The tag of a tagged union is part of pydantic's location, but it is not a key of the file.
+def _keys(kind: type[BaseModel], raw: Any, location: tuple[str | int, ...]) -> list[str]:
+    # The tag or kind of a union's member is part of pydantic's location, but it is not a key of the file. A setting
+    # that the file lacks can be wrong by its default.
     keys = []
     for position, part in enumerate(location):
         inside = part in (range(len(raw)) if isinstance(raw, list) else raw if isinstance(raw, dict) else ())
-        if inside or position == len(location) - 1:
+        if inside or (position == len(location) - 1 and part in _fields(kind, location[:-1])):
             keys.append(str(part))
         raw = raw[part] if inside else raw
     return keys

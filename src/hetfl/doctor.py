@@ -146,6 +146,8 @@ def _environment() -> Iterator[Finding]:
         ("slurm", "hetfl sweep --on slurm"),
         ("ray", "hetfl sweep --on ray and the engine ray"),
         ("tables", "data sets of Parquet and Arrow files"),
+        ("flower", "hetfl serve, join and certs"),
+        ("privacy", "uplinks with noise"),
     ):
         if missing := extras.get(extra):
             remedy = f"pip install 'hetfl[{extra}]', for {purpose}"

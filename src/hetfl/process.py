@@ -24,8 +24,10 @@ def leave() -> None:
     if not _status:
         return
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except BrokenPipeError:
+        pass  # whoever reads the output has enough of it
     except (OSError, ValueError):
         if not _status[0]:
             return  # a success that could not be told, of which Python makes a failure

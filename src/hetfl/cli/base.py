@@ -65,12 +65,8 @@ def _run(command: Callable[..., Any]) -> None:
     try:
         with terminable():
             command()
-    except BrokenPipeError:
-        # Whoever reads the output, such as head, has enough of it.
-        sys.stderr.close()
-        raise SystemExit(0) from None
     except Exception as error:
-        known = foreseen(error) or _mistake(error)
+        known = foreseen(error) or _mistake(error) or _lacking(error)
         if known is None:
             raise
         for line in str(known).replace(f"{Path.cwd()}/", "").splitlines():
@@ -81,6 +77,8 @@ def _run(command: Callable[..., Any]) -> None:
             print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise SystemExit(0) from None  # whoever reads the output, such as head, has enough of it
         if end.code in ENDED:
             goes_on = "; the same command continues from the last completed round" if _plays() else ""
             with suppress(OSError):  # the terminal is gone
@@ -97,6 +95,13 @@ def _mistake(error: Exception) -> HetflError | None:
     """An error of a method in one line; most commands do not import the methods, and this does not either."""
     registry = sys.modules.get("hetfl.methods.registry")
     return registry.mistake(error) if registry else None
+
+
+def _lacking(error: Exception) -> HetflError | None:
+    """What to install where a package is missing; what an installation of hetfl alone lacks is of the pipeline."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name or error.name.startswith("hetfl"):
+        return None
+    return HetflError(f"{error.name}: is not installed, and this command needs it; pip install 'hetfl[pipeline]'")
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ def show(
 
     Example: hetfl show digits-homogeneous
     """
-    from hetfl.files import read_json
     from hetfl.report.formats import render_text
+    from hetfl.report.shown import read_table
 
     made = {table: Path("tables") / table / f"{table}.json" for table in tables}
     for table, path in made.items():
@@ -33,12 +33,12 @@ def show(
             if table in names.tables():
                 raise HetflError(f"{path}: is not made; hetfl table {table} or dvc repro {table} makes it")
             raise unknown("table", table, known, "tables/")
-    found = [read_json(path) for path in made.values()]
+    found = [read_table(path) for path in made.values()]
     if as_json:
         print_json(found)
         return
-    for table in found:
-        print(render_text(table, _columns()))
+    for one in found:
+        print(render_text(one, _columns()))
 
 
 @app.command("table", rich_help_panel=RESULTS)
@@ -156,8 +156,8 @@ def compare(
 
     Example: hetfl compare tables ../fresh/tables --accuracy 0.5
     """
-    from hetfl.files import read_json
     from hetfl.report.comparison import compare_tables, render_comparison
+    from hetfl.report.shown import read_table
 
     paths = sorted(reference.glob("*/*.json"))
     if not paths:
@@ -170,7 +170,7 @@ def compare(
         if not new.exists():
             lacking.append(path.stem)
             continue
-        rows = compare_tables(read_json(path), read_json(new), accuracy, size, elsewhere)
+        rows = compare_tables(read_table(path), read_table(new), accuracy, size, elsewhere)
         good = good and all(row["ok"] for row in rows)
         print(f"{path.stem}\n{render_comparison(rows)}\n")
     wrong = [] if good else [f"{fresh}: differs from {reference} by more than is allowed, see above"]
