@@ -96,7 +96,9 @@ def _problems(
         if old["seeds"] != new["seeds"]:
             yield f"seeds {new['seeds']}, not {old['seeds']}"
         values = zip(_accuracies(old, mean_alone), _accuracies(new, mean_alone), strict=False)
-        if (moved := max(abs(after - before) for before, after in values)) > tolerance:
+        # Not a number is nowhere near another one.
+        moved = max((abs(after - before) for before, after in values), key=lambda by: (by != by, by))
+        if not moved <= tolerance:
             yield f"an accuracy moved by {moved:.2f} points"
         if old.get("parameters") != new.get("parameters"):
             yield "trainable parameters differ"

@@ -12,9 +12,9 @@ from tabulate import tabulate
 
 from hetfl.compact import read_compact
 from hetfl.errors import HetflError
-from hetfl.files import read_json, sha256_file
+from hetfl.files import sha256_file
 from hetfl.report.comparison import pairs
-from hetfl.report.shown import flat, show_setting
+from hetfl.report.shown import flat, read_table, show_setting
 from hetfl.report.terminal import METRICS, runs_below
 from hetfl.schema import MODEL, RUN, Round, Run, needed_run, read_rounds
 
@@ -106,8 +106,7 @@ def _found(name: str, root: Path) -> tuple[str, Path]:
     path = Path(name)
     for table in (path, path / f"{path.name}.json", root / "tables" / name / f"{path.name}.json"):
         if table.suffix == ".json" and table.is_file() and table.name != RUN:
-            if not isinstance(read_json(table).get("cells"), list):
-                raise HetflError(f"{table}: is no table; name a run's folder or a table's JSON file")
+            read_table(table)
             return "table", table
     if path.is_dir() and any(_is_table(file) for file in path.glob("*/*.json")):
         return "folder of tables", path
@@ -245,7 +244,7 @@ def _tables(one: Path, two: Path) -> list[dict[str, Any]]:
             "difference": difference,
             "sizes_equal": all(first.get(way) == second.get(way) for way in ("up", "down")),
         }
-        for row, column, first, second, difference in pairs(read_json(one), read_json(two))
+        for row, column, first, second, difference in pairs(read_table(one), read_table(two))
     ]
 
 

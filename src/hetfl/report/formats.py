@@ -45,7 +45,8 @@ WIDTH = 150
 """Of the terminal, in characters."""
 _CSV = (
     "row column status value std lowest highest best last rounds printed printed_std difference unit statistic "
-    "reading variance printed_variance window value_text printed_text random seeds diverged parameters_mean"
+    "reading against interval_low interval_high variance printed_variance window value_text printed_text agrees "
+    "random seeds diverged base_diverged failed parameters_mean"
 )
 _CSV_SIZES = "elements bytes first last varies registration_elements registration_bytes total_elements total_bytes"
 _TEX_SYMBOLS = (
@@ -135,7 +136,10 @@ def render_markdown(table: Table) -> str:
 
 
 def render_latex(table: Table) -> str:
-    """A floating ``table`` with a booktabs ``tabular``; needs ``\\usepackage{booktabs}`` and nothing else."""
+    """A floating ``table`` with a booktabs ``tabular``, at most as wide as the text, and its notes behind it.
+
+    It needs ``\\usepackage{booktabs,graphicx}``.
+    """
     return _render("table.tex.jinja", table)
 
 
@@ -149,7 +153,9 @@ def render_csv(table: Table) -> str:
     writer = csv.DictWriter(buffer, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for cell in filled(table)["cells"]:
-        told: dict[str, Any] = {"seeds": " ".join(map(str, cell["seeds"])), "diverged": show_first("diverged", cell)}
+        told: dict[str, Any] = {name: show_first(name, cell) for name in ("diverged", "failed")}
+        told |= {"seeds": " ".join(map(str, cell["seeds"])), "base_diverged": differs_from_diverged(cell) or ""}
+        told |= dict(zip(("interval_low", "interval_high"), cell["interval"] or ("", ""), strict=True))
         if cell["rounds"]:
             told["rounds"] = round(mean(run.get("rounds", cell["rounds"]) for run in cell["provenance"]), 6)
         writer.writerow(flat(cell, "_") | told)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetfl.compact import WAYS
+from hetfl.errors import HetflError
+from hetfl.files import read_json
 from hetfl.tables.spec import as_printed, compares, has_statistic, pooled
 
 Table = Mapping[str, Any]
@@ -74,6 +77,7 @@ _EMPTY: dict[str, Any] = {
     **dict.fromkeys(("printed_std", "printed_variance", "variance", "window", "std", "difference")),
     **dict.fromkeys(("lowest", "highest", "best", "last", "interval", "rounds", "parameters", *WAYS)),
     **dict.fromkeys(("value_text", "printed_text", "footnote", "reading", "against"), ""),
+    "agrees": None,
     **{
         "seeds": [],
         "digits": 0,
@@ -84,6 +88,21 @@ _EMPTY: dict[str, Any] = {
         "provenance": [],
     },
 }
+
+
+def read_table(path: Path) -> Table:
+    """A table as its JSON holds it.
+
+    Raises:
+        HetflError: the file is missing, is not JSON, or is no table.
+    """
+    table = read_json(path)
+    if not isinstance(table, dict) or not isinstance(table.get("cells"), list) or not table.keys() >= _NEEDED:
+        raise HetflError(f"{path}: is not a table ({', '.join(sorted(_NEEDED))} are needed); move it away")
+    return table
+
+
+_NEEDED = {"table", "title", "columns", "rows", "cells"}
 
 
 def filled(table: Table) -> dict[str, Any]:
@@ -169,8 +188,8 @@ def show(table: Table, cell: Cell, best: set[tuple[str, str]]) -> Shown:
         or (f"var {variance}" if variance else ends.strip("–")),
         seeds=_seeds(done, wanted, len(table["seeds"])),
         print=cell["printed_text"] or as_printed(cell, cell["unit"], decimals, varied=" var {}"),
-        difference=_number(cell["difference"], f"+.{digits}f"),
-        verdict=agrees[cell.get("agrees")],
+        difference=_number(cell["difference"], f"+z.{digits}f"),
+        verdict=agrees[cell["agrees"]],
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -19,7 +19,7 @@ from hetfl.report.shown import MISSING
 from hetfl.schema import Run
 from hetfl.tables.records import Record, Records
 from hetfl.tables.results import CELL, cell_of, results
-from hetfl.tables.spec import Entry, TableSpec
+from hetfl.tables.spec import Count, Entry, TableSpec
 from hetfl.tables.verdict import mean_interval, verdict
 
 
@@ -135,6 +135,8 @@ def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
         told["difference"], told["status"] = _beside(entry, value, None)
     if told["status"] == "not run":
         told["status"] = min(seeds.status[seeds.status != "counted"], key=MISSING.index)
+    if entry.statistic in get_args(Count) and told["status"] in ("match", "differs"):
+        told |= {"agrees": told["status"] == "match", "difference": None}
     lines = zip(seeds.seed, seeds.status, seeds.problem, strict=True)
     problems = [f"Seed {seed} is {status}: {problem}." for seed, status, problem in lines if problem]
     return told | ({"footnote": " ".join([entry.footnote, *problems]).strip()} if problems else {})

@@ -14,18 +14,17 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hetfl.errors import HetflError
 from hetfl.experiments.plan import Params, Workspace, around, inner_projects, load_params
 from hetfl.figures.catalogue import figures as known_figures
 from hetfl.figures.catalogue import names
 from hetfl.figures.style import NEAR_HUNDRED
-from hetfl.files import atomic_folder, read_json, write_text
+from hetfl.files import atomic_folder, write_text
 from hetfl.ledger.lines import Ledger, Line, ledger, order
 from hetfl.ledger.page import counts, title_of
 from hetfl.ledger.page import page as ledger_page
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
-from hetfl.report.shown import filled, show_bytes, show_count, show_setting
+from hetfl.report.shown import filled, read_table, show_bytes, show_count, show_setting
 from hetfl.report.table import build_table
 from hetfl.site.costs import Operations, cost_data
 from hetfl.site.drawing import drawn_from, inline_svg
@@ -81,7 +80,8 @@ class Project:
         """
         records = Records(workspace, params)
         tables: dict[str, Table] = {
-            table["table"]: table for table in map(_read_table, sorted(workspace.tables.rglob("[!.]*.json")))
+            table["table"]: table
+            for table in map(filled, map(read_table, sorted(workspace.tables.rglob("[!.]*.json"))))
         }
         known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
         book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
@@ -227,7 +227,10 @@ class _Site:
                 for cell in filter(None, row["cells"]):
                     if cell["has_run"]:
                         at = {"table": name, "title": view["title"], "row": row["title"], "id": cell["id"]}
+                        sure = filter(None, ["" if cell["of_clients"] else cell["range"], cell["seeds"]])
+                        beside = ", ".join(sure)
                         text = cell["number"] + (f" ± {cell['std']}" if cell["std"] else "")
+                        text += re.sub(r" \[\d+\]", "", cell["marks"]) + (f" ({beside})" if beside else "")
                         cells.setdefault(row["method"], []).append(at | {"column": cell["column"], "text": text})
         found = [(record, project.runs.cd) for project in self.projects for record in project.runs.found.values()]
         homes = {record.path: cd for record, cd in found if record}
@@ -308,13 +311,6 @@ class _Site:
         ]
         shown = {"distributions": [*drawn(names(of_runs=False))], "results": [*drawn(names(of_runs=True))]}
         return {"partitions": partitions, **shown}
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    table = read_json(path)
-    if not isinstance(table, dict) or not {"table", "title", "columns", "rows", "cells"} <= set(table):
-        raise HetflError(f"{path}: is not a table (table, title, columns, rows and cells are needed); move it away")
-    return filled(table)
 
 
 def _partitions(tables: Iterable[Table], folder: Path) -> list[dict[str, Any]]:
