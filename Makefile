@@ -87,7 +87,7 @@ endif
 	@{ $(PIP) $(UV) && uv pip install $(LOCKED) --python $(VENV)/bin/python; } || $(PIP) $(LOCKED)
 	@$(PIP) --no-deps --no-build-isolation --no-index -e .
 # In an exported tree without .git, DVC needs this setting to work.
-	@test -e .git || $(VENV)/bin/dvc config --local core.no_scm true
+	@test -e .git || for project in . papers; do $(VENV)/bin/dvc --cd $$project config --local core.no_scm true; done
 	@touch $@
 
 .PHONY: repro install test certificates docs slow test-distributed test-gpu ui lint lock test-faults

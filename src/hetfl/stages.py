@@ -36,7 +36,19 @@ from hetfl.tables.spec import Count, Entry
 ROOT = "dvc.yaml"
 _HEAD = "# Written by `hetfl stages` from params.yaml, */params.yaml and src/hetfl/tables/: do not edit.\n"
 _SOURCE = Path(hetfl.__file__).parent
-COUNTED_ON = [f"src/hetfl/{part}" for part in ("data", "draws.py", "message.py", "methods", "metrics", "models")]
+COUNTED_ON = [
+    f"src/hetfl/{part}"
+    for part in (
+        "data",
+        "draws.py",
+        "experiments/rehearsal.py",
+        "message.py",
+        "methods",
+        "metrics",
+        "models",
+        "training",
+    )
+]
 """Source that computed tables depend on, since they build models and messages."""
 _FINDING = ("data/entry.py", "data/fetch.py")
 """Source that names and finds a data set's files, which cannot change its content."""
@@ -313,8 +325,10 @@ def watched(unit: Unit, params: Params) -> list[Any]:
 def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
     if name in ARITHMETIC_TABLES:
         used, deps = [params.experiments[one] for one in ARITHMETIC_TABLES[name]], COUNTED_ON
+        shared = [f"models.{one.models}" for one in used] + [f"partitions.{one.dataset}" for one in used]
         title = f"{name}, counted"
     else:
+        shared = []
         entries = table_entries(name, params)
         used = [params.experiments[one] for one in dict.fromkeys(entry.experiment for entry in entries)]
         counted = any(entry.statistic in get_args(Count) for entry in entries)
@@ -324,7 +338,7 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
         "desc": title,
         "cmd": f"python pipeline/table.py {name}",
         "deps": [*deps, "pipeline/table.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
-        **_shown(used, params),
+        **_shown(used, params, shared),
         # If only the commit differs, the stage leaves the table unchanged, so DVC must not remove it first.
         "outs": [{f"tables/{name}": {"cache": False, "persist": True}}],
     }
@@ -347,7 +361,7 @@ def _figure(figure: Figure, params: Params, every: Sequence[Unit]) -> Stage:
         "desc": figure.title,
         "cmd": f"python pipeline/figure.py {figure.name}",
         "deps": [*deps, "pipeline/figure.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
-        **_shown(used, params, [experiment.models for experiment in used] if backbones else []),
+        **_shown(used, params, [f"models.{experiment.models}" for experiment in used] if backbones else []),
         "outs": [_kept(f"figures/{figure.name}")],
     }
 
@@ -371,6 +385,7 @@ def _report(params: Params) -> Stage:
             "src/hetfl/tables",
             "src/hetfl/report",
             "src/hetfl/site",
+            "src/hetfl/ledger",
             "src/hetfl/methods",  # whose sources its pages show
         ],
         "outs": [_kept("report")],
@@ -389,12 +404,12 @@ def _results(folders: Iterable[str]) -> list[str]:
     return [f"{kind}/{folder}" for kind in ("runs", "evaluations") for folder in folders]
 
 
-def _shown(used: Iterable[Experiment], params: Params, groups: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """The ``params`` of a stage that shows experiments: their keys, and those of protocols and model groups."""
+def _shown(used: Iterable[Experiment], params: Params, more: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """The ``params`` of a stage that shows experiments: their keys, those of their protocols, and some more."""
     used = [*used]
     protocols = sorted({experiment.protocol for experiment in used if experiment.protocol})
     keys = [_key(experiment) for experiment in used]
-    shared = [*(f"models.{name}" for name in groups), *(f"protocols.{name}" for name in protocols)]
+    shared = [*more, *(f"protocols.{name}" for name in protocols)]
     keys += [(params.file(key), key) for key in shared]
     return {"params": _by_file(keys)} if keys else {}
 
