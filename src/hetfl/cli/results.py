@@ -123,7 +123,9 @@ def diff(
 def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write the report over all tables that are made, and say where it is; `dvc repro report` makes the tables too.
+    """Write the report over all tables that are made, and say where it is.
+
+    `dvc repro report` makes the tables too, and does not see what is new in papers/ alone.
 
     Example: hetfl report --open
     """

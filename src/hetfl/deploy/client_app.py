@@ -40,7 +40,8 @@ def client_app(name: str, socket: Path, patience: float = 600.0) -> ClientApp:
         began = time.perf_counter()
         answer = ask(socket, header, body, patience)
         seconds = time.perf_counter() - began
-        log.info("%s: took %d bytes, sent %d bytes after %.2f s", header.get("cell"), len(body), len(answer), seconds)
+        what = header.get("cell") or "notice of a finished run"
+        log.info("%s: took %d bytes, sent %d bytes after %.2f s", what, len(body), len(answer), seconds)
         return Message(pack({"node": name, "seconds": seconds}, answer), reply_to=message)
 
     return app

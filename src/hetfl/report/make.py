@@ -72,7 +72,7 @@ def headline(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         run = [cell for cell in done if cell.get("up")]
         traffic = [cell[way]["total"]["bytes"] for cell in run for way in WAYS]
         if done:
-            found[row] = {cell["column"]: round(cell["value"], 2) for cell in done}
+            found[row] = {cell["column"]: round(cell["value"], 3 if cell.get("unit") == "M" else 2) for cell in done}
         if traffic:
             found[row]["megabytes"] = round(sum(traffic) / len(run) / 1e6, 3)
     return found
