@@ -139,7 +139,11 @@ VALUES = [
         {"precision": "half"},
         "compute.precision: 'half' should be 'auto', 'float32', 'tf32' or 'bfloat16' .line 2.$",
     ),
-    (SGPT, {"encoder": "vit_base_patch16_gap_224"}, "gap_224 gives no features to sort samples by"),
+    (
+        SGPT,
+        {"encoder": "vit_base_patch16_gap_224"},
+        "gap_224 has no class token, so it gives no features to sort samples by",
+    ),
     (
         f"{HOMOGENEOUS}/rows/mine",
         {"method": "fedavg", **SCRATCH},

@@ -618,3 +618,18 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(capsys, monkeypatch:
     assert capsys.readouterr().err.startswith(
         "error: pandas: is not installed, and this command needs it; pip install"
     )
+
+
+def test_a_stage_whose_reader_has_enough_fails(tmp_path: Path) -> None:
+    """Whatever it had still to do is not done."""
+    program = (
+        "import sys; sys.argv = ['stage.py']\n"
+        "from hetfl.cli.base import run\n"
+        "def stage():\n    print('x' * 10**6, flush=True)\n"
+        "run(stage)"
+    )
+    read, written = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", program], stdout=written, stderr=subprocess.DEVNULL)
+    os.close(written)
+    assert done.returncode not in (0, 120)

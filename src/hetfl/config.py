@@ -317,6 +317,7 @@ def _one_line(kind: type[BaseModel], raw: Any, problem: Any, where: str, others:
         known = _fields(kind, problem["loc"][:-1])
         return f"{unknown('setting', path[-1], known, _join(where, path[:-1]))}{more}"
     if problem["type"] == "missing":
+        path = [*_keys(kind, raw, problem["loc"][:-1]), str(problem["loc"][-1])]
         return f"{_join(where, path)}: is missing{more}"
     if problem["type"] == "union_tag_not_found":
         return f"{_join(where, path)}: needs {context['discriminator']}, which says what kind it is{more}"

@@ -125,7 +125,7 @@ class Round(Part):
 
     @property
     def mean_loss(self) -> float | None:
-        """Over the participants whose loss is finite and who took a step, which the others have a loss of 0 for."""
+        """Over the participants whose loss is finite and not 0, which is the loss of one that took no step."""
         known = [loss for loss in self.loss if loss]
         return sum(known) / len(known) if known else None
 

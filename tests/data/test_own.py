@@ -227,7 +227,10 @@ def test_a_folder_may_lack_classes_that_are_named(tmp_path: Path) -> None:
 def test_a_name_that_cannot_be_written_down_is_one_line(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     odd = os.fsdecode(os.fsencode(tmp_path / "images/ant") + b"/K\xfcche.png")
-    Path(odd).write_bytes(encoded(1))
+    try:
+        Path(odd).write_bytes(encoded(1))
+    except OSError:
+        pytest.skip("this file system refuses such names")
     with pytest.raises(HetflError, match=r"K\\xfcche.png': its name is not UTF-8; rename it"):
         look("mine", OwnSettings(path="images"), tmp_path)
 

@@ -229,9 +229,10 @@ def test_one_sample_may_be_on_the_edge_of_a_client_with_few(finished) -> None:
     assert samples[0] < 50
     rewrite_run(folder, {"device": "cuda: another one"})
     for flipped, good in ((1, True), (2, False)):
-        share = lines[2].accuracy[0]
-        share += flipped / samples[0] if share < 0.5 else -flipped / samples[0]
-        shares = [share, *lines[2].accuracy[1:]]
+        shares = [
+            share + (flipped / many if share < 0.5 else -flipped / many)
+            for share, many in zip(lines[2].accuracy, samples, strict=True)
+        ]
         pooled = sum(share * many for share, many in zip(shares, samples, strict=True)) / sum(samples)
         rewrite_rounds(folder, [*lines[:2], lines[2].model_copy(update={"accuracy": shares, "pooled": pooled})])
         if good:

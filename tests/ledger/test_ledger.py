@@ -107,7 +107,7 @@ def test_a_cell_from_nothing_to_a_verdict(workspace, fedproto):
     # Two seeds make the noise of the protocol known.
     assert pooled_noise(ledger(workspace, PARAMS).repeated["fedtgp"]) == pytest.approx(2**0.5)
     text = files(workspace, PARAMS)[PAGE]
-    assert "**72.50±1.41** worse" in text and "1.414 points for fedtgp, of 2 runs of 1 cells" in text
+    assert "**72.50±1.41** worse" in text and "1.414 points for fedtgp, of 2 runs of 1 cell;" in text
 
 
 def test_the_ledger_says_which_runs_diverged(workspace, fedproto):

@@ -61,7 +61,11 @@ def test_unknown_names_suggest_known_ones(name: str, message: str):
         ),
         ("digits_resnet_small", {"prompts": "shallow"}, "takes no shallow prompts"),
         ("mocov3_vit_base", {"prompts": "frame"}, "takes no frame"),
-        ("vit_base_patch16_gap_224", {"prompts": "deep"}, "takes no deep prompts, which stand behind a class token"),
+        (
+            "vit_base_patch16_gap_224",
+            {"prompts": "deep"},
+            "has no class token, so it takes no deep prompts; use a model such as",
+        ),
         ("resnet18.tv_in1k", {"stem": "cifar"}, "a cifar stem needs weights: scratch"),
     ],
 )

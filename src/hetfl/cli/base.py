@@ -59,6 +59,7 @@ def run(command: Callable[..., Any]) -> None:
 
 def _run(command: Callable[..., Any]) -> None:
     began = Path.cwd()
+    is_stage = not isinstance(command, typer.Typer)
     if not isinstance(command, typer.Typer):
         stage, command = command, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         command.command()(stage)
@@ -77,7 +78,7 @@ def _run(command: Callable[..., Any]) -> None:
             print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):
+        if isinstance(end.__context__, BrokenPipeError) and not is_stage and not _plays():
             raise SystemExit(0) from None  # whoever reads the output, such as head, has enough of it
         if end.code in ENDED:
             goes_on = "; the same command continues from the last completed round" if _plays() else ""

@@ -46,7 +46,7 @@ class Agreement(Settings):
         classes: the data set's, in their order; of the server.
         data: checksums of the data of the node's clients, by client, where the partition's card has them; of the
             server.
-        public: of the public data, see :func:`public_checksum`; empty without any.
+        public: of the public data, see :func:`public_checksum`; empty without any, or where the card has none.
     """
 
     cell: str
@@ -119,7 +119,7 @@ def check_agreement(server: Agreement, node: Agreement, name: str, cards: Mappin
     for model, checksum in node.weights.items():
         if server.weights.get(model) != checksum:
             raise HetflError(f"{name}: the weights of {model} are not those of the server; copy its weights/")
-    if server.public != node.public:
+    if server.public and server.public != node.public:
         raise HetflError(f"{name}: node.public: has other samples than the server's card says, or in another order")
     for client, card in cards.items():
         where = f"{name}: node.clients.{client}"
@@ -138,8 +138,9 @@ def check_agreement(server: Agreement, node: Agreement, name: str, cards: Mappin
 
 
 def public_checksum(card: Card, subset: str) -> str:
-    """The checksum of a public data set's images and labels, whose order methods rely on."""
-    return "+".join(file.sha256 for name, file in sorted(card.files.items()) if name.startswith(f"{subset}-"))
+    """Checksums of a public data set's images and labels, whose order methods rely on; empty if the card has none."""
+    names = (f"{subset}-{array}.npy" for array in ("images", "labels"))
+    return "+".join(card.files[name].sha256 for name in names if name in card.files)
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

@@ -53,7 +53,7 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:
-        # The first run begins once all clients have registered; after that it may go on without some.
+        # The first run ever begins once all clients have registered; after that it may go on without some.
         began = any((folder / ROUNDS).exists() for folder in folders)
         transport.wait_for_nodes(server.deadline if began and server.missing == "go-on" else None)
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:

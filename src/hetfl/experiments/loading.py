@@ -219,6 +219,11 @@ class Classifier(nn.Module):
         return self._method.predict(self._model, self._params, batch, self._received).float()
 
 
+def beside_runs(folder: Path) -> Path:
+    """The folder of weights of the project that a run's folder is in."""
+    return (folder.resolve() / "../../../../../weights").resolve()
+
+
 def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | Path | None = None) -> LoadedRun:
     """Load a finished run, ready to classify images.
 
@@ -244,7 +249,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu", weights: str | 
     if run.method not in METHODS:
         raise unknown("method", run.method, METHODS, str(folder / RUN))
     # A cell's path below runs/ has four parts.
-    beside = Path(weights) if weights is not None else (folder.resolve() / "../../../../../weights").resolve()
+    beside = Path(weights) if weights is not None else beside_runs(folder)
     for name, checksum in run.inputs.weights.items():
         if weights_checksum(name, beside) != checksum:
             raise HetflError(f"{beside}: weights of {name} are not those that {folder} was trained with; fetch them")

@@ -389,7 +389,7 @@ def _check_transformer(name: str, method: Method, options: ModelOptions, inputs:
         return
     if query.model is not None:
         check_name(query.model, f"{at}.settings.encoder")
-    check_class_token(query.model or name, "gives no features to sort samples by, which are", at)
+    check_class_token(query.model or name, "it gives no features to sort samples by", at)
     by = own if query.model is None else outline(query.model, 2, ModelOptions(), InputSettings())
     if (query.block or 0) > by.blocks:
         raise HetflError(f"{at}.settings.query_block: there is no block {query.block}; {by.name} has {by.blocks}")

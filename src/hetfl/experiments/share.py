@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetfl.data.archive import Member
 from hetfl.errors import HetflError
-from hetfl.experiments.identity import fingerprint, own_differences
+from hetfl.experiments.identity import own_differences
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
@@ -239,7 +239,7 @@ def _other(cell: Cell, run: Run, ours: Run | None, workspace: Workspace) -> str:
     """Why a run cannot take the cell's place, although it may be right some day; empty if it can."""
     if own_differences(run, cell, workspace):
         return "its settings or versions are not those here"
-    if ours is None or ours.fingerprint == run.fingerprint or fingerprint(cell, ours.inputs) != ours.fingerprint:
+    if ours is None or ours.fingerprint == run.fingerprint or own_differences(ours, cell, workspace):
         return ""
     # What is finished here is kept when it moves aside, and what is not would be lost.
     return "" if ours.complete and run.complete else "the run here has read other data"

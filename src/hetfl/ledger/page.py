@@ -130,7 +130,8 @@ def page(book: Ledger) -> str:
 
 def _noises(repeated: Mapping[str, list[list[float]]]) -> str:
     told = [
-        f"{noise:.3f} points for {protocol}, of {sum(map(len, cells))} runs of {len(cells)} cells"
+        f"{noise:.3f} points for {protocol}, of {sum(map(len, cells))} runs of {len(cells)} "
+        f"cell{'s' * (len(cells) != 1)}"
         for protocol, cells in sorted(repeated.items())
         if (noise := pooled_noise(cells)) is not None
     ]

@@ -148,9 +148,10 @@ class Verdict:
 def compare(plan: Plan, made: Compact, accuracy: float = 1.0, size: float = 0.0) -> Verdict:
     """Compare a new record with the recorded one.
 
-    Trained alike, on the same kind of device with the same engine, precision, threads and versions, every count of
-    correct samples, every size of a message and the model itself must be identical. Otherwise last bits differ, and
-    the cell's numbers are compared by :func:`hetfl.report.comparison.compare_tables`.
+    Trained alike, on the same kind of processor with the same engine, precision, threads and versions, every count of
+    correct samples, every size of a message and the model itself must be identical. Otherwise, and on a GPU, which
+    leaves the order of sums open, last bits differ, and the cell's numbers are compared by
+    :func:`hetfl.report.comparison.compare_tables`.
 
     Args:
         plan: of the reproduction.
@@ -166,7 +167,7 @@ def compare(plan: Plan, made: Compact, accuracy: float = 1.0, size: float = 0.0)
         return Verdict(not differing, [*lines, *_numbers(plan, made)])
     rows = compare_tables(_table(plan, told), _table(plan, made), accuracy, size, accuracy)
     problems = [f"differs: {row['problem']}" for row in rows if not row["ok"]]
-    head = f"trained with another {', '.join(unlike)}, so numbers may move by {accuracy:g} points"
+    head = f"not alike: {', '.join(unlike)}; so numbers may move by {accuracy:g} points"
     return Verdict(not problems, [head, *dict.fromkeys(problems), *_numbers(plan, made)])
 
 
@@ -177,7 +178,7 @@ def _unlike(told: Compact, made: Compact) -> Iterator[str]:
     names = {name for some in parts["versions"] for name in some} - {"hetfl"}
     yield from sorted(name for name in names if len({some.get(name) for some in parts["versions"]}) > 1)
     if any(device.startswith("cuda") for device in parts["device"]):
-        yield "order of sums, which a GPU leaves open"
+        yield "the order of sums on a GPU"
 
 
 def _differing(told: Compact, made: Compact) -> Iterator[str]:

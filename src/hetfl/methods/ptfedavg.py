@@ -57,7 +57,7 @@ class PTFedAvg(FedAvg):
         group_blocks: Blocks = (6,)
         window: int = Field(default=10, ge=1)
 
-    settings: Settings  # type: ignore[assignment]  # FedAvg's init is not among them
+    settings: Settings  # type: ignore[assignment]  # FedAvg's weights is not among them
 
     def model_options(self) -> ModelOptions:
         s = self.settings

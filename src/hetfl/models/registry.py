@@ -205,7 +205,7 @@ def check_options(
             f"{prefix}{name} takes no {options.prompts} prompts, since it has no tokens; use frame or border"
         )
     if options.prompts in ("shallow", "deep", "inserted"):
-        check_class_token(name, f"takes no {options.prompts} prompts, which stand behind", where)
+        check_class_token(name, f"it takes no {options.prompts} prompts", where)
     if options.prompts == "frame" and (is_vit(name) or architecture_of(name) in PLAIN_CNNS):
         others = "deep, shallow or border" if is_vit(name) else "border"
         raise HetflError(f"{prefix}{name} takes no frame, since it is made for one size of images; use {others}")
@@ -233,7 +233,7 @@ def check_class_token(name: str, why: str, where: str = "") -> None:
 
     Args:
         name: a name of this registry.
-        why: what it is for, as a sentence before "a class token".
+        why: what cannot be without one, as the end of a sentence.
         where: the key to name in an error.
 
     Raises:
@@ -242,7 +242,7 @@ def check_class_token(name: str, why: str, where: str = "") -> None:
     architecture = architecture_of(name)
     if is_vit(name) and architecture not in (*OWN_VITS, *USUAL) and not _has_class_token(architecture):
         prefix = f"{where}: " if where else ""
-        raise HetflError(f"{prefix}{name} {why} a class token, since it has none; use one such as {USUAL[-1]}")
+        raise HetflError(f"{prefix}{name} has no class token, so {why}; use a model such as {USUAL[-1]}")
 
 
 @cache

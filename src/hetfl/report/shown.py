@@ -78,16 +78,17 @@ _EMPTY: dict[str, Any] = {
     **dict.fromkeys(("lowest", "highest", "best", "last", "interval", "rounds", "parameters", *WAYS)),
     **dict.fromkeys(("value_text", "printed_text", "footnote", "reading", "against"), ""),
     "agrees": None,
-    **{
-        "seeds": [],
-        "digits": 0,
-        "random": False,
-        "unit": "%",
-        "statistic": "average",
-        "comparable": True,
-        "provenance": [],
-    },
+    "seeds": [],
+    "digits": 0,
+    "random": False,
+    "unit": "%",
+    "statistic": "average",
+    "comparable": True,
+    "provenance": [],
 }
+
+
+_NEEDED = ("table", "title", "columns", "rows", "cells")
 
 
 def read_table(path: Path) -> Table:
@@ -97,12 +98,10 @@ def read_table(path: Path) -> Table:
         HetflError: the file is missing, is not JSON, or is no table.
     """
     table = read_json(path)
-    if not isinstance(table, dict) or not isinstance(table.get("cells"), list) or not table.keys() >= _NEEDED:
-        raise HetflError(f"{path}: is not a table ({', '.join(sorted(_NEEDED))} are needed); move it away")
+    if not isinstance(table, dict) or not isinstance(table.get("cells"), list) or not table.keys() >= {*_NEEDED}:
+        told = f"is not a table, which has {', '.join(_NEEDED)}"
+        raise HetflError(f"{path}: {told}; make it again, or name another file")
     return table
-
-
-_NEEDED = {"table", "title", "columns", "rows", "cells"}
 
 
 def filled(table: Table) -> dict[str, Any]:

@@ -7,8 +7,9 @@ cell's ``row`` is the table's row, and its ``split`` the table's column. ``after
 cell is read after that many rounds. A place with null has no cell.
 
 Printed numbers are written as in the paper: ``89.7``, with a deviation over trials ``89.7±0.3``, with a variance
-between rounds ``89.7 (0.40)``, and in quotes if they end with a zero, ``"89.70"``, which YAML would leave out. A
-table without a title has the title and the note of the experiment of its name.
+between rounds ``89.7 (0.40)``. A count that ends with a zero is in quotes, ``"89.360"``, since its digits decide the
+verdict and YAML would leave the zero out. A table without a title has the title and the note of the experiment of its
+name.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def table_5(params: Params) -> Counts:
         "down_share": shares[1],
         "printed_share": printed["fedkd", "messages"] / printed["fml", "messages"],
     }
-    return Counts(found, facts, printed={(row, "formula"): None for row in METHODS})
+    return Counts(found, facts, alone=[(row, "formula") for row in METHODS])
 
 
 def table_12(params: Params) -> Counts:

@@ -6,7 +6,7 @@ titles of parts ``{name}`` stands for a number that is computed with the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
@@ -81,12 +81,12 @@ class Counts:
     Attributes:
         cells: in the order of the table's JSON.
         facts: what footnotes and the titles of parts name.
-        printed: what stands beside a cell instead of the layout's printed number; None: nothing.
+        alone: cells that no printed number stands beside, although the layout has one.
     """
 
     cells: Cells
     facts: Mapping[str, Any] = field(default_factory=dict)
-    printed: Mapping[Place, float | None] = field(default_factory=dict)
+    alone: Collection[Place] = ()
 
 
 @cache
@@ -116,7 +116,8 @@ def laid_out(name: str, counts: Counts) -> dict[str, Any]:
     there is something to say.
     """
     table = layout(name)
-    shown, given, facts = table.shown, {**table.printed, **counts.printed}, counts.facts
+    shown, facts = table.shown, counts.facts
+    given = {place: number for place, number in table.printed.items() if place not in counts.alone}
     cells = []
     for (row, column), value in counts.cells.items():
         how = shown[row, column]
