@@ -192,6 +192,10 @@ class Conditions(Part):
     source: str | None = None
 
 
+COMPUTED_UNDER = ("device", "engine", "precision", "threads")
+"""Those of :class:`Conditions` that also decide how long a round takes."""
+
+
 class Change(Conditions):
     """Conditions under which a run went on that are other than those before.
 

@@ -31,7 +31,7 @@ from hetfl.deploy.agreement import agreement
 from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
-from hetfl.deploy.processes import new_secret
+from hetfl.deploy.processes import free_port, new_secret
 from hetfl.deploy.rehearse import write_deployment
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
@@ -149,23 +149,31 @@ def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_p
     assert told and told[0].startswith("the SuperLink at 127.0.0.1:1 does not answer yet (ConnectError")
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", pytest.param("[::]", marks=pytest.mark.slow)])
-def test_the_server_reaches_its_own_superlink_whatever_its_certificate_names(tmp_path, monkeypatch, address):
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        ("0.0.0.0:9092", "127.0.0.1:9092"),
+        ("[::]:9092", "[::1]:9092"),
+        ("192.0.2.1:9092", "192.0.2.1:9092"),
+    ],
+)
+def test_the_server_speaks_to_its_superlink_where_that_listens(folder, monkeypatch, address, own):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    control = Control(read_server(write(folder, "server", {**SERVER, "address": address})), b"secret", False)
+    assert control.address == own
+    assert own.rpartition(":")[0].strip("[]") in os.environ["no_proxy"].split(",")
+
+
+def test_the_server_reaches_its_own_superlink_whatever_its_certificate_names(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     for name in ("HTTPS_PROXY", "https_proxy"):  # as in a hospital, where nobody answers for this machine
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setattr(os, "environ", {**os.environ})
     make_certificates(tmp_path / "certs", ["fl.example.org"], ["north", "south"])
-    try:
-        with socket.socket(socket.AF_INET6 if address == "[::]" else socket.AF_INET) as probe:
-            probe.bind((address.strip("[]"), 0))
-            port = probe.getsockname()[1]
-    except OSError:
-        pytest.skip("there is no IPv6 here")
     for name in ("project/params.yaml", "data/card.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    server = read_server(write(tmp_path, "server", {**SERVER, "address": f"{address}:{port}"}))
+    server = read_server(write(tmp_path, "server", {**SERVER, "address": f"0.0.0.0:{free_port()}"}))
     server.folder.mkdir(parents=True, exist_ok=True)
     secret, told = new_secret(server.folder), []
     process = start(server, False, secret)

@@ -60,7 +60,7 @@ def run(command: Callable[..., Any]) -> None:
 def _run(command: Callable[..., Any]) -> None:
     began = Path.cwd()
     is_stage = not isinstance(command, typer.Typer)
-    if not isinstance(command, typer.Typer):
+    if is_stage:
         stage, command = command, typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         command.command()(stage)
     try:

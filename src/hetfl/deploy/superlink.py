@@ -171,7 +171,7 @@ class Control:
         # names what nodes call it.
         own = LOOPBACK.get(host, host)
         self.address = f"{own}:{port}"
-        os.environ |= direct(own.strip("[]"))
+        os.environ |= direct(own.strip("[]"))  # where Flower's clients look for a proxy
         self._verify: ssl.SSLContext | bool = False
         if not insecure:
             self._verify = ssl.create_default_context(cafile=server.authority)

@@ -18,7 +18,7 @@ from hetfl.draws import Draws
 from hetfl.errors import HetflError
 from hetfl.experiments.cell import set_up
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
-from hetfl.experiments.record import device_name, versions
+from hetfl.experiments.record import device_name, libraries, versions
 from hetfl.experiments.versions import EVALUATION
 from hetfl.files import clear_leftovers, sha256_file, write_json, write_text
 from hetfl.message import Tensors
@@ -105,7 +105,7 @@ def evaluate_cell(
     same = (
         device.type == "cpu"
         and (then["device"], then["threads"]) == (device_name(device), compute.threads)
-        and _libraries(then["versions"]) == _libraries(versions())
+        and libraries(then["versions"]) == libraries(versions())
     )
     recorded, tolerance = lines[-1].accuracy, SAME if same else 0.02
     samples = np.array([sum(counts) for counts in run.class_counts.test])
@@ -148,10 +148,6 @@ def evaluate_cell(
         # The metrics come last: whoever finds them finds the other files too.
         write_text(out / PER_CLASS, table.getvalue())
         write_json(out / METRICS, metrics.as_json())
-
-
-def _libraries(versions: Mapping[str, str]) -> dict[str, str]:
-    return {name: version for name, version in versions.items() if name != "hetfl"}
 
 
 def _check_pooled(lines: Sequence[Round], run: Run, pooled: float, folder: Path, tolerance: float) -> None:

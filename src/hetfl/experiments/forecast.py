@@ -30,7 +30,7 @@ from hetfl.experiments.rehearsal import Kind, Load, Rehearsal
 from hetfl.experiments.standing import standing, waits
 from hetfl.experiments.status import Status, status
 from hetfl.methods.registry import mistake
-from hetfl.schema import RUN, Round, Run, read_rounds, read_run, record_folders, sound_rounds
+from hetfl.schema import COMPUTED_UNDER, RUN, Round, Run, read_rounds, read_run, record_folders, sound_rounds
 from hetfl.training.blank import Holdings
 from hetfl.training.memory import process_memory
 from hetfl.training.ray import RaySettings
@@ -242,7 +242,7 @@ class Forecaster:
 
     def _alike(self, run: Run, compute: ComputeSettings) -> bool:
         """Whether a record's last rounds took what they would on this device, as it would compute."""
-        last = {name: run.throughout(name)[-1] for name in CONDITIONS}
+        last = {name: run.throughout(name)[-1] for name in COMPUTED_UNDER}
         kind, engine = self.device.type, resolve(compute.engine, self.device.type)
         equal = last["engine"] == engine
         if kind == "cpu" and last["engine"] in ENGINES:
@@ -293,7 +293,7 @@ class Forecaster:
         path = run.path
         if path not in self._measured:
             kept = self._in_git.get(path)
-            since = max([0, *(change.round for change in run.changes if change.model_fields_set & {*CONDITIONS})])
+            since = max([0, *(change.round for change in run.changes if change.model_fields_set & {*COMPUTED_UNDER})])
             try:
                 every = read_rounds(self.workspace.runs / path) if kept is None else kept.rounds()
             except HetflError:
@@ -420,9 +420,6 @@ def _in_git(workspace: Workspace) -> dict[Path, Compact]:
             found[path] = kept
     return found
 
-
-CONDITIONS = ("device", "engine", "precision", "threads")
-"""Under which a round is played, and which decide how long it takes."""
 
 SIDE = 32
 """Height and width of the images of a data set that is not prepared; matters only to methods that send images."""

@@ -209,6 +209,11 @@ def _git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def libraries(versions: dict[str, str]) -> dict[str, str]:
+    """The versions in a record that may change last bits; numerics' versions tell what changes in hetfl itself."""
+    return {name: version for name, version in versions.items() if name != "hetfl"}
+
+
 @cache
 def versions() -> dict[str, str]:
     """What the numbers were computed with."""

@@ -16,12 +16,13 @@ from hetfl.experiments.identity import differences, inputs
 from hetfl.experiments.namesakes import finished
 from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, weights_read
+from hetfl.experiments.record import libraries
 from hetfl.experiments.schedule import pick_device
 from hetfl.ledger.recording import compact_of
 from hetfl.planning import clock
 from hetfl.report.comparison import compare_tables
 from hetfl.report.table import build_table
-from hetfl.schema import MODEL, Conditions
+from hetfl.schema import COMPUTED_UNDER, MODEL, Conditions
 from hetfl.tables.catalogue import PAPER_TABLES, table_entries, table_names
 from hetfl.tables.records import Records
 from hetfl.tables.spec import Entry, TableSpec
@@ -174,9 +175,10 @@ def compare(plan: Plan, made: Compact, accuracy: float = 1.0, size: float = 0.0)
 def _unlike(told: Compact, made: Compact) -> Iterator[str]:
     """What a difference of numbers may come from, other than the code; a run may have gone on elsewhere."""
     parts = {name: [*told.run.throughout(name), *made.run.throughout(name)] for name in Conditions.model_fields}
-    yield from (name for name in ("device", "engine", "precision", "threads") if len({*parts[name]}) > 1)
-    names = {name for some in parts["versions"] for name in some} - {"hetfl"}
-    yield from sorted(name for name in names if len({some.get(name) for some in parts["versions"]}) > 1)
+    yield from (name for name in COMPUTED_UNDER if len({*parts[name]}) > 1)
+    found = [libraries(some) for some in parts["versions"]]
+    names = {name for some in found for name in some}
+    yield from sorted(name for name in names if len({some.get(name) for some in found}) > 1)
     if any(device.startswith("cuda") for device in parts["device"]):
         yield "the order of sums on a GPU"
 

@@ -100,7 +100,7 @@ def make_backend(
     if on == "slurm":
         from hetfl.sweep.slurm import Slurm
 
-        return Slurm(workspace, params.compute, {**named(params.compute.slurm), **slurm})
+        return Slurm(workspace, params.compute, {**as_submitit(params.compute.slurm), **slurm})
     if on == "ray":
         from hetfl.sweep.ray import Ray
 
@@ -130,10 +130,10 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
     Raises:
         HetflError: one is not of this form, or its value is not YAML.
     """
-    return named(read_pairs(pairs, "--slurm", "is no parameter; write e.g. partition=gpu"))
+    return as_submitit(read_pairs(pairs, "--slurm", "is no parameter; write e.g. partition=gpu"))
 
 
-def named(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def as_submitit(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of Slurm's jobs by submitit's names, which have underscores where sbatch has dashes."""
     return {key.replace("-", "_"): value for key, value in parameters.items()}
 
