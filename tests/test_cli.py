@@ -314,6 +314,7 @@ def test_tables_are_as_wide_as_the_terminal(hetfl_: Run, monkeypatch: pytest.Mon
 
 def test_a_path_that_no_cell_has_is_told_from_its_first_wrong_part(hetfl_: Run) -> None:
     paths = {"small/fedav/x": "small/fedavg", "smal/fedavg": "'small'", "small/fedavg/x": "small/fedavg/fedavg"}
+    paths["/runs/small"] = "'/runs/small'"
     for wrong, right in paths.items():
         told = str(hetfl_(f"cells {wrong}", fails=True).exception)
         assert right in told and len(told) < 200 and len(told.splitlines()) == 1
@@ -519,6 +520,7 @@ def test_data_lists_every_set_and_what_is_prepared(tmp_path: Path, monkeypatch: 
     assert set(lines) == set(CATALOGUE)
     assert "public 600, train 800, test 397" in lines["digits"] and "bundled with scikit-learn" in lines["digits"]
     assert all("not prepared" in line for name, line in lines.items() if name != "digits")
+    assert CliRunner().invoke(app, ["data", "digits"]).output.endswith(f"digits: {entry('digits').citation}\n")
 
     labels = digits / "test-labels.npy"
     labels.write_bytes(labels.read_bytes()[:-8] + bytes(8))
@@ -526,6 +528,13 @@ def test_data_lists_every_set_and_what_is_prepared(tmp_path: Path, monkeypatch: 
     damaged = CliRunner().invoke(app, ["data", "--verify"])
     assert isinstance(damaged.exception, HetflError)
     assert "test-labels.npy: SHA-256 is" in str(damaged.exception)
+
+
+def test_a_terminal_without_unicode_shows_what_it_can(trained: Path) -> None:
+    terminal = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "hetfl", "curve", "small"]
+    done = subprocess.run(command, cwd=trained, env=terminal, capture_output=True, text=True)
+    assert done.returncode == 0 and "?" in done.stdout and done.stdout.isascii(), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -59,4 +59,4 @@ def _unknown_cell(path: str, every: Iterable[str], tables: Iterable[str]) -> Het
     while any(name[: right + 1] == wanted[: right + 1] for name in names):
         right += 1
     known = {"/".join(name[: right + 1]) for name in names if name[:right] == wanted[:right]}
-    return unknown("table, experiment or cell", "/".join(wanted[: right + 1]), known)
+    return unknown("table, experiment or cell", "/".join(wanted[: right + 1]) or path, known)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +54,9 @@ PLAYS = {"train", "run", "sweep", "reproduce", "serve"}
 
 def run(command: Callable[..., Any]) -> None:
     """Run a typer command or app. What :func:`hetfl.errors.foreseen` knows is printed in one line, with status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± or … shows a question mark
     with quick():
         _run(command)
 

@@ -114,6 +114,8 @@ def data(
 ) -> None:
     """List the data sets: which are prepared, from which files, and their licences; or check their splits.
 
+    Of data sets that are named it also tells how to cite them.
+
     Example: hetfl data
 
     Example: hetfl data digits --check --split noniid
@@ -135,6 +137,7 @@ def data(
     own = load_params(workspace.params).data.own if workspace.params.exists() else {}
     known = {name: (entry.title, str(len(entry.class_names)), entry.licence) for name, entry in CATALOGUE.items()}
     known |= {name: (settings.title or name, "", settings.licence) for name, settings in own.items()}
+    cited = {name: entry.citation for name, entry in CATALOGUE.items()}
     rows = []
     for name in sets or known:
         if name not in known:
@@ -153,9 +156,12 @@ def data(
         rows.append((name, title, classes, sizes, origin, licence))
     heads = ["name", "title", "classes", "prepared", "from", "licence"]
     if as_json:
-        print_json([dict(zip(heads, row, strict=True)) for row in rows])
+        print_json([dict(zip(heads, row, strict=True)) | {"citation": cited.get(row[0])} for row in rows])
         return
     print(tabulate(rows, headers=heads))
+    for name in sets or []:
+        if name in cited:
+            print(f"\n{name}: {cited[name]}")
 
 
 def _check_splits(sets: list[str], split: str | None, seed: int | None, as_json: bool) -> None:
