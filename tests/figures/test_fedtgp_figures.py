@@ -160,6 +160,19 @@ def test_what_a_diverged_model_made_is_not_drawn(tmp_path: Path) -> None:
     ]
 
 
+def test_of_several_seeds_the_first_that_did_not_diverge_is_drawn(tmp_path: Path) -> None:
+    entry = cell(seeds=[0, 1, 2])
+    shown = grid(MarginPanel(title="FedTGP", cell=entry, claim="<"))
+    for seed, drawn in ((0, 0), (1, 1), (2, 1)):
+        assert (sources(tmp_path).one(entry) is None) == (seed == 0)
+        write_cell(tmp_path, entry, seed, names=NAMES)
+        if seed == 0:
+            change_lines(tmp_path, entry, lambda line: line.model_copy(update={"diverged": [0]}))
+        record = sources(tmp_path).one(entry)
+        assert record is not None and record.run.seed == drawn
+    assert shown.draw(sources(tmp_path)).axes[0].patches
+
+
 def test_embedding_keeps_groups_together_and_is_the_same_every_time() -> None:
     groups = np.arange(60) % 3
     points = np.eye(8, dtype=np.float32)[groups] * 9 + np.random.default_rng(0).normal(0, 0.3, (60, 8))

@@ -37,8 +37,6 @@ def _cell(written: Any, info: ValidationInfo) -> Any:
 
 Cell = Annotated[Entry, BeforeValidator(_cell)]
 """The runs of all seeds, ``experiment/row/split`` or ``{cell: experiment/row/split, reading: ...}``."""
-FirstSeed = Annotated[Cell, AfterValidator(lambda cell: cell.model_copy(update={"seeds": cell.seeds[:1]}))]
-"""The run of a cell's first seed."""
 Cells = dict[str, Cell]
 """Title -> cell."""
 

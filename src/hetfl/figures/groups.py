@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hetfl.figures.base import Figure, FirstSeed, looks_of
+from hetfl.figures.base import Cell, Figure, looks_of
 from hetfl.figures.sources import Sources
 from hetfl.figures.style import DASHES, HEAT, INK, MUTED, Look, canvas, few_ticks, heat_map, not_there, one_range
 from hetfl.metrics.groups import entropy
@@ -30,13 +30,11 @@ class SelectionFigure(Figure):
     """
 
     kind: Literal["selection"] = "selection"
-    rows: dict[str, FirstSeed]
+    rows: dict[str, Cell]
     rounds: bool = False
 
     def draw(self, sources: Sources) -> Canvas:
-        records = {
-            title: record for title, entry in self.rows.items() for record in sources.records(entry, whole=True)
-        }
+        records = {title: record for title, entry in self.rows.items() if (record := sources.one(entry))}
         sizes = {title: group_sizes(record, sources) for title, record in records.items()}
         columns = len(self.rows)
         heights = [_HISTOGRAM, _CLIENTS, *([_ROUNDS] if self.rounds else [])]

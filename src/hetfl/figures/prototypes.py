@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from hetfl.figures.base import FirstSeed, Legend, Panel
+from hetfl.figures.base import Cell, Legend, Panel
 from hetfl.figures.sources import Sources
 from hetfl.figures.style import CLASSES, GRID, INK, PAPER, SERIES, Look, class_axis, handle, not_there
 from hetfl.metrics.prototypes import largest_margins, margins
@@ -22,23 +22,38 @@ _SAMPLE: Look = {"marker": "o", "markersize": 2.6, "markeredgewidth": 0, "alpha"
 _HOLLOW: Look = {"linestyle": "none", "markerfacecolor": "none", "markeredgecolor": INK}
 
 
-class MarginPanel(Panel):
+class _StoredPanel(Panel):
+    """What one run's evaluation stored.
+
+    Attributes:
+        cell: the one that :meth:`~hetfl.figures.sources.Sources.one` finds.
+    """
+
+    cell: Cell
+
+    def missing(self, sources: Sources) -> str:
+        return "" if sources.one(self.cell) else "not run"
+
+    def stored(self, sources: Sources) -> tuple[list[str], dict[str, np.ndarray]]:
+        """The classes' names, and the stored prototypes and features."""
+        record = sources.one(self.cell)
+        assert record is not None, "missing() tells"
+        return sources.by_class(record)[0], sources.stored(record, "prototypes")
+
+
+class MarginPanel(_StoredPanel):
     """The margin of each class's global prototype beside the largest of the clients' own, over the largest bar.
 
     Attributes:
-        cell: its evaluation stored prototypes.
         claim: the global margin is less, or greater, than the clients' largest according to the paper.
     """
 
     kind: Literal["margins"] = "margins"
-    whole: ClassVar[bool] = True
-    cell: FirstSeed
     claim: Literal["<", ">"]
     inches: ClassVar = (4.2, 3.3)
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
-        (record,) = sources.records(self.cell, whole=True)
-        (names, _), stored = sources.by_class(record), sources.stored(record, "prototypes")
+        names, stored = self.stored(sources)
         maximum = largest_margins(stored["clients"], stored["owned"])
         of_server = margins(stored["global"], stored["global_valid"])
         if np.isnan([maximum, of_server]).all():
@@ -60,22 +75,18 @@ class MarginPanel(Panel):
         return legend
 
 
-class EmbeddingPanel(Panel):
+class EmbeddingPanel(_StoredPanel):
     """Points of feature space in the plane, in the colours of their classes; those that are not finite are left out.
 
     Attributes:
-        cell: its evaluation stored features.
         points: the clients' and the server's prototypes, or the features of test samples.
     """
 
     kind: Literal["embedding"] = "embedding"
-    whole: ClassVar[bool] = True
-    cell: FirstSeed
     points: Literal["prototypes", "features"]
 
     def draw(self, axes: Axes, sources: Sources) -> Legend:
-        (record,) = sources.records(self.cell, whole=True)
-        (names, _), stored = sources.by_class(record), sources.stored(record, "prototypes")
+        names, stored = self.stored(sources)
         colours = [CLASSES[label % len(CLASSES)] for label in range(len(names))]
         legend: Legend = {
             name: handle(linestyle="none", marker="o", markersize=5, color=colour)

@@ -52,6 +52,22 @@ class Sources:
         found = (self._records.get(entry, seed) for seed in entry.seeds)
         return [record for record in found if record is not None and (record.whole or not whole)]
 
+    def one(self, entry: Entry) -> Record | None:
+        """The run of a cell's first seed, or of the first that did not diverge where one did, with all its files.
+
+        None while it is not there; where no later seed is, the one that diverged.
+        """
+        chosen = None
+        for seed in entry.seeds:
+            record = self._records.get(entry, seed)
+            if record is None:
+                break
+            chosen = chosen or record
+            if record.diverged is None:
+                chosen = record
+                break
+        return chosen if chosen is not None and chosen.whole else None
+
     def percents(self, entry: Entry, figure: str) -> list[float]:
         """A figure of the evaluation of each seed that is there, a fraction in the record, in percent.
 

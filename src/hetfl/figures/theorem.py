@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from hetfl.figures.base import Figure, FirstSeed
+from hetfl.figures.base import Cell, Figure
 from hetfl.figures.sources import Sources
 from hetfl.figures.style import BAND, DASHES, SERIES, Look, canvas, few_ticks, handle, not_there, one_range
 from hetfl.metrics.theorem import series
@@ -33,13 +33,13 @@ class TheoremFigure(Figure):
 
     kind: Literal["theorem"] = "theorem"
     terms: dict[str, str]
-    settings: dict[str, dict[str, FirstSeed]]
+    settings: dict[str, dict[str, Cell]]
     style: ClassVar[Look] = {"font.size": 8, "axes.titlesize": 8.5}
 
     def draw(self, sources: Sources) -> Canvas:
         runs: dict[str, dict[str, Series]] = {}
         for setting, lines in self.settings.items():
-            records = {name: record for name, entry in lines.items() for record in sources.records(entry, whole=True)}
+            records = {name: record for name, entry in lines.items() if (record := sources.one(entry))}
             runs[setting] = {name: series(record.run, record.rounds) for name, record in records.items()}
         seen = [run for lines in runs.values() for run in lines.values()]
         drawn = [term for term in self.terms if any(not np.isnan(_values(run, term)).all() for run in seen)]
