@@ -20,9 +20,9 @@ import torch
 from rich.filesize import decimal
 
 import hetfl
-from hetfl.errors import HetflError, without_password
+from hetfl.errors import HetflError, few, without_password
 from hetfl.experiments.needs import BUNDLED, Need, needs
-from hetfl.experiments.plan import Cell, Params, Workspace, cells, load_params
+from hetfl.experiments.plan import Cell, Params, Workspace, all_cells, load_params
 from hetfl.experiments.record import commit, device_name
 from hetfl.experiments.schedule import at_once, pick_device
 from hetfl.experiments.versions import check_versions, declared
@@ -91,11 +91,9 @@ class Examination:
         if self.lacks:
             lines += ["", "missing inputs:"]
         for lack in self.lacks:
-            tables = lack["tables"]
-            more = f" and {len(tables) - NAMED} more" if len(tables) > NAMED else ""
             size = "" if lack["bytes"] is None else f", {decimal(lack['bytes'])}"
             lines.append(f"  {lack['kind']} {lack['name']} ({lack['origin']}{size})")
-            lines.append(f"     for {', '.join(tables[:NAMED])}{more}")
+            lines.append(f"     for {few(lack['tables'], NAMED)}")
             lines.append(f"     -> {lack['remedy']}")
         if self.ready:
             lines += ["", f"data and weights are here, or come with the stage, for: {', '.join(self.ready)}"]
@@ -119,7 +117,7 @@ def examine(root: Path, targets: Sequence[str] = ()) -> Examination:
     except HetflError as error:
         return Examination([*findings, Finding("params.yaml", "bad", str(error))], [], [], bool(targets))
     findings += [*_settings(params, root), _device(params), _mlflow(root), _mirror(params)]
-    every = {cell.path: cell for name in params.experiments for cell in cells(params, name)}
+    every = {cell.path: cell for cell in all_cells(params)}
     if targets:
         wanted = {target: cells_of([target], params) for target in targets}
     else:

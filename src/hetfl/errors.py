@@ -6,7 +6,7 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 NAMED = 5
@@ -43,10 +43,7 @@ class FailedCellsError(HetflError):
 
 
 def _name_cells(reason: str, names: list[str]) -> str:
-    if names[0] in reason:
-        return reason
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}: {reason}"
+    return reason if names[0] in reason else f"{few(names, NAMED)}: {reason}"
 
 
 def one_line(error: BaseException) -> str:
@@ -124,6 +121,11 @@ def _obstacle(path: Path) -> str:
     return ""
 
 
+def few(names: Sequence[str], most: int) -> str:
+    """The first of some names in a sentence, and how many more there are: ``a, b and 4 more``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def either(names: Iterable[str]) -> str:
     """Names in a sentence: ``a, b or c``."""
     *some, last = names
@@ -141,7 +143,6 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> Hetf
     """
     known = sorted({*known})
     close = difflib.get_close_matches(name, known, n=1)
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known[:LISTED]) or 'none'}{more}"
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {few(known, LISTED) or 'none'}"
     prefix = f"{where}: " if where else ""
     return HetflError(f"{prefix}unknown {kind} {name!r}; {hint}")

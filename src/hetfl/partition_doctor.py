@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from hetfl.data.own import outline
-from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition
+from hetfl.data.partitions import Partition, Scheme, make_partition
 from hetfl.data.store import Dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.forecast import outlined
-from hetfl.experiments.plan import Params, Workspace
+from hetfl.experiments.plan import SCHEME, Params, Workspace
 
 PATIENCE = 4.0
 """Seconds in which a remedy for one split is looked for."""
 ROWS, COLUMNS = 30, 50
 """Clients and classes that a picture has room for; more classes are put together, more clients left out."""
 SHADES = " ▁▂▃▄▅▆▇█"
-_SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class Check:
         dataset, split: their names.
         seed: the first one that failed, else the first one.
         scheme: the kind of split.
-        seeds: how many seeds were tried.
         counts: samples of each client and class to train on, int64 [K, C]; None if it cannot be drawn.
         tested: samples of each client to test on, [K]; None if all clients are tested on the same.
         class_names: one name per label.
@@ -47,7 +45,6 @@ class Check:
     split: str
     seed: int
     scheme: str
-    seeds: int
     counts: np.ndarray | None
     tested: np.ndarray | None
     class_names: tuple[str, ...]
@@ -151,14 +148,12 @@ def _check(name: str, split: str, settings: Scheme, dataset: Dataset, seeds: Seq
         drawn = _drawn(settings, dataset, seed, where)
         if isinstance(drawn, str):
             remedies = _remedies(settings, dataset, seeds, where)
-            return Check(
-                name, split, seed, scheme, len(seeds), None, None, dataset.class_names, drawn, remedies, note
-            )
+            return Check(name, split, seed, scheme, None, None, dataset.class_names, drawn, remedies, note)
         first = first or drawn
     assert first is not None
     counts = first.class_counts(dataset.labels(first.train_from), dataset.num_classes)
     tested = None if first.test is None else np.array([len(part) for part in first.test])
-    return Check(name, split, seeds[0], scheme, len(seeds), counts, tested, dataset.class_names, "", (), note)
+    return Check(name, split, seeds[0], scheme, counts, tested, dataset.class_names, "", (), note)
 
 
 def _drawn(settings: Scheme, dataset: Dataset, seed: int, where: str) -> Partition | str:
@@ -179,7 +174,7 @@ def _remedies(settings: Scheme, dataset: Dataset, seeds: Sequence[int], where: s
             if time.monotonic() > until:
                 return found
             try:
-                changed = _SCHEME.validate_python({**raw, key: value})
+                changed = SCHEME.validate_python({**raw, key: value})
             except ValidationError:
                 continue
             if all(not isinstance(_drawn(changed, dataset, seed, where), str) for seed in seeds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 
+from hetfl.errors import few
 from hetfl.experiments.calibration import Case, calibrate, cases
 from hetfl.experiments.forecast import Forecast, Forecaster
 from hetfl.experiments.needs import Need, needs
-from hetfl.experiments.plan import Cell, Params, Workspace, cells
+from hetfl.experiments.plan import Cell, Params, Workspace, all_cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.schedule import at_once
 from hetfl.experiments.status import State
@@ -132,7 +133,7 @@ def rest_of_tables(
     """
     own = {cell.path for cell in chosen}
     others = {name: printed - own for name in table_names(params) if (printed := printed_by(name, params)) & own}
-    wanted = {cell.path: cell for cell in _all(params) if any(cell.path in paths for paths in others.values())}
+    wanted = {cell.path: cell for cell in all_cells(params) if any(cell.path in paths for paths in others.values())}
     every = short_plan([*wanted.values()], params, workspace, device)
     found = {}
     for name, paths in others.items():
@@ -140,11 +141,6 @@ def rest_of_tables(
         if any(each.status.left for each in some):
             found[name] = Plan(some, [], every.device, every.at_once)
     return found
-
-
-def _all(params: Params) -> Iterator[Cell]:
-    for name in params.experiments:
-        yield from cells(params, name)
 
 
 def total(some: Iterable[Forecast]) -> float | None:
@@ -210,7 +206,7 @@ def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name, why in found:
         reasons.setdefault(why, []).append(name)
-    return [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
+    return [f"{few(names, 1)}: {why}" for why, names in reasons.items()]
 
 
 def _few(lines: Iterable[str]) -> list[str]:

@@ -43,6 +43,15 @@ def record_folders(runs: Path) -> list[Path]:
     return sorted(path.parent for path in runs.glob(f"{'[!.]*/' * 4}{RUN}"))
 
 
+def flat(nested: Mapping[str, Any], joint: str = ".") -> dict[str, Any]:
+    """Mappings within a mapping as one, whose keys are joined: ``{"up": {"bytes": 8}}`` is ``{"up.bytes": 8}``."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        inner = flat(value, joint) if isinstance(value, dict) else {"": value}
+        found |= {f"{key}{joint}{name}" if name else key: part for name, part in inner.items()}
+    return found
+
+
 class Part(BaseModel):
     """Base class of the record's types. Unknown fields and wrong types are errors, and instances are immutable."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hetfl.errors import HetflError, unknown
-from hetfl.experiments.plan import Cell, Params, cells
+from hetfl.experiments.plan import Cell, Params, all_cells
 from hetfl.tables.catalogue import printed_by, table_names
 
 
@@ -20,7 +20,7 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
     Raises:
         HetflError: a target is none of these.
     """
-    every = {cell.path.as_posix(): cell for name in params.experiments for cell in cells(params, name)}
+    every = {cell.path.as_posix(): cell for cell in all_cells(params)}
     found: dict[str, Cell] = {}
     for target in targets:
         path = target.removeprefix("runs/").rstrip("/")

@@ -203,11 +203,10 @@ def import_(file: Annotated[Path, typer.Argument(help="A file that `hetfl export
     workspace, params = opened()
     from tabulate import tabulate
 
-    from hetfl.experiments.plan import cells
+    from hetfl.experiments.plan import all_cells
     from hetfl.experiments.share import import_cells
 
-    every = [cell for name in params.experiments for cell in cells(params, name)]
-    taken = import_cells(file, every, workspace)
+    taken = import_cells(file, all_cells(params), workspace)
     print(tabulate([(one.cell, one.outcome, one.why) for one in taken], headers=["cell", "outcome", "because"]))
 
 

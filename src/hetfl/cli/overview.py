@@ -49,12 +49,12 @@ def tables(as_json: AsJson = False) -> None:
     from tabulate import tabulate
 
     from hetfl.experiments.namesakes import finished
-    from hetfl.experiments.plan import cells
+    from hetfl.experiments.plan import all_cells
     from hetfl.experiments.status import status
     from hetfl.stages import trained_by
     from hetfl.tables.catalogue import printed_by, table_names
 
-    every = {cell.path: cell for name in params.experiments for cell in cells(params, name)}
+    every = {cell.path: cell for cell in all_cells(params)}
     # What the next training would train anew is not done, whatever its record says.
     known = finished(workspace)
     state = cache(lambda path: status(every[path], workspace, known).state)
@@ -197,13 +197,14 @@ def list_cells(
     from tabulate import tabulate
 
     from hetfl.experiments.namesakes import finished
+    from hetfl.experiments.needs import one_of_each_row
     from hetfl.experiments.plan import origins
     from hetfl.experiments.status import status
     from hetfl.targets import needed_cells
 
     chosen = needed_cells(targets, params)
     if settings:
-        found_in = [(cell, origins(params, cell)) for cell in _one_by_row(chosen)]
+        found_in = [(cell, origins(params, cell)) for cell in one_of_each_row(chosen)]
         if as_json:
             print_json(
                 [
@@ -239,10 +240,6 @@ def list_cells(
     ]
     heads = [*(["experiment"] if several else []), "method", "row", "split", "seed", "status", "because"]
     print(tabulate(rows, headers=heads).replace(f"{workspace.root}/", ""))
-
-
-def _one_by_row(cells: list[Any]) -> list[Any]:
-    return [*{(cell.experiment, cell.row): cell for cell in cells}.values()]
 
 
 @app.command("plan", rich_help_panel=LOOK)

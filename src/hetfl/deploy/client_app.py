@@ -18,13 +18,16 @@ from hetfl.deploy.messages import pack, unpack
 log = logging.getLogger("hetfl.node")
 
 
-def client_app(name: str, socket: Path, patience: float = 600.0) -> ClientApp:
+PATIENCE = 600.0
+"""Seconds that a node waits for a worker that starts anew."""
+
+
+def client_app(name: str, socket: Path) -> ClientApp:
     """The app of a node.
 
     Args:
         name: the node's.
         socket: where its worker listens.
-        patience: seconds that it waits for a worker that starts anew.
     """
     app = ClientApp()
 
@@ -38,7 +41,7 @@ def client_app(name: str, socket: Path, patience: float = 600.0) -> ClientApp:
         """The answer of the worker."""
         header, body = unpack(message.content)
         began = time.perf_counter()
-        answer = ask(socket, header, body, patience)
+        answer = ask(socket, header, body, PATIENCE)
         seconds = time.perf_counter() - began
         what = header.get("cell") or "notice of a finished run"
         log.info("%s: took %d bytes, sent %d bytes after %.2f s", what, len(body), len(answer), seconds)

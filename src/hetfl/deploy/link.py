@@ -41,14 +41,10 @@ from hetfl.deploy.client_app import client_app
 from hetfl.deploy.processes import MISTAKE, end_with_parent, ends_in_one_line, free_port, keep_running, new_secret
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import Node, read_node
-from hetfl.deploy.superlink import TAKEN
+from hetfl.deploy.superlink import ACQUIRE, TAKEN
 from hetfl.errors import one_line
 
 log = logging.getLogger("hetfl.node")
-
-ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-"""Flower's call that only those who know the secret may make."""
-
 
 HEARTBEAT = 15
 """Seconds that a node promises between two signs of life. It is away after two of them, and a node that was killed

@@ -29,6 +29,9 @@ HEADER = "x-hetfl-secret"
 
 CONTROL = "/v1/control"
 
+ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+"""Flower's call that only those who know the secret may make."""
+
 TAKEN = "a node with this key is connected"
 """What a SuperLink says to a node that may take part and cannot now."""
 
@@ -265,8 +268,7 @@ class Control:
             proto = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
             number = control.StartRun(StartRunRequest(fab=proto)).run_id
         version = RuntimeVersionHttpInterceptor(component_name="hetfl")
-        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-        allowed = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods=methods)
+        allowed = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods=ACQUIRE)
         with self._client(RuntimeHttpClient, version, allowed) as client:
             while True:
                 found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))

@@ -152,7 +152,6 @@ def calibrate(
         told(case)
         speeds = measure(case, device, compute)
         file = path(workspace)
-        file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
             every: dict[str, Any] = read_json(file) if file.exists() else {}
             every.setdefault(machine(device, compute.threads), {})[case.key] = speeds

@@ -256,7 +256,6 @@ def check_samples(cell: Cell, setup: Setup) -> None:
 @contextmanager
 def _locked(path: Path, stop: Stop) -> Iterator[bool]:
     """Hold a lock once whoever has it gives it back; False if the time to stop comes first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     while not lock.is_locked:
         try:

@@ -137,7 +137,6 @@ def evaluate_cell(
         **of_groups(stored["groups"], cell.settings),
     )
     out, lock = workspace.evaluations / cell.path, workspace.lock(cell.path)
-    lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):  # another process may evaluate the cell, too
         clear_leftovers(out)
         for name, tensors in stored.items():

@@ -13,18 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 
 from hetfl.compact import Compact, read_compact
 from hetfl.data.batches import NORMALISED_CACHE_BYTES
 from hetfl.data.catalogue import CATALOGUE
-from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition, read_partition
+from hetfl.data.partitions import Partition, make_partition, read_partition
 from hetfl.data.store import Dataset, Subset, read_dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError, foreseen
 from hetfl.experiments import namesakes
 from hetfl.experiments.calibration import REACHED, calibrate, cases, matmul_rate, momentary, rates
-from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, cells, check_fit
+from hetfl.experiments.plan import SCHEME, Cell, ComputeSettings, Params, Workspace, cells, check_fit
 from hetfl.experiments.record import device_name
 from hetfl.experiments.rehearsal import Kind, Load, Rehearsal
 from hetfl.experiments.standing import standing, waits
@@ -453,8 +452,7 @@ def _published(name: str, side: int) -> Dataset | None:
 
 
 def _drawn(cell: Cell, dataset: Dataset) -> Partition:
-    scheme: Scheme = TypeAdapter(PartitionSettings).validate_python(cell.partition)
-    return make_partition(scheme, dataset, Draws(cell.seed))
+    return make_partition(SCHEME.validate_python(cell.partition), dataset, Draws(cell.seed))
 
 
 def _images(rehearsal: Rehearsal, device: torch.device) -> int:

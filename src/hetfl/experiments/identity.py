@@ -6,18 +6,15 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from hetfl.data.partitions import PartitionSettings, Scheme
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Cell, Workspace, weights_read
+from hetfl.experiments.plan import SCHEME, Cell, Workspace, weights_read
 from hetfl.experiments.versions import used
 from hetfl.files import read_json, sha256_json
 from hetfl.methods import method_class
 from hetfl.models.registry import weights_checksum
 from hetfl.schema import Inputs, Run
-
-_SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
 
 
 def identity(cell: Cell, inputs: Inputs) -> dict[str, Any]:
@@ -89,7 +86,7 @@ def _redrawn(run: Run, cell: Cell) -> list[str]:
     """The settings of the partition that are others now."""
     told = run.partition
     with suppress(ValidationError):  # a scheme that is gone stays as it was told
-        told = _SCHEME.validate_python(told).model_dump()
+        told = SCHEME.validate_python(told).model_dump()
     return [
         f"partition's {name} {told.get(name)}, now {value}"
         for name, value in cell.partition.items()
@@ -159,8 +156,8 @@ def _partition_checksum(cell: Cell, workspace: Workspace) -> str:
         raise HetflError(f"{path}: the partition is missing; {make}")
     card = read_json(path)
     try:
-        scheme = _SCHEME.validate_python(cell.partition)
-        same = _SCHEME.validate_python(card["settings"]) == scheme
+        scheme = SCHEME.validate_python(cell.partition)
+        same = SCHEME.validate_python(card["settings"]) == scheme
         seed = cell.seed if scheme.seed is None else scheme.seed
         decisive = {name: card[name] for name in ("sha256", "clients", "splits", "dataset_checksum")}
     except (KeyError, TypeError, ValidationError) as error:

@@ -65,7 +65,6 @@ def take_over(cell: Cell, workspace: Workspace, fingerprint: str) -> bool:
         if source == workspace.runs / cell.path:
             continue  # it is damaged, and its lock is held
         lock = workspace.lock(source.relative_to(workspace.runs))
-        lock.parent.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(lock, timeout=PATIENCE):
                 if _is_whole(source, fingerprint):

@@ -57,7 +57,7 @@ def needs(cells: Sequence[Cell], params: Params, workspace: Workspace) -> list[N
     public = [cell.public.dataset for cell in cells if cell.public]
     sets = dict.fromkeys([*(cell.dataset for cell in cells), *public])
     parts = dict.fromkeys((cell.dataset, cell.split, cell.seed) for cell in cells)
-    models = dict.fromkeys(name for cell in _different(cells) for name in weights_read(cell))
+    models = dict.fromkeys(name for cell in one_of_each_row(cells) for name in weights_read(cell))
     return [
         *(_dataset(name, params, workspace) for name in sets),
         *(_partition(*part, workspace) for part in parts),
@@ -85,7 +85,7 @@ def check_needs(cells: Sequence[Cell], params: Params, workspace: Workspace) -> 
         raise HetflError("\n".join(lines))
 
 
-def _different(cells: Iterable[Cell]) -> list[Cell]:
+def one_of_each_row(cells: Iterable[Cell]) -> list[Cell]:
     """One cell of each row."""
     return list({(cell.experiment, cell.row): cell for cell in cells}.values())
 

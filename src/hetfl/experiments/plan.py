@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, TypeAdapter
 
 from hetfl.config import Settings, one_of, read_yaml, validate
 from hetfl.data import catalogue
 from hetfl.data.inputs import InputSettings
 from hetfl.data.own import OwnSettings
-from hetfl.data.partitions import PartitionSettings
+from hetfl.data.partitions import PartitionSettings, Scheme
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.settings import (
     Experiment,
@@ -35,6 +35,9 @@ from hetfl.schema import cell_path
 from hetfl.training.pretrain import PretrainSettings
 from hetfl.training.ray import RaySettings
 from hetfl.training.registry import ENGINES, Precision, choices
+
+SCHEME: TypeAdapter[Scheme] = TypeAdapter(PartitionSettings)
+"""Reads the settings of one partition, of whichever scheme."""
 
 
 class PartitionsSettings(Settings):
@@ -462,6 +465,12 @@ def cells(params: Params, experiment: str) -> list[Cell]:
         for split in entry.splits or settings.splits
         for seed in entry.seeds or settings.seeds
     ]
+
+
+def all_cells(params: Params) -> Iterator[Cell]:
+    """The cells of all experiments."""
+    for name in params.experiments:
+        yield from cells(params, name)
 
 
 def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:

@@ -84,10 +84,8 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
             name, folder = cell.path.as_posix(), workspace.runs / cell.path
             run = read_run(folder)
             if run is not None and not run.complete:
-                lock = workspace.lock(cell.path)
-                lock.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    held.enter_context(FileLock(lock, timeout=0))
+                    held.enter_context(FileLock(workspace.lock(cell.path), timeout=0))
                 except Timeout:
                     continue
                 run = read_run(folder)
@@ -206,10 +204,8 @@ def _take(name: str, expected: str, folder: Path, known: Mapping[str, Cell], wor
         return Taken(name, "refused", str(error).replace(f"{folder}/", ""))
     if run is None or run.fingerprint != expected:
         return Taken(name, "refused", "its run.json is not of the fingerprint that the archive states")
-    lock = workspace.lock(cell.path)
-    lock.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(lock, timeout=0):
+        with FileLock(workspace.lock(cell.path), timeout=0):
             return _take_locked(cell, run, source, workspace)
     except Timeout:
         return Taken(name, "refused", "it is being trained here; import it again when that has ended")

@@ -150,7 +150,6 @@ def prune(workspace: Workspace, everything: bool = False) -> tuple[int, int]:
     removed, freed = 0, 0
     for cell in superseded(workspace):
         lock = workspace.lock(cell.path)
-        lock.parent.mkdir(parents=True, exist_ok=True)
         # While a cell trains, its superseded records are kept, as it is not finished.
         with suppress(Timeout), FileLock(lock, timeout=0):
             if not everything and not Record(cell.cell).finished:

@@ -28,6 +28,7 @@ from hetfl.files import sha256_json, write_text
 from hetfl.methods import METHODS, Method, create
 from hetfl.models.pixels import PIXEL_PROMPTS
 from hetfl.models.registry import FAMILIES, family_of
+from hetfl.schema import flat
 
 ENGINE = 1
 """Version of the code that every run uses: rounds, participation, batches, resizing and normalisation, optimisers and
@@ -74,7 +75,7 @@ def versions() -> dict[str, Any]:
 
 def declared() -> dict[str, Any]:
     """All versions by their keys, such as ``engine`` and ``methods.fedavg``."""
-    return _flat(versions())
+    return flat(versions())
 
 
 def families(method: Method, models: Iterable[str]) -> list[str]:
@@ -124,7 +125,7 @@ def write_versions(root: Path) -> dict[str, tuple[Any, Any]]:
         The changes by key: the old version (None for a new entry) and the new one (None for a removed entry).
     """
     path = (root / FILE).resolve()  # papers/ has a link
-    old, new = _flat(read_yaml(path) if path.exists() else {}), _flat(versions())
+    old, new = flat(read_yaml(path) if path.exists() else {}), flat(versions())
     changed = {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
     write_text(path, _HEAD + yaml.safe_dump(versions(), sort_keys=False))
     return changed
@@ -143,15 +144,8 @@ def check_versions(root: Path, keys: Iterable[str]) -> None:
     path = root / FILE
     if not path.exists():
         return
-    told, known = _flat(read_yaml(path)), declared()
+    told, known = flat(read_yaml(path)), declared()
     for key in keys:
         if told.get(key) != known[key]:
             was = told.get(key, "missing")
             raise HetflError(f"{path}: {key} is {was}, the code says {known[key]}; run hetfl versions")
-
-
-def _flat(nested: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= {f"{key}.{name}": entry for name, entry in value.items()} if isinstance(value, dict) else {key: value}
-    return flat

@@ -260,7 +260,7 @@ class Method(ABC):
             those and what the server would send next.
         compared: names of the tensors of uplinks that :meth:`compare` reads; without any it is not called.
         public: whether clients and server share a public data set.
-        personal: whether the server sends clients different parameters.
+        personal: whether the server sends each client parameters or logits of its own.
         linear_heads: whether all clients must have a linear head.
         equal_features: whether the features of all clients must have one size.
         resets_momentum: whether a kept optimiser drops its state for a parameter that the server replaces; else it

@@ -52,6 +52,7 @@ class FedHPL(Method):
     title = "FedHPL"
     source = "Ma et al., arXiv 2405.17267"
     travels = "logits of correctly classified samples"
+    personal = True
     resets_momentum = True
 
     Settings = FedHPLSettings

@@ -38,6 +38,7 @@ class PFedPG(Method):
     source = "Yang et al., ICCV 2023"
     heterogeneous = False
     travels = "prompts down, their change up"
+    personal = True
 
     class Settings(MethodSettings):
         """Defaults are the authors', for prompts and epochs FedHPL's; momentum is not stated, so there is none.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, few
 from hetfl.tensors import read_tensors
 
 _OPENMMLAB = (
@@ -41,9 +41,9 @@ def backbone_weights(path: Path, body: nn.Module) -> dict[str, Tensor]:
     found = _timm_names(_read(path))
     expected = {key: tensor for key, tensor in body.state_dict().items() if not _BESIDE.search(key)}
     if missing := sorted(expected.keys() - found.keys()):
-        raise HetflError(f"{path}: lacks {_some(missing)}; give a checkpoint of this architecture")
+        raise HetflError(f"{path}: lacks {few(missing, 3)}; give a checkpoint of this architecture")
     if extra := sorted(found.keys() - expected.keys()):
-        raise HetflError(f"{path}: has {_some(extra)} beside the backbone; give a checkpoint of this architecture")
+        raise HetflError(f"{path}: has {few(extra, 3)} beside the backbone; give a checkpoint of this architecture")
     for key, tensor in expected.items():
         if found[key].shape != tensor.shape:
             shapes = f"{list(found[key].shape)} instead of {list(tensor.shape)}"
@@ -84,7 +84,3 @@ def _timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not _BESIDE.search(key):
             found[key] = tensor
     return found
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

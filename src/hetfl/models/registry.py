@@ -540,7 +540,7 @@ def _remedy(name: str) -> str:
 
 def _random_weights(name: str, create: Callable[[], nn.Module], values: bool = True) -> dict[str, Tensor]:
     with seeded_library_code(Draws(0).key(f"weights:{name}")), nullcontext() if values else on_meta():
-        return {key: value for key, value in create().state_dict().items() if not key.endswith("num_batches_tracked")}
+        return _without_counts(create().state_dict())
 
 
 def _timm_name(name: str) -> str:

@@ -14,9 +14,9 @@ from hetfl.compact import read_compact
 from hetfl.errors import HetflError
 from hetfl.files import sha256_file
 from hetfl.report.comparison import pairs
-from hetfl.report.shown import flat, read_table, show_setting
+from hetfl.report.shown import read_table, show_setting
 from hetfl.report.terminal import METRICS, runs_below
-from hetfl.schema import MODEL, RUN, Round, Run, needed_run, read_rounds
+from hetfl.schema import MODEL, RUN, Round, Run, flat, needed_run, read_rounds
 
 TOLD = [
     "method",

@@ -26,7 +26,6 @@ from hetfl.report.shown import (
     costs,
     differs_from_diverged,
     filled,
-    flat,
     has_cost,
     numbered,
     show,
@@ -38,6 +37,7 @@ from hetfl.report.shown import (
     show_span,
     show_traffic,
 )
+from hetfl.schema import flat
 from hetfl.tables.spec import compares, has_statistic, pooled, several_seeds
 from hetfl.tables.verdict import NOISE
 

@@ -73,7 +73,7 @@ class Shown(NamedTuple):
         return f"printed {self.print}{self.difference and f' ({self.difference})'}, {self.verdict}"
 
 
-_EMPTY: dict[str, Any] = {
+EMPTY: dict[str, Any] = {
     **dict.fromkeys(("printed_std", "printed_variance", "variance", "window", "std", "difference")),
     **dict.fromkeys(("lowest", "highest", "best", "last", "interval", "rounds", "parameters", *WAYS)),
     **dict.fromkeys(("value_text", "printed_text", "footnote", "reading", "against"), ""),
@@ -110,16 +110,7 @@ def filled(table: Table) -> dict[str, Any]:
     axes = {axis: {name: name for name in told} if isinstance(told, list) else told for axis, told in axes.items()}
     whole = {"title": "", **{axis: list(names) for axis, names in axes.items()}}
     empty = {"head": "Method", "note": "", "seeds": [], "blocks": [whole], "decimals": 1, "footnotes": []}
-    return {**empty, "provenance": {}, **table, **axes, "cells": [{**_EMPTY, **cell} for cell in table["cells"]]}
-
-
-def flat(nested: Mapping[str, Any], joint: str = ".") -> dict[str, Any]:
-    """Mappings within a mapping as one, whose keys are joined: ``{"up": {"bytes": 8}}`` is ``{"up.bytes": 8}``."""
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        inner = flat(value, joint) if isinstance(value, dict) else {"": value}
-        found |= {f"{key}{joint}{name}" if name else key: part for name, part in inner.items()}
-    return found
+    return {**empty, "provenance": {}, **table, **axes, "cells": [{**EMPTY, **cell} for cell in table["cells"]]}
 
 
 def blocks(table: Table) -> list[Block]:

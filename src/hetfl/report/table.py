@@ -15,12 +15,15 @@ from hetfl.compact import WAYS
 from hetfl.errors import HetflError
 from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
-from hetfl.report.shown import MISSING
+from hetfl.report.shown import EMPTY, MISSING
 from hetfl.schema import Run
 from hetfl.tables.records import Record, Records
 from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Count, Entry, TableSpec
 from hetfl.tables.verdict import mean_interval, verdict
+
+OPTIONAL = ("unit", "footnote", "statistic", "reading", "comparable", "printed_variance", "digits", "against")
+"""What a cell says of its entry unless it is as :data:`hetfl.report.shown.EMPTY` has it."""
 
 
 def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
@@ -123,9 +126,7 @@ def _paired(seeds: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
 
 def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
     """A cell's content, from the lines of its seeds."""
-    usual = {"unit": "%", "footnote": "", "statistic": "average", "reading": "", "comparable": True}
-    usual |= {"printed_variance": None, "digits": 0, "against": ""}
-    optional = {name: getattr(entry, name) for name in usual if getattr(entry, name) != usual[name]}
+    optional = {name: own for name in OPTIONAL if (own := getattr(entry, name)) != EMPTY[name]}
     told: dict[str, Any] = {"printed": entry.printed, "printed_std": entry.printed_std, "wanted": entry.seeds}
     done = seeds.status == "done"
     told |= (_numbers(entry, seeds[done]) if done.any() else _nothing()) | optional

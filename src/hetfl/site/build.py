@@ -19,7 +19,7 @@ from hetfl.figures.catalogue import figures as known_figures
 from hetfl.figures.catalogue import names
 from hetfl.figures.style import NEAR_HUNDRED
 from hetfl.files import atomic_folder, write_text
-from hetfl.ledger.lines import Ledger, Line, ledger, order
+from hetfl.ledger.lines import Ledger, Line, ledger, order, printed_tables
 from hetfl.ledger.page import counts, title_of
 from hetfl.ledger.page import page as ledger_page
 from hetfl.methods import METHODS
@@ -32,7 +32,7 @@ from hetfl.site.methods import certificates, method_view, rst, sources
 from hetfl.site.prose import prose
 from hetfl.site.runs import Runs
 from hetfl.site.tables import Rows, Table, table_view
-from hetfl.tables.catalogue import PAPER_TABLES, table_names
+from hetfl.tables.catalogue import PAPER_TABLES
 from hetfl.tables.notation import PAPERS
 from hetfl.tables.records import Records
 from hetfl.tables.verdict import NOISE
@@ -83,7 +83,7 @@ class Project:
             table["table"]: table
             for table in map(filled, map(read_table, sorted(workspace.tables.rglob("[!.]*.json"))))
         }
-        known = [name for name in table_names(params) if name.partition("-")[0] in PAPERS]
+        known = printed_tables(params)
         book = ledger(workspace, params) if {name.partition("-")[0] for name in known} == {*PAPERS} else None
         for name in known:
             if name not in tables and name in PAPER_TABLES:

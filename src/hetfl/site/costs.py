@@ -38,19 +38,19 @@ class Operations:
         """Of a record's run; None where its settings are not those of the checkout any more, or data are missing."""
         key = record.run.fingerprint
         if key not in self._known:
-            count = self._count(record, self._records)
+            count = self._count(record)
             if count is None:
                 return None
             self._known[key] = count
             write_json(self._file, self._known)
         return self._known.get(key)
 
-    def _count(self, record: Record, records: Records) -> float | None:
-        cell = records.cell(Path(record.path.partition("/")[2]))
+    def _count(self, record: Record) -> float | None:
+        cell = self._records.cell(Path(record.path.partition("/")[2]))
         if cell is None or own_differences(record.run, cell, self._workspace):
             return None
         if self._forecaster is None:
-            self._forecaster = Forecaster(records.params, self._workspace, torch.device("cpu"), exact=False)
+            self._forecaster = Forecaster(self._records.params, self._workspace, torch.device("cpu"), exact=False)
         try:
             rehearsal = self._forecaster.rehearsal(cell)
         except HetflError:

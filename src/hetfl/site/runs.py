@@ -20,7 +20,7 @@ class Runs:
 
     Args:
         records: of the checkout.
-        links: addresses in MLflow; None without it.
+        links: addresses in MLflow.
         base: from the site's root to the checkout, such as ``../``.
 
     Attributes:
@@ -28,7 +28,7 @@ class Runs:
         ui: the command that shows them in MLflow.
     """
 
-    def __init__(self, records: Records, links: Links | None, base: str) -> None:
+    def __init__(self, records: Records, links: Links, base: str) -> None:
         self._records, self._links, self._base = records, links, base
         self.found: dict[str, Record | None] = {}
         inside = base.removeprefix("../")
@@ -51,9 +51,7 @@ class Runs:
         """Charts in MLflow that compare the runs of a table, by split."""
         sources = (source["run"].split("/") for cell in table["cells"] for source in cell["provenance"])
         splits = dict.fromkeys((experiment, name.rpartition("-s")[0]) for _, experiment, *_, name in sources)
-        found = {
-            split: self._links.comparisons.get((experiment, split)) for experiment, split in splits if self._links
-        }
+        found = {split: self._links.comparisons.get((experiment, split)) for experiment, split in splits}
         return {table["columns"].get(split, split): address for split, address in found.items() if address}
 
     def view(self, source: Source, digits: int = 2) -> dict[str, Any]:
@@ -69,8 +67,8 @@ class Runs:
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
             "made": f"{record.run.device}, commit {record.run.commit}" if record else "",
-            "mlflow": self._links and self._links.runs.get(source["fingerprint"]),
-            "comparison": self._links and self._links.comparisons.get((experiment, cell.rpartition("-s")[0])),
+            "mlflow": self._links.runs.get(source["fingerprint"]),
+            "comparison": self._links.comparisons.get((experiment, cell.rpartition("-s")[0])),
         }
 
     def pages(self) -> dict[str, dict[str, Any]]:
@@ -146,7 +144,7 @@ def _clients(record: Record) -> list[dict[str, Any]]:
     run, shares = record.run, record.metrics.accuracy
     return [
         {
-            "model": run.models[k % len(run.models)],
+            "model": run.models[k],
             "train": sum(run.class_counts.train[k]),
             "test": sum(run.class_counts.test[k]),
             "classes": sum(map(bool, run.class_counts.train[k])),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetfl.schema import Run
+from hetfl.schema import Run, flat
 from hetfl.tracking.mlflow_metrics import legal
 
 FORMAT = "2"
@@ -49,7 +49,8 @@ def params(run: Run) -> dict[str, str]:
     """A run's settings, and what its numbers rest on."""
     told = run.as_json()
     named = {key: told[key] for key in ("partition", "inputs", "parameters", "versions")}
-    return dict(_flatten({**run.settings, **named}))
+    texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in flat({**run.settings, **named}).items()}
+    return {legal(key): text[:MAX_VALUE] for key, text in texts.items()}
 
 
 def datasets(run: Run) -> list[Any]:
@@ -109,15 +110,6 @@ def description(runs: Iterable[Mapping[str, str]], comparisons: Mapping[str, str
 
 def _plural(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value)
-            yield legal(f"{prefix}{key}"), text[:MAX_VALUE]
 
 
 def _counted(models: Iterable[str]) -> str:

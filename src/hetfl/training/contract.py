@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from hetfl.draws import Draws
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, few
 from hetfl.message import Message, Tensors
 from hetfl.methods.base import Method, Phase, Uplinks
 from hetfl.models.base import Model
@@ -342,8 +342,7 @@ def _entry(name: str, first: Tensors, more: Tensors, other: Tensors, rows: Seque
 
 
 def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(name[:60] for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return few([name[:60] for name in names], 3)
 
 
 def _shape(sizes: Sequence[int | str]) -> str:

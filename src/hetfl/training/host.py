@@ -185,13 +185,13 @@ class Reply:
             return cls(head.question, updates, scores, states, head.error)
 
     @staticmethod
-    def question_of(content: bytes, limit: int = LIMIT) -> Question:
+    def question_of(content: bytes) -> Question:
         """The question that a reply answers, without its tensors being read.
 
         Raises:
-            ValueError: it is no reply, or larger than ``limit``.
+            ValueError: it is no reply, or larger than :data:`LIMIT`.
         """
-        return _read(content, _ReplyHead, limit)[0].question
+        return _read(content, _ReplyHead, LIMIT)[0].question
 
     @classmethod
     def whole(cls, parts: Sequence[Reply]) -> Reply:

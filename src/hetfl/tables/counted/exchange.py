@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from hetfl.data.batches import Batch
 from hetfl.data.inputs import InputSettings
-from hetfl.data.partitions import Partition, PartitionSettings, Scheme, make_partition
+from hetfl.data.partitions import Partition, make_partition
 from hetfl.data.sets import CATALOGUE
 from hetfl.data.store import Dataset, Subset
 from hetfl.draws import Draws
-from hetfl.experiments.plan import Cell, Params, cells, shared_settings
+from hetfl.experiments.plan import SCHEME, Cell, Params, cells, shared_settings
 from hetfl.experiments.rehearsal import Played, Skipping
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.base import Method, Uplinks, create
@@ -70,8 +69,7 @@ class Setting:
     def partition(self) -> Partition:
         """The data set's partition, drawn without images."""
         settings = self.cell.partition | ({"pool": [*self.samples]} if "pool" in self.cell.partition else {})
-        scheme: Scheme = TypeAdapter(PartitionSettings).validate_python(settings)
-        return make_partition(scheme, self._dataset, Draws(self.cell.seed))
+        return make_partition(SCHEME.validate_python(settings), self._dataset, Draws(self.cell.seed))
 
     @cached_property
     def labels(self) -> np.ndarray:
