@@ -283,7 +283,7 @@ def new_experiment(
         "splits": {split: split for split in splits or [*known][:2]},
         "seeds": 1,
         "defaults": {"rounds": 3, "local_epochs": 2, **(adam if every else {})},
-        "rows": {method: {} if every or not _takes_adam(method) else {"settings": adam} for method in rows},
+        "rows": {method: {} if every or not _takes_adam(method) else {"settings": dict(adam)} for method in rows},
     }
     lines = _apply(root, insert(Workspace(root).params, ("experiments",), {name: block}), name)
     return [

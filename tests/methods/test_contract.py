@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from playing import Trained, assert_close, play_round, start, train
+from pydantic import create_model
 from toy import PLAYED, mixed_group
 from wire import payload, received
 
@@ -31,6 +32,23 @@ def test_a_method_declares_the_version_of_its_formulas() -> None:
     assert "mine" not in METHODS
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (type("Settings", (), {"step": 1.0}), "Settings: is not derived from the settings of the class's parent"),
+        (
+            create_model("Settings", __base__=METHODS["fedavg"].Settings, step=(float, ...)),
+            "Settings.step: has no def",
+        ),
+    ],
+)
+def test_settings_are_those_of_a_method_with_defaults(wrong: type, told: str) -> None:
+    mine = type("Mine", (METHODS["fedavg"],), {"__module__": "hetfl.methods.mine", "numerics": 1, "Settings": wrong})
+    with pytest.raises(HetflError, match=f"^src/hetfl/methods/mine.py: Mine.{told}"):
+        register_method("mine")(mine)
+    assert "mine" not in METHODS
+
+
 @pytest.fixture(params=PLAYED)
 def played(two_rounds, request):
     """A variant's first two rounds in a mixed group."""
@@ -52,12 +70,12 @@ def test_clients_in_another_order_that_get_bytes_send_the_same(played):
 
 
 def test_state_survives_a_resume_point(played, tmp_path):
-    """Its file keeps names and values, but not their order."""
     with ResumePoints(tmp_path) as points:
         points.save(played.first)
     again = points.load(torch.device("cpu"))
-    assert set(again.server) == set(played.first.server)
-    assert set(again.clients) == set(played.first.clients)
+    # A sum over names depends on their order.
+    assert [*again.server] == [*played.first.server]
+    assert [*again.clients] == [*played.first.clients]
     second, line = play_round(played.engine, again, Draws(0).at(2))
     found, expected = second.tensors(), played.second.tensors()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

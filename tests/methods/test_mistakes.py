@@ -96,6 +96,21 @@ class WrongShape(FedAvg):
         return after | {"model": {name: tensor.flatten() for name, tensor in after.group("model").items()}}
 
 
+class WrongType(FedAvg):
+    numerics = 1
+
+    def aggregate(self, server, uplinks, draws):
+        after = super().aggregate(server, uplinks, draws)
+        return after | {"model": {name: tensor.double() for name, tensor in after.group("model").items()}}
+
+
+class NotPersonal(FedAvg):
+    numerics = 1
+
+    def downlink(self, server, client):
+        return Message({name: tensor + client for name, tensor in super().downlink(server, client).items()})
+
+
 class NoGradient(FedAvg):
     numerics = 1
 
@@ -111,6 +126,11 @@ class NoGradient(FedAvg):
             WrongShape,
             r"after the client took over what the server sent, \S+ has the shape \[\d+\]; that of \S+ is \[",
         ),
+        (
+            WrongType,
+            r"after the client took over what the server sent, \S+ is torch.float64; that of \S+ is torch.float32",
+        ),
+        (NotPersonal, r"downlink gives clients different tensors; write personal = True in the class"),
         (NoGradient, r"the objective depends on none of the parameters that phase 'local' trains \(body, head\)"),
     ],
 )

@@ -276,8 +276,9 @@ class Rehearsal:
         settings: Any = self.method.settings
         if not hasattr(settings, "server_epochs"):
             return 1 if epochs else max(1, getattr(settings, "server_steps", 1))
-        rows = sum(len(message["labels"]) for message in up)
-        return (epochs or settings.server_epochs) * -(-rows // (settings.server_batch or settings.batch_size))
+        rows = sum(len(message["labels"]) for message in up if "labels" in message)
+        batch = getattr(settings, "server_batch", None) or settings.batch_size
+        return (epochs or settings.server_epochs) * max(1, -(-rows // batch))
 
     def _tested(self, server: ServerState, draws: Draws) -> Load:
         """One test of all clients by the method's own rule."""

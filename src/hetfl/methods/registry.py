@@ -20,16 +20,22 @@ def register_method(name: str) -> Callable[[M], M]:
     """Class decorator: register a method under ``name``.
 
     Raises:
-        HetflError: a method of another file has this name, or the class does not declare its ``numerics``.
+        HetflError: a method of another file has this name, or the class does not declare its ``numerics``; its
+            settings are none of a method, or one has no default.
     """
 
     def add(cls: M) -> M:
         if name in METHODS and METHODS[name].__module__ != cls.__module__:
             files = [f"{other.__module__.replace('.', '/')}.py" for other in (cls, METHODS[name])]
             raise HetflError(f"src/{files[0]}: register_method({name!r}): src/{files[1]} has this name; use another")
+        place = f"src/{cls.__module__.replace('.', '/')}.py: {cls.__name__}"
         if "numerics" not in vars(cls):
-            place = f"src/{cls.__module__.replace('.', '/')}.py: {cls.__name__}"
             raise HetflError(f"{place}: has no version of its formulas; write numerics = 1 in the class")
+        if not issubclass(cls.Settings, MethodSettings):
+            raise HetflError(f"{place}.Settings: is not derived from the settings of the class's parent")
+        # A protocol's settings are read by themselves.
+        if needed := [name for name, known in cls.Settings.model_fields.items() if known.is_required()]:
+            raise HetflError(f"{place}.Settings.{needed[0]}: has no default; give it one")
         METHODS[name] = cls
         return cls
 

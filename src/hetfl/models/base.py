@@ -295,12 +295,16 @@ class Model:
         return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
 
     def misfit(self, params: Tensors) -> str | None:
-        """The first of a client's parameters that is not there or has another shape than here, in words, if any."""
+        """The first of a client's parameters that is missing or of another shape or type than here, in words."""
+        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         for name, shape in self.shapes.items():
             if name not in params:
                 return f"{name} is missing"
             if params[name].shape != shape:
                 return f"{name} has the shape {[*params[name].shape]}; that of {self.name} is {[*shape]}"
+            wanted = own.get(name, params[name]).dtype  # outlines have bodies that are no tensors of theirs
+            if params[name].dtype != wanted:
+                return f"{name} is {params[name].dtype}; that of {self.name} is {wanted}"
         return None
 
     def tensors(self) -> list[Tensor]:

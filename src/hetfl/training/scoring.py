@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
-from hetfl.message import ServerState
+from hetfl.message import Message, ServerState
+from hetfl.methods.mistakes import mistaken
 from hetfl.schema import Accuracies
 from hetfl.training.engine import Engine, Samples, Task, same_for_all, told
 
@@ -70,6 +72,17 @@ def tested(
     )
 
 
+def _differ(one: Message, other: Message) -> bool:
+    """Whether a tensor that both have differs; what is not a number differs from nothing."""
+    return any(not _same(one[name], other[name]) for name in one if name in other)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one is other or one.is_meta:
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one != one)).all())
+
+
 def scoring_tasks(engine: Engine, server: ServerState, round: int) -> list[Task]:
     """The test of every client after a round.
 
@@ -81,5 +94,8 @@ def scoring_tasks(engine: Engine, server: ServerState, round: int) -> list[Task]
     if same_for_all(method, engine.models):
         # One that took part: others may be unknown to the server.
         downlink = method.downlink(server, 0)
+        last = len(clients) - method.settings.held_out - 1
+        if _differ(downlink, method.downlink(server, last)):
+            raise mistaken(method, "downlink gives clients different tensors; write personal = True in the class")
         return [Task(client, downlink) for client in clients]
     return [Task(client, method.downlink(server, client)) for client in clients]

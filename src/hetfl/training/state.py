@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -197,7 +198,7 @@ class ResumePoints:
 
     def _write(self, round: int, tensors: Tensors, began: float) -> None:
         temporary = self.folder / "writing.safetensors"
-        write_tensors(temporary, tensors)
+        write_tensors(temporary, tensors, {"order": json.dumps([*tensors])})  # safetensors sorts them
         checksum = sha256_file(temporary)[:16]
         written = self.folder / f"round-{round:06d}-{checksum}.safetensors"
         temporary.replace(written)
@@ -230,8 +231,9 @@ class ResumePoints:
                 if known and sha256_file(path).startswith(checksum):
                     # Copies begin where torch lets tensors begin. In the file they begin anywhere, and products of
                     # matrices that do so differ in their last bits.
-                    tensors = {name: tensor.clone() for name, tensor in read_tensors(path, device)[0].items()}
-                    return State.from_tensors(int(round), tensors)
+                    tensors, told = read_tensors(path, device)
+                    names = json.loads(told.get("order", "null")) or tensors
+                    return State.from_tensors(int(round), {name: tensors[name].clone() for name in names})
             except HetflError:
                 pass
             if tidy:
