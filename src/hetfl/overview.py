@@ -132,7 +132,10 @@ def _of_cell(cell: Cell, workspace: Workspace, records: Known) -> One:
             accuracy = Standing(patience, 100 * ended.pooled, 100 * ended.best_pooled, ended.best_round)
         told = {name: value for name in ("diverged", "failed") if (value := getattr(kept.run, name)) is not None}
         return One(cell.path.as_posix(), found, accuracy, True, told)
-    rounds = _lines(workspace.runs / cell.path) if found.state not in ("not run", "broken") else []
+    if found.elsewhere:  # the cell's own folder has another run
+        return One(cell.path.as_posix(), found, Standing(), False)
+    folder = found.record or workspace.runs / cell.path
+    rounds = _lines(folder) if found.state not in ("not run", "broken") else []
     evaluated = _is_evaluated(cell.path, workspace)
     return One(cell.path.as_posix(), found, standing(rounds, cell.settings["patience"]), evaluated, troubles(rounds))
 

@@ -127,7 +127,9 @@ class Taking:
             kind, own, _ = get_object_head_values_from_object_content(content)
             if kind == Array.__qualname__:
                 places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-                left -= sum(len(get_object_body(parts[own[place]], ArrayChunk)) for place in places)
+                for place in places:
+                    left -= len(get_object_body(parts[own[place]], ArrayChunk))
+                    self._check(left)
         self._check(left)
 
     def _check(self, left: int) -> None:

@@ -26,7 +26,7 @@ from hetfl.experiments.identity import own_differences
 from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
-from hetfl.files import atomic_path, sha256_file
+from hetfl.files import atomic_path, sha256_file, writing
 from hetfl.schema import METRICS, MODEL, ROUNDS, RUN, Run, read_metrics, read_run
 from hetfl.training.state import newest_round, point_files
 
@@ -189,7 +189,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     target.parent.mkdir(parents=True, exist_ok=True)
     content = archive.extractfile(member)
     assert content is not None
-    with content, target.open("wb") as file:
+    with writing(target), content, target.open("wb") as file:
         shutil.copyfileobj(content, file)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-from filelock import FileLock, Timeout
 
 import hetfl
 from hetfl.compact import read_compact
@@ -142,11 +141,12 @@ def _in_git(cell: Cell, workspace: Workspace, reads: Inputs | None = None) -> bo
 
 def is_locked(cell: Path, workspace: Workspace) -> bool:
     """Whether a process that is alive trains the cell of a path: the system gives the locks of others back."""
-    path = workspace.lock(cell)
-    if not path.exists():
-        return False
     try:
-        with FileLock(path, timeout=0):
-            return False
-    except Timeout:
+        with workspace.lock(cell).open() as file:
+            # Shared, so that no look takes another one for a training; to read, since a checkout may be read-only.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
         return True
+    return False

@@ -92,9 +92,18 @@ class Contract:
         method = self._method()
         assert method is not None
         try:
+            if (
+                self._forms > 1
+            ):  # its sizes first: factors of a few bytes can stand for a matrix that fills the memory
+                self._check(method.contents(Message({name: t.to("meta") for name, t in message.items()})), {})
             tensors = method.contents(message)
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise HetflError(f"sent a message that cannot be read ({type(error).__name__})") from error
+        self._check(tensors, found)
+        return found
+
+    def _check(self, tensors: Tensors, found: dict[Free, int]) -> None:
+        """As :meth:`sizes`, of what a message says; fills in the sizes that are not fixed."""
         if extra := [name for name in tensors if name not in self.entries]:
             raise HetflError(f"sent {_names(extra)}, which its method does not send")
         if missing := [name for name in self.needed if name not in tensors]:
@@ -110,7 +119,6 @@ class Contract:
             if len(entry.shape) != tensor.dim() or sizes != list(tensor.shape):
                 wanted = [size if isinstance(size, int) else found.get(size, "n") for size in entry.shape]
                 raise HetflError(f"sent {name} of shape {list(tensor.shape)}, and it has {_shape(wanted)}")
-        return found
 
     def most_bytes(self, own: int, common: int) -> int:
         """The most bytes of a message.

@@ -65,6 +65,8 @@ def restore(sent: Tensors) -> dict[str, Tensor]:
         if name.endswith(u):
             whole = name.removesuffix(u)
             right = sent[whole + v]
+            if not sent[whole + s].shape == right.shape[:-1] == (*tensor.shape[:-2], tensor.shape[-1]):
+                raise ValueError(f"the factors of {whole} do not fit together")
             tensors[whole] = (
                 tensor.new_empty(*tensor.shape[:-1], right.shape[-1])
                 if tensor.is_meta
