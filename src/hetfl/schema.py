@@ -286,6 +286,14 @@ class Run(Part):
             return {"subset" if key == "split" else key: value for key, value in public.items()}
         return public
 
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _names_the_weights(cls, settings: Any) -> Any:
+        # FedAvg's ``weights`` were called ``init``, as FedTGP's way to draw weights still is: timm or torch.
+        if isinstance(settings, dict) and settings.get("init") in ("scratch", "pretrained"):
+            return {"weights" if key == "init" else key: value for key, value in settings.items()}
+        return settings
+
     @property
     def path(self) -> Path:
         """See :func:`cell_path`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,6 +22,7 @@ from hetfl.experiments.record import method_source
 from hetfl.experiments.status import status
 from hetfl.experiments.superseded import Superseded
 from hetfl.methods import METHODS
+from hetfl.overview import overview
 from hetfl.schema import Inputs
 from hetfl.training.state import ResumePoints, State
 
@@ -63,6 +65,9 @@ def test_a_cell_from_its_beginning_to_its_end(workspace, cell):
     with FileLock(lock):
         assert status(cell, workspace).state == "running"
     assert status(cell, workspace).state == "interrupted"  # the file of a dead process's lock says nothing
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # another look
+        assert status(cell, workspace).state == "interrupted"
     write(workspace, cell)
     assert (status(cell, workspace).state, status(cell, workspace).left) == ("done", 0)
 
@@ -136,6 +141,22 @@ def test_an_interrupted_run_is_judged_by_its_own_record_while_another_one_has_it
     assert found.record == workspace.resume_points(cell.path) / identity / "record"
     (found.record / "run.json").write_text("{")
     assert status(cell, workspace).state == "broken"
+
+
+@pytest.mark.parametrize("state", ["complete", "running"])
+def test_an_overview_is_of_the_run_that_is_judged(workspace, cell, state):
+    """And not of the one that has its place."""
+    write(workspace, cell, state)
+    Superseded(workspace, cell.path).make_way("another")
+    write(workspace, cell.model_copy(update={"settings": {**cell.settings, "lr": 0.5}}), rounds=1)
+    experiments = overview([cell.path.as_posix()], load_params(Path("params.yaml")), workspace).experiments
+    [one] = experiments[cell.experiment]
+    if state == "complete":  # it is shown once it is back
+        assert (one.status.state, one.accuracy.last, one.evaluated) == ("done", None, False)
+    else:
+        last = make_round(2).accuracy
+        assert (one.status.state, one.status.round) == ("interrupted", 2)
+        assert one.accuracy.last == pytest.approx(100 * sum(last) / len(last))
 
 
 def test_a_method_with_golden_numbers_is_not_doubted(workspace, cell):

@@ -98,7 +98,7 @@ REASONS = {
     "fgpt": ("counts", lambda t: -t, "^sent negative counts$"),
     "fedkd": ("auxiliary.head.bias", lambda t: t / 0, "^sent values that are not finite in auxiliary.head.bias$"),
     "pt-fedavg": ("head.bias", lambda t: t + 3e38, r"^sent values beyond 1.8e\+19 in head.bias$"),
-    "fedbabu": ("", lambda t: t, r"^sent sudo, which its method does not send$"),
+    "fedbabu": ("", lambda t: t, r"^sent sudo, which its method did not send in rehearsal$"),
 }
 
 
@@ -151,7 +151,7 @@ def test_a_message_of_the_run_that_breaks_the_contract_ends_it(toy_engine, monke
     engine = toy_engine("fedavg")
     server, _ = rounds.start(engine, Draws(0))
     monkeypatch.setattr(engine.method, "uplink", lambda work: Message({"w": torch.zeros(1)}))
-    with pytest.raises(HetflError, match=r"^client 0 sent w, which its method does not send$"):
+    with pytest.raises(HetflError, match=r"^client 0 sent w, which its method did not send in rehearsal$"):
         rounds.play_round(engine, server, Draws(0).at(1))
 
 

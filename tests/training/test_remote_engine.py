@@ -235,7 +235,8 @@ def test_a_host_holds_back_what_its_method_does_not_declare(toy_engine, monkeypa
     sent: list[bytes] = []
     ours.transport.changes = lambda host, content: sent.append(content) or content
     answers = [*ours.train([Task(k, engine.method.downlink(server, k)) for k in range(3)], Draws(0).at(1))]
-    held_back = "cannot answer: a message of client 1 was held back: it sent samples, which its method does not send"
+    told = "it sent samples, which its method did not send in rehearsal"
+    held_back = f"cannot answer: a message of client 1 was held back: {told}"
     assert {answer.client: answer.reason for answer in answers}[1] == held_back
     assert not any(Reply.from_bytes(content).updates for content in sent)
 
@@ -251,7 +252,7 @@ def test_a_host_takes_what_the_server_of_its_method_sends(toy_engine, variant):
 
 
 REFUSED = {
-    "a name": (lambda w: {**w, "sudo": torch.zeros(1)}, "sent sudo, which its method does not send"),
+    "a name": (lambda w: {**w, "sudo": torch.zeros(1)}, "sent sudo, which its method did not send in rehearsal"),
     "none": (lambda w: {}, "did not send .*"),
     "a type": (lambda w: {n: t.half() for n, t in w.items()}, "sent .* as float16, and it is float32"),
     "a shape": (lambda w: {n: t[None] for n, t in w.items()}, "sent .* of shape .*, and it has .*"),

@@ -46,7 +46,14 @@ Targets = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
-ENDED = {130: "interrupted", 143: "ended by SIGTERM", 129: "ended by SIGHUP"}
+UNREAD = 141
+"""The exit status of a command whose output nobody reads any more, such as ``head``: that of SIGPIPE."""
+ENDED = {
+    130: "interrupted",
+    143: "ended by SIGTERM",
+    129: "ended by SIGHUP",
+    UNREAD: "ended: nobody reads its output",
+}
 """Exit statuses of a command that a signal ended; typer turns Ctrl-C into the first."""
 PLAYS = {"train", "run", "sweep", "reproduce", "serve"}
 """Commands that play rounds, so that they go on where a signal ended them."""
@@ -82,9 +89,10 @@ def _run(command: Callable[..., Any]) -> None:
             print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError) and not is_stage and not _plays():
-            raise SystemExit(0) from None  # whoever reads the output, such as head, has enough of it
-        if end.code in ENDED:
+        unread = isinstance(end.__context__, BrokenPipeError)
+        if unread:
+            end.code = UNREAD
+        if end.code in ENDED and (not unread or is_stage or _plays()):  # of a list, whoever reads it has had enough
             goes_on = "; the same command continues from the last completed round" if _plays() else ""
             with suppress(OSError):  # the terminal is gone
                 print(f"{ENDED[end.code]}{goes_on}", file=sys.stderr)

@@ -184,6 +184,14 @@ class Forecaster:
 
         None where labels are not known, or the cell cannot be trained: plans of some cells are made of others, too.
         """
+        found = self._rehearsed(cell)
+        if isinstance(found, HetflError):
+            self._wrong[cell.path] = str(found)
+            return None
+        return found
+
+    def _rehearsed(self, cell: Cell) -> Rehearsal | HetflError | None:
+        """As :meth:`rehearsal`; an error says why the cell cannot be trained with its settings."""
         held = self.holdings(cell)
         if held is None:
             return None
@@ -196,11 +204,7 @@ class Forecaster:
                 if not (known := foreseen(error) or mistake(error)):
                     raise
                 self._rehearsals[key] = known
-        found = self._rehearsals[key]
-        if isinstance(found, Rehearsal):
-            return found
-        self._wrong[cell.path] = str(found)
-        return None
+        return self._rehearsals[key]
 
     def holdings(self, cell: Cell) -> Holdings | None:
         """The labels that a cell's clients hold; without the prepared data, as if classes were equally large."""
@@ -293,6 +297,10 @@ class Forecaster:
         if path not in self._measured:
             kept = self._in_git.get(path)
             since = max([0, *(change.round for change in run.changes if change.model_fields_set & {*COMPUTED_UNDER})])
+            if kept is not None and kept.curves is None:  # it goes on elsewhere, and git has its sums alone
+                told = _Measured(run, kept.seconds / kept.played, kept.played, kept.peak_memory or 0)
+                self._measured[path] = None if since else told
+                return self._measured[path]
             try:
                 every = read_rounds(self.workspace.runs / path) if kept is None else kept.rounds()
             except HetflError:
@@ -366,8 +374,8 @@ class Forecaster:
             return 1.0
         known = {(one.row, one.split, one.seed, one.method): one for one in cells(self.params, run.experiment)}
         other = known.get((run.row, run.split, run.seed, run.method))
-        theirs = self.rehearsal(other.model_copy(update={"settings": run.settings})) if other else None
-        if theirs is None:
+        theirs = self._rehearsed(other.model_copy(update={"settings": run.settings})) if other else None
+        if not isinstance(theirs, Rehearsal):
             return 1.0
         mine, its = (sum(one.rounds(1, 1, 0).operations.values()) for one in (rehearsal, theirs))
         return mine / its if its else 1.0

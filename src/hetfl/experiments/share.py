@@ -233,8 +233,8 @@ def _take_locked(cell: Cell, run: Run, source: Path, workspace: Workspace) -> Ta
 
 def _other(cell: Cell, run: Run, ours: Run | None, workspace: Workspace) -> str:
     """Why a run cannot take the cell's place, although it may be right some day; empty if it can."""
-    if own_differences(run, cell, workspace):
-        return "its settings or versions are not those here"
+    if why := own_differences(run, cell, workspace):
+        return f"its settings or versions are not those here ({'; '.join(why)})"
     if ours is None or ours.fingerprint == run.fingerprint or own_differences(ours, cell, workspace):
         return ""
     # What is finished here is kept when it moves aside, and what is not would be lost.

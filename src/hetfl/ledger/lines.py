@@ -262,7 +262,7 @@ def _course(records: Sequence[Compact], last: int | None = None) -> dict[str, An
     return {
         "rounds": sum(found.played for found in records),
         "hours": round(sum(found.seconds for found in records) / 3600, 2),
-        "device": ", ".join(dict.fromkeys(run.device for run in runs)),
+        "device": ", ".join(dict.fromkeys(device for run in runs for device in run.throughout("device"))),
         "diverged": ", ".join(
             f"seed {run.seed} {told} in round {first}"
             for run in runs

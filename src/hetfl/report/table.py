@@ -16,7 +16,7 @@ from hetfl.errors import HetflError
 from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
 from hetfl.report.shown import EMPTY, MISSING
-from hetfl.schema import Run
+from hetfl.schema import Conditions, Run
 from hetfl.tables.records import Record, Records
 from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Count, Entry, TableSpec
@@ -228,8 +228,9 @@ def _shared(records: list[Record]) -> dict[str, Any]:
                     f"{record.path}: {kind} {name} has checksum {checksum[:12]}, other cells of the table have "
                     f"{known[:12]}; train the older cells again with dvc repro"
                 )
-        for package, version in record.run.versions.items():
-            versions[package] = _distinct([*versions.get(package, []), version])
+        for libraries in record.run.throughout("versions"):
+            for package, version in libraries.items():
+                versions[package] = _distinct([*versions.get(package, []), version])
     runs = [record.run for record in records]
     return {
         "datasets": inputs["data set"],
@@ -238,7 +239,7 @@ def _shared(records: list[Record]) -> dict[str, Any]:
         "weights": inputs["weights of"],
         "rounds": _distinct(run.rounds for run in runs),
         "clients": _distinct(run.clients for run in runs),
-        "engines": _distinct(_engine(run) for run in runs),
+        "engines": _distinct(engine for run in runs for engine in _engines(run)),
         "devices": _distinct(device for run in runs for device in run.throughout("device")),
         "versions": versions,
         "commits": _distinct(run.commit for run in runs),
@@ -271,10 +272,14 @@ def _differences(records: list[Record]) -> dict[str, dict[str, int]]:
     return {name: dict(counts) for name, counts in found.items() if len(counts) > 1}
 
 
-def _engine(run: Run) -> str:
-    """An engine's name, and its precision where that is not the usual one."""
+def _engines(run: Run) -> list[str]:
+    """The engines of a run one after the other, each with its precision where that is not the usual one."""
     how = {"tf32": ", products in tf32", "bfloat16": ", frozen blocks in bfloat16"}
-    return run.engine + how.get(run.precision, "")
+    known, found = {"engine": run.engine, "precision": run.precision}, []
+    for change in (Conditions(), *run.changes):
+        known |= {name: value for name in known if (value := getattr(change, name)) is not None}
+        found.append(known["engine"] + how.get(known["precision"], ""))
+    return found
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -58,7 +58,9 @@ def drawn_from(figure: Figure, records: Records) -> Provenance:
         "Runs": [(path, "") for path in found] or [("their records are not here any more", "")],
         "Data set, SHA-256": [*datasets.items()],
         "Partitions, SHA-256": [*partitions.items()],
-        "Device": [(device, "") for device in dict.fromkeys(run.device for run in runs)],
+        "Device": [
+            (device, "") for device in dict.fromkeys(device for run in runs for device in run.throughout("device"))
+        ],
         "Commit": [(commit, "") for commit in dict.fromkeys(run.commit for run in runs)],
     }
     return [(name, values) for name, values in pairs.items() if values]

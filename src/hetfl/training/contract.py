@@ -105,7 +105,7 @@ class Contract:
     def _check(self, tensors: Tensors, found: dict[Free, int]) -> None:
         """As :meth:`sizes`, of what a message says; fills in the sizes that are not fixed."""
         if extra := [name for name in tensors if name not in self.entries]:
-            raise HetflError(f"sent {_names(extra)}, which its method does not send")
+            raise HetflError(f"sent {_names(extra)}, which its method did not send in rehearsal")
         if missing := [name for name in self.needed if name not in tensors]:
             raise HetflError(f"did not send {_names(missing)}")
         for name, tensor in tensors.items():
