@@ -252,6 +252,11 @@ def test_the_committed_settings_get_only_lines_of_their_own_in_dvcs_form(tmp_pat
     new_experiment("mine", tmp_path, methods=["fedavg", "scaffold"])  # which takes SGD only
     used = {cell.method: cell.settings["optimiser"] for cell in cells(load_params(file), "mine")}
     assert used == {"fedavg": "adam", "scaffold": "sgd"}
+    file.write_text(before)
+    new_experiment("mine", tmp_path, methods=["fedavg", "fedprox", "scaffold"])
+    assert not [
+        line for line in changes(before, file.read_text())[1] if "*" in line
+    ]  # who edits one row edits that alone
 
 
 def test_a_project_without_experiments_of_its_own_gets_the_key(tmp_path: Path) -> None:

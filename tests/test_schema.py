@@ -40,6 +40,14 @@ def test_the_public_subset_is_read_under_its_other_name(tmp_path):
         assert run is not None and run.public == {"dataset": "digits", "subset": "public"}
 
 
+def test_the_weights_of_fedavg_are_read_under_their_other_name(tmp_path):
+    folder = write_record(tmp_path, PATH, [])
+    for told, read in (("scratch", {"weights": "scratch"}), ("timm", {"init": "timm"})):
+        write_json(folder / "run.json", read_json(folder / "run.json") | {"settings": {"init": told}})
+        run = read_run(folder)
+        assert run is not None and run.settings == read
+
+
 def problem(folder: Path) -> str:
     """What reading a record says, in one line that names its file."""
     with pytest.raises(HetflError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from record_factory import make_round, write_record
 from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
 
+from hetfl.compact import read_compact
 from hetfl.data.catalogue import CATALOGUE
 from hetfl.experiments import calibration, forecast, status
 from hetfl.experiments.calibration import calibrate, cases, momentary, rates
@@ -17,6 +19,7 @@ from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Params, Workspace, cells
 from hetfl.experiments.record import device_name
 from hetfl.experiments.superseded import Superseded
+from hetfl.ledger.recording import record_cells
 from hetfl.schema import Inputs
 from hetfl.training.ray import RaySettings
 from hetfl.training.state import ResumePoints, State
@@ -127,6 +130,23 @@ def test_a_cell_that_cannot_be_trained_does_not_stop_the_plan_of_others(workspac
     assert good.seconds and good.load
     assert (wrong.cell.row, wrong.seconds, wrong.load) == ("wrong", None, None)
     assert wrong.basis.startswith("that cannot be trained: ") and why in wrong.basis
+
+
+def test_a_run_that_goes_on_elsewhere_counts_by_its_record_in_git(workspace, params, table_10):
+    record(workspace, table_10[0], seconds=2.0, rounds=10, partition=table_10[0].partition)
+    record_cells(table_10[:1], workspace, workspace)
+    shutil.rmtree(workspace.runs)
+    (found,) = forecasts(table_10[1:2], params, workspace, CPU)
+    per_round = read_compact(workspace.compact(table_10[0].path)).seconds / 10
+    assert found.basis.startswith("10 rounds of other seeds") and found.seconds == pytest.approx(1000 * per_round)
+
+
+def test_a_setting_that_only_a_record_has_does_not_keep_a_cell_from_being_trained(workspace, params, table_10):
+    by = {cell.method: cell for cell in reversed(table_10)}
+    record(workspace, by["fml"], seconds=3.0, rounds=4, settings=by["fml"].settings | {"gone": 1})
+    machine = Forecaster(params, workspace, CPU)
+    for method in ("lg-fedavg", "fml"):
+        assert "cannot be trained" not in machine.forecast(by[method]).basis
 
 
 def test_records_of_other_machines_are_left_out(workspace, params, table_10):

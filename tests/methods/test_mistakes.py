@@ -179,6 +179,16 @@ def test_a_method_may_put_a_body_and_a_head_together_and_read_their_values(monke
     assert sent.entries == theirs.entries
 
 
+def test_a_server_may_learn_for_some_epochs_from_messages_without_rows(monkeypatch):
+    class Own(FedAvg):
+        numerics = 1
+
+        class Settings(FedAvg.Settings):
+            server_epochs: int = 2
+
+    assert rehearse(Own, monkeypatch).rounds(1, 2, seed=0).up == rehearse(FedAvg, monkeypatch).rounds(1, 2, seed=0).up
+
+
 def test_what_is_raised_elsewhere_is_no_mistake_of_a_method():
     try:
         Holdings()  # type: ignore[call-arg]

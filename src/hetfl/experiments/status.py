@@ -145,7 +145,7 @@ def is_locked(cell: Path, workspace: Workspace) -> bool:
         with workspace.lock(cell).open() as file:
             # Shared, so that no look takes another one for a training; to read, since a checkout may be read-only.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True
