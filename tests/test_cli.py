@@ -33,7 +33,7 @@ from hetfl.experiments.evaluation import evaluate_cell
 from hetfl.experiments.plan import load_params
 from hetfl.ledger.recording import record_cells
 from hetfl.report.terminal import MOST, curves, draw
-from hetfl.schema import MODEL
+from hetfl.schema import MODEL, read_rounds
 from hetfl.stages import write
 from hetfl.sweep.sweep import options
 from hetfl.tensors import read_tensors, write_tensors
@@ -202,6 +202,14 @@ def test_diff_of_two_runs_names_settings_results_and_where_curves_part(hetfl_: R
     assert "settings and inputs: the same" in same and "the final models are the same" in same
 
 
+def test_diff_of_two_runs_tells_the_bytes_of_each_way(hetfl_: Run, trained: Path) -> None:
+    told = found(hetfl_, "diff small/fedavg/fedavg/iid-s0 small/fedprox/fedprox/iid-s0")["results"]
+    lines = read_rounds(trained / "runs/small/fedavg/fedavg/iid-s0")
+    sent = {line["name"]: line["first"] for line in told}
+    assert sent["sent to the server (MB)"] == pytest.approx(sum(line.up.bytes for line in lines) / 1e6)
+    assert sent["sent to clients (MB)"] == pytest.approx(sum(line.down.bytes for line in lines) / 1e6)
+
+
 def test_diff_with_a_deployments_record_compares_what_both_have(hetfl_: Run, trained: Path, tmp_path: Path) -> None:
     """Its final models are without what the clients keep."""
     cell, copy = "small/fedavg/fedavg/iid-s0", tmp_path / "iid-s0"
@@ -250,6 +258,12 @@ def test_curves_are_drawn_by_round_bytes_and_seconds(hetfl_: Run) -> None:
     assert any("⠀" < character <= "⣿" for character in text)
     first, _ = found(hetfl_, "curve small --by megabytes --metric loss")
     assert [len(point) for point in first["points"]] == [2, 2] and first["points"][0][0] > 0
+
+
+def test_the_megabytes_of_a_curve_count_both_ways(hetfl_: Run, trained: Path) -> None:
+    (curve,) = found(hetfl_, "curve small/fedavg --by megabytes")
+    lines = read_rounds(trained / "runs/small/fedavg/fedavg/iid-s0")
+    assert curve["points"][-1][0] == pytest.approx(sum(line.up.bytes + line.down.bytes for line in lines) / 1e6)
 
 
 def test_finished_runs_in_git_have_curves_and_a_status(

@@ -221,6 +221,14 @@ def test_the_first_parameters_are_remembered(toy_engine):
         assert last == pytest.approx(float(moved) / (2 * 0.1**2))
 
 
+def test_the_divergence_is_relative_to_the_deviation_of_the_prior(toy_engine):
+    def divergences(**settings) -> list[float]:
+        _, lines = run(toy_engine("fedhpl", **settings), 1)
+        return lines[1].clients["param_kl"]
+
+    assert divergences(prior_std=0.2) == pytest.approx([value / 4 for value in divergences()])
+
+
 def test_only_samples_with_a_teacher_count(toy_engine):
     """And all of them where no class has one."""
     engine = toy_engine("fedhpl", "homogeneous", torch.float64)

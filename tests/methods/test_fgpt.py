@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from hetfl.experiments import cell
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace
 from hetfl.message import Message, ServerState
 from hetfl.methods import create
-from hetfl.methods.base import Uplinks
+from hetfl.methods.base import Statistics, Uplinks
 from hetfl.methods.fedpr import null_space
 from hetfl.methods.parts.balanced_groups import mean_keys
 from hetfl.models import ModelOptions, build
@@ -453,6 +454,18 @@ def test_fedmixs_chunks_do_not_depend_on_how_the_device_cuts_batches(toy_engine,
     # Which ones go together is drawn by the run's seed, for each client by itself.
     (other, *_) = engine.introduce(range(3), Draws(1))
     assert not torch.allclose(other.uplink["pool/images"], pools[0][0]["pool/images"])
+
+
+def test_which_samples_fedmix_averages_is_drawn_for_each_client_by_itself():
+    """Of the same samples two clients send other averages."""
+    method = create("fedmix", {"chunk": 2}, 3)
+    rows = {"images": torch.arange(40.0).view(40, 1, 1, 1), "labels": torch.eye(3).repeat(14, 1)[:40]}
+    pools = []
+    for number in (0, 1):
+        client = SimpleNamespace(index=number, samples=40)
+        known = SimpleNamespace(statistics=Statistics(rows=rows), draws=Draws(0), client=client)
+        pools.append(method.register(known)["pool/images"])
+    assert not torch.equal(*pools)
 
 
 @pytest.mark.parametrize("method", FAMILY)

@@ -17,7 +17,7 @@ from hetfl.message import Message, ServerState, group, without
 from hetfl.methods import create
 from hetfl.methods.base import Uplinks
 from hetfl.methods.parts.feature_generator import generate
-from hetfl.methods.parts.trainable_prototypes import contrastive_loss, emit, margin_of
+from hetfl.methods.parts.trainable_prototypes import batches_of, contrastive_loss, emit, margin_of
 from hetfl.models import Output
 from hetfl.training.state import State
 
@@ -197,6 +197,11 @@ def test_fedkd_refuses_fmls_weights(name):
         create("fedkd", {name: 0.4}, 3)
 
 
+def test_fedkds_share_of_the_energy_does_not_fall_over_the_rounds():
+    with pytest.raises(HetflError, match="energy_end: 0.9 should not be below energy_start, which is 0.98"):
+        create("fedkd", {"energy_start": 0.98, "energy_end": 0.9}, 3)
+
+
 def test_fedtgp_refuses_weights():
     """They would change the margin's centres and nothing that the server learns, and the paper does without them."""
     with pytest.raises(HetflError, match="^fedtgp: settings.average: 'weighted' should be 'plain'$"):
@@ -260,6 +265,21 @@ def test_fedtgps_ablations():
     at = emitted.clone().requires_grad_()
     contrastive_loss(emitted, torch.tensor([0, 1, 2]), at, torch.tensor(1.0)).backward()
     assert torch.isfinite(at.grad).all()
+
+
+def test_what_fills_a_batch_of_fedtgps_server_does_not_count():
+    generator = torch.Generator().manual_seed(0)
+    prototypes, emitted = (torch.randn(size, 4, generator=generator) for size in (5, 3))
+    labels, margin = torch.tensor([0, 1, 2, 0, 1]), torch.tensor(1.0)
+    orders = torch.stack([torch.randperm(5, generator=generator) for _ in range(2)])
+    plain, filled = ([*batches_of(orders, 4, fill)] for fill in (False, True))
+    assert {len(batch["rows"]) for batch in filled} == {4}
+
+    def losses(batches):
+        told = [(prototypes[batch["rows"]], labels[batch["rows"]], batch.get("weight")) for batch in batches]
+        return torch.stack([contrastive_loss(means, of, emitted, margin, weight) for means, of, weight in told])
+
+    torch.testing.assert_close(losses(filled), losses(plain))
 
 
 def test_fedtgp_emits_every_class(toy_engine):

@@ -12,7 +12,7 @@ from hetfl.errors import HetflError
 from hetfl.message import Message, ServerState
 from hetfl.methods import METHODS, create
 from hetfl.methods.base import Uplinks
-from hetfl.methods.parts.robust import CombiningSettings, combined, epsilon, shortened
+from hetfl.methods.parts.robust import CombiningSettings, combined, epsilon, noised, shortened
 from hetfl.training import rounds
 from hetfl.training.engine import Task
 
@@ -46,6 +46,12 @@ def test_changes_are_shortened_to_the_largest_norm():
 def test_a_change_with_noise_is_not_shortened_again():
     """The client shortened it before it added the noise, which a second time would take away."""
     assert after(largest_change=1.0, noise=0.5) == after()
+
+
+def test_a_change_is_shortened_before_noise_is_added():
+    settings = CombiningSettings(largest_change=0.5, noise=1e-9)
+    sent = noised({"w": torch.tensor([4.0, 5.0])}, BEFORE, settings, Draws(0), 0)
+    torch.testing.assert_close(sent["w"], torch.tensor([1.3, 1.4]))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu", "pfedpt", "pt-fedavg", "fedmix"])
@@ -112,16 +118,28 @@ def test_noised_uplinks_are_repeatable_and_their_epsilon_is_in_the_record(toy_en
     assert told == [epsilon(2.0, 1e-5, 1), epsilon(2.0, 1e-5, 2)] and told[0] < told[1]
 
 
+def changes(engine, clients, round: int) -> list[torch.Tensor]:
+    """How far the uplinks of some clients are from the server's first model."""
+    server, _ = rounds.start(engine, Draws(0))
+    tasks = [Task(client, engine.method.downlink(server, client)) for client in clients]
+    return [
+        torch.cat([(t - server.group("model")[n]).flatten() for n, t in update.uplink.items()])
+        for update in engine.train(tasks, Draws(0).at(round))
+    ]
+
+
 def test_a_noised_uplink_is_a_short_change_and_noise_of_the_norm(toy_engine):
     engine = toy_engine("fedavg", largest_change=0.1, noise=3.0)
-    server, _ = rounds.start(engine, Draws(0))
-    tasks = [Task(client, engine.method.downlink(server, client)) for client in (0, 1)]
-    moved = [
-        torch.cat([(t - server.group("model")[n]).flatten() for n, t in update.uplink.items()])
-        for update in engine.train(tasks, Draws(0).at(1))
-    ]
+    moved = changes(engine, (0, 1), 1)
     for change in moved:
         assert change.std().item() == pytest.approx(0.3, rel=0.02)
+    assert abs(torch.corrcoef(torch.stack(moved))[0, 1]) < 0.05
+
+
+def test_the_noise_of_each_round_is_drawn_anew(toy_engine):
+    """Else the difference of two uplinks would be free of it."""
+    engine = toy_engine("fedavg", largest_change=0.1, noise=3.0)
+    moved = [*changes(engine, [0], 1), *changes(engine, [0], 2)]
     assert abs(torch.corrcoef(torch.stack(moved))[0, 1]) < 0.05
 
 
@@ -137,3 +155,10 @@ def test_epsilon_is_that_of_the_gaussian_mechanism():
         delta = phi(0.5 / s - found * s) - math.exp(found) * phi(-0.5 / s - found * s)
         assert delta == pytest.approx(1e-5, rel=0.02)
     assert epsilon(1.0, 1e-5, 0) == 0
+
+
+def test_the_epsilon_of_a_round_is_that_of_the_delta_that_is_set():
+    pytest.importorskip("dp_accounting")
+    method = create("fedavg", {"largest_change": 1.0, "noise": 2.0, "delta": 1e-3}, 3)
+    told = method.diagnostics(ServerState({"noised": torch.tensor(2)}))
+    assert told == {"epsilon": epsilon(2.0, 1e-3, 2)} and epsilon(2.0, 1e-3, 2) < epsilon(2.0, 1e-5, 2)

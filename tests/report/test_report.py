@@ -151,6 +151,12 @@ def test_what_runs_differ_in_beside_their_identity_is_told(finished: Path, tmp_p
         assert "Runs differ in: " in shown and line in " ".join(shown.split())
 
 
+def test_what_runs_differ_in_tells_where_one_went_on(experiment: Path) -> None:
+    change_runs(experiment, "*/fedavg/*/iid-s0", changes=[{"round": 3, "threads": 2}])
+    total = len(list(experiment.rglob("run.json")))
+    assert make(experiment)["provenance"]["differences"] == {"threads": {"1": total - 1, "1, then 2": 1}}
+
+
 def test_a_table_stays_as_it_is_where_only_the_commit_is_another(finished: Path, tmp_path: Path) -> None:
     root, tables = tmp_path / "copy", tmp_path / "tables"
     shutil.copytree(finished, root)
@@ -546,6 +552,15 @@ def test_cells_from_different_inputs(experiment: Path, change: dict[str, Any], k
         make(experiment)
 
 
+def test_seeds_with_different_public_data_are_refused(experiment: Path) -> None:
+    for seed in (0, 1):
+        cell = f"digits-homogeneous/local/local/iid-s{seed}"
+        told = needed_run(experiment / "runs" / cell).inputs.as_json() | {"public": f"{seed}" * 64}
+        change_runs(experiment, cell, inputs=told, public={"dataset": "shared", "subset": "train"})
+    with pytest.raises(HetflError, match="data set shared has checksum"):
+        make(experiment)
+
+
 @pytest.fixture(scope="module")
 def drawn(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The figures of the finished runs' table, in both formats."""
@@ -644,15 +659,32 @@ def test_comparison_catches_accuracy(finished: Path) -> None:
     assert "1 of 9 cells differ" in render_comparison([bad] + [row for row in compare_tables(table, fresh, 9)][1:])
 
 
-def test_between_processors_means_alone_are_compared(finished: Path) -> None:
+def test_comparison_looks_at_each_seed(finished: Path) -> None:
+    table, fresh = make(finished), make(finished)
+    cell_of(fresh, "local", "iid")["provenance"][1]["value"] += 0.3
+    (bad,) = [row for row in compare_tables(table, fresh, 0.2) if not row["ok"]]
+    assert (bad["row"], bad["problem"]) == ("local", "an accuracy moved by 0.30 points")
+
+
+@pytest.mark.parametrize(("kind", "value"), [("devices", ["cpu: another one"]), ("versions", {"torch": ["2.11.0"]})])
+def test_between_processors_or_versions_of_torch_means_alone_are_compared(
+    finished: Path, kind: str, value: object
+) -> None:
     table, fresh = make(finished), make(finished)
     cell = cell_of(fresh, "local", "iid")
     cell["lowest"] += 9
     assert not all(row["ok"] for row in compare_tables(table, fresh, 1.0, elsewhere_tolerance=5.0))
-    fresh["provenance"]["devices"] = ["cpu: another one"]
+    fresh["provenance"][kind] = value
     assert all(row["ok"] for row in compare_tables(table, fresh, 1.0, elsewhere_tolerance=5.0))
     cell["value"] += 6
     assert not all(row["ok"] for row in compare_tables(table, fresh, 1.0, elsewhere_tolerance=5.0))
+
+
+def test_comparison_catches_parameters(finished: Path) -> None:
+    table, fresh = make(finished), make(finished)
+    cell_of(fresh, "local", "iid")["parameters"]["mean"] += 1
+    (bad,) = [row for row in compare_tables(table, fresh, 1.0, 0.5) if not row["ok"]]
+    assert (bad["row"], bad["problem"]) == ("local", "trainable parameters differ")
 
 
 @pytest.mark.parametrize("key", ["elements", "bytes"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from record_factory import make_metrics, make_round, make_run
 
-from hetfl.schema import Round
+from hetfl.schema import Round, Traffic
 from hetfl.tables.curves import averaged, curves
 from hetfl.tables.records import Record
 
@@ -31,6 +33,12 @@ def test_seeds_that_end_together_are_one_curve() -> None:
     assert (curve.seed, curve.diverged) == (None, None) and curve.sound == curve.points
     first, second = curve.points
     assert first == pytest.approx((1, 20, 10, 30, 15, False)) and second == pytest.approx((2, 50, 40, 60, 30, False))
+
+
+def test_the_traffic_of_a_curve_is_the_mean_over_seeds() -> None:
+    one, other = record(0, [0.1, 0.4]), record(1, [0.3, 0.6])
+    more = [line.model_copy(update={"up": Traffic(elements=1, bytes=30)}) for line in other.rounds]
+    assert [at.traffic for at in averaged([one, replace(other, rounds=more)], "average")] == [25, 50]
 
 
 def test_seeds_that_end_in_different_rounds_have_a_curve_each() -> None:
