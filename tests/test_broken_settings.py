@@ -116,6 +116,8 @@ VALUES = [
     (f"{HOMOGENEOUS}/rows/fedbabu/settings", {"held_out": 1}, "fedbabu has no model for clients that take no part"),
     (f"{HOMOGENEOUS}/rows/fedrep/settings", {"held_out": 1}, "fedrep has no model for clients that take no part"),
     (f"{HOMOGENEOUS}/rows/fedavg/settings", {"held_out": 1}, "held_out: digits_resnet_base has running statistics"),
+    (FEDAVG, {"held_out": 5}, r"rows.fedavg: held_out is 5, split '\w+' has 5 clients; hold out fewer"),
+    (f"{HOMOGENEOUS}/rows/fedavg/seeds", [9], "rows.fedavg.seeds: 9 is not among the experiment's seeds"),
     (GROUPS, {"group_blocks": []}, "settings.group_blocks: \\[\\]"),
     (GROUPS, {"group_blocks": [0]}, "settings.group_blocks.0: 0 should be greater"),
     (GROUPS, {"group_blocks": [-1]}, "settings.group_blocks.0: -1 should be greater"),

@@ -78,6 +78,15 @@ def test_a_folder_with_train_and_test(tmp_path: Path) -> None:
     assert card.licence == "mine" and len(card.source[0]["sha256"]) == 64
 
 
+def test_the_checksum_of_the_source_covers_what_is_in_the_files(tmp_path: Path) -> None:
+    folder, found = write_images(tmp_path / "images"), set()
+    for value in (10, 11):
+        (folder / "ant" / "0.png").write_bytes(encoded(value))
+        prepared(tmp_path, size=4)
+        found.add(read_card(tmp_path / "data" / "mine").source[0]["sha256"])
+    assert len(found) == 2
+
+
 def test_a_folder_that_is_not_divided_gets_its_test_images_by_a_keyed_draw(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     first, again = prepared(tmp_path, size=4, public=0.25), prepared(tmp_path, size=4, public=0.25)

@@ -343,6 +343,13 @@ def test_indices_that_are_not_the_cards_are_refused(tmp_path: Path) -> None:
         read_partition(tmp_path / "1")
 
 
+def test_a_partition_of_other_data_is_refused(tmp_path: Path) -> None:
+    dataset = dataset_of(labels_of([20] * 4))
+    write_partition(tmp_path, make_partition(Iid(), dataset, Draws(0)), Iid(), dataset, 0)
+    with pytest.raises(HetflError, match="was made from other data; run dvc repro partition@toy$"):
+        read_partition(tmp_path, replace(dataset, checksum="other"))
+
+
 def damaged(arrays: dict[str, Any], card: dict[str, Any], kind: str) -> str:
     """Change a partition; returns what the line about it says."""
     if kind == "floats":

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from pydantic import Field
-from record_factory import make_round, make_run, project, write_record
+from record_factory import MODEL, make_round, make_run, project, write_record
 
 from hetfl.data.inputs import Augmentation, InputSettings
 from hetfl.data.partitions import Iid, make_partition, write_partition
@@ -20,12 +20,14 @@ from hetfl.experiments.cell import set_up
 from hetfl.experiments.identity import differences, fingerprint, identity, inputs, own_differences
 from hetfl.experiments.plan import Cell, ComputeSettings, Workspace, cells, load_params
 from hetfl.experiments.record import Record
+from hetfl.experiments.settings import PublicSettings
 from hetfl.experiments.versions import check_versions, keys, used, version, versions, write_versions
 from hetfl.files import read_json, write_json
 from hetfl.methods import METHODS
 from hetfl.methods.base import register_method
 from hetfl.methods.fedavg import FedAvg
 from hetfl.methods.scratch import Scratch
+from hetfl.models.registry import weights_checksum
 from hetfl.models.vit import PromptedViT
 from hetfl.schema import Inputs
 
@@ -109,6 +111,12 @@ def test_a_second_network_and_an_encoder_are_in_use_too(every):
     assert ("models.resnet" in used(encoder)) == ("encoder" in METHODS["fgpt"].Settings.model_fields)
 
 
+def test_prompts_that_are_a_frame_have_a_version_of_their_own(every):
+    cell = next(cell for cell in every if cell.method == "fedhpl")
+    framed = cell.model_copy(update={"models": ["digits_resnet_small"], "settings": {"prompts": "frame"}})
+    assert {"models.frame", "models.resnet"} <= used(framed).keys() and "models.frame" not in used(cell)
+
+
 def test_augmentations_count_where_there_is_one(every):
     cell = every[0]
     assert "augmentation" not in used(cell)
@@ -160,6 +168,18 @@ def test_names_and_titles_decide_nothing_and_what_does_is_there(every):
     assert fingerprint(cell, READS.model_copy(update={"partition": "q"})) != fingerprint(cell, READS)
 
 
+def test_the_public_data_set_and_its_subset_are_part_of_the_identity(every):
+    cell = every[0]
+    public = [PublicSettings(dataset="x", subset=name) for name in ("public", "train")]
+    shared = [cell.model_copy(update={"public": one}) for one in public]
+    assert len({fingerprint(one, READS) for one in (cell, *shared)}) == 3
+
+
+def test_inputs_hold_the_checksum_of_the_weights():
+    workspace, cell = project()
+    assert inputs(cell, workspace).weights == {MODEL: weights_checksum(MODEL, workspace.weights)}
+
+
 @pytest.fixture
 def prepared(tmp_path: Path, toy_data) -> tuple[Cell, Workspace, Path]:
     """A cell whose data set and partition are there, and the partition's card."""
@@ -183,6 +203,13 @@ def prepared(tmp_path: Path, toy_data) -> tuple[Cell, Workspace, Path]:
         settings={},
     )
     return cell, workspace, workspace.partition("toy", "iid", 0) / "card.json"
+
+
+def test_inputs_hold_the_checksum_of_the_public_data_set(prepared):
+    cell, workspace, _ = prepared
+    write_json(workspace.dataset("other") / "card.json", {"checksum": "p"})
+    shared = cell.model_copy(update={"public": PublicSettings(dataset="other")})
+    assert (inputs(cell, workspace).public, inputs(shared, workspace).public) == (None, "p")
 
 
 def test_a_partition_counts_by_indices_and_splits(prepared):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from record_factory import make_round, write_record
 
-from hetfl.experiments.record import COMMIT, commit
+from hetfl.experiments.record import COMMIT, Record, commit
 from hetfl.schema import record_folders
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -71,3 +73,16 @@ def test_superseded_records_and_what_killed_copies_have_left_are_no_cells(tmp_pa
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "run.json").touch()
     assert record_folders(tmp_path) == [tmp_path / cell]
+
+
+def test_a_line_that_could_not_be_written_whole_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on a full disk; the next line is not to stand behind half of one."""
+    record = Record(write_record(tmp_path, "x/fedavg/fedavg/iid-s0", [make_round(0)], "running"))
+
+    def full(file: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        record.append(make_round(1))
+    assert [line.round for line in record.lines()] == [0]

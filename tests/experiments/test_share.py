@@ -164,6 +164,15 @@ def test_a_damaged_archive_changes_nothing(every, here, there, tmp_path, damage)
     assert not there.runs.exists() and not [*there.scratch.glob("import-*")]
 
 
+def test_a_run_with_another_fingerprint_than_the_manifests_is_refused(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    found = write(here, cell)
+    export_cells([cell], here, path)
+    path.write_bytes(path.read_bytes().replace(found.encode(), b"0" * 64, 1))  # in the manifest, which comes first
+    assert outcomes(path, every, there) == {cell.path.as_posix(): "refused"}
+    assert not there.runs.exists()
+
+
 def test_nothing_leaves_the_folder(every, here, there, tmp_path):
     """A file whose name leads out is refused, and what the manifest does not name is not unpacked."""
     cell, path = every[0], tmp_path / "cells.tar"

@@ -131,6 +131,17 @@ def test_the_ledger_says_which_runs_diverged(workspace, fedproto):
     assert line_of(workspace, *place).says == told
 
 
+def test_a_divergence_after_the_round_of_a_cell_is_not_told_there(workspace):
+    place, entry = next((place, entry) for place, entry in PRINTED.items() if entry.round and entry.unit == "%")
+    cell = record(workspace, entry, rounds=entry.round + 2, diverged=entry.round + 1)
+    line = line_of(workspace, *place)
+    assert line.value is not None and line.diverged == ""
+    whole = next(
+        place for place, one in PRINTED.items() if one.round is None and cell.path in map(one.path, one.seeds)
+    )
+    assert line_of(workspace, *whole).diverged == f"seed 0 diverged in round {entry.round + 1}"
+
+
 def test_runs_that_diverged_say_nothing_of_the_noise(workspace, fedproto):
     record(workspace, fedproto, rounds=60)
     record(workspace, fedproto, seed=1, rounds=90, diverged=3)

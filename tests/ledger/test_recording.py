@@ -50,6 +50,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def make_stale(path: Path) -> None:
+    """Change the learning rate of a record, and with it the fingerprint."""
+    stale = path.read_text().replace('"lr": 0.01', '"lr": 0.02')
+    path.write_text(stale.replace('"fingerprint": "', '"fingerprint": "0', 1))
+
+
 def test_a_record_only_ever_gets_further(workspace, fedproto, tmp_path):
     cell = write(workspace, fedproto, rounds=3)
     folder, path = workspace.runs / cell.path, workspace.results / f"{cell.path}.json"
@@ -82,6 +88,13 @@ def test_a_run_of_other_settings_is_not_recorded_and_gives_way(workspace, fedpro
     scaled = write(workspace, fedproto, rounds=20, settings={**cell.settings, "rounds": 20}, fingerprint="e" * 64)
     assert outcome(workspace, scaled) == Recorded(str(cell.path), "stale", "rounds 20, now 1000")
     assert not (workspace.results / f"{cell.path}.json").exists()
+
+
+def test_a_record_of_other_settings_gives_way_to_a_run_that_has_just_begun(workspace, fedproto):
+    cell = record(workspace, fedproto, rounds=60)
+    make_stale(workspace.results / f"{cell.path}.json")
+    rewrite_run(workspace.runs / write(workspace, fedproto, rounds=17).path, {"status": "running"})
+    assert outcome(workspace, cell).outcome == "written"
 
 
 def test_the_csv_lists_every_record(workspace, fedproto):
@@ -153,13 +166,10 @@ def made(spec: TableSpec, workspace: Workspace):
 
 def test_a_stale_record_is_shown_as_not_run_with_the_reason(workspace, fedproto):
     cell = record(workspace, fedproto, rounds=60)
-    path = workspace.results / f"{cell.path}.json"
     spec = table_spec("fedtgp-table-10", PARAMS)
     [found] = [cell for cell in made(spec, workspace)["cells"] if cell["seeds"]]
     assert (found["row"], found["column"], found["value"]) == ("fedproto", "blocks", 71.5)
-    path.write_text(
-        path.read_text().replace('"lr": 0.01', '"lr": 0.02').replace('"fingerprint": "', '"fingerprint": "0', 1)
-    )
+    make_stale(workspace.results / f"{cell.path}.json")
     table = made(spec, workspace)
     [stale] = [cell for cell in table["cells"] if cell["status"] == "stale"]
     assert stale["value"] is None and "Seed 0 is stale: lr 0.02, now 0.01." in stale["footnote"]

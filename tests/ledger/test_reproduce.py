@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from typer.testing import CliRunner, Result
 
 from hetfl.cli import app
 from hetfl.experiments import cell
+from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Workspace, cells, load_params
 from hetfl.experiments.schedule import evaluate_cells, run_cells
-from hetfl.ledger.reproduce import compare, plan_reproduction
+from hetfl.ledger.reproduce import Plan, compare, plan_reproduction
+from hetfl.schema import MODEL, Change, Inputs
 
 CELL = "fedtgp-toy/fedavg/fedavg/iid-s0"
 PARAMS = {
@@ -139,6 +142,17 @@ def test_what_cannot_be_reproduced_is_one_line(hetfl):
     assert "hetfl train fedtgp-toy, then hetfl record fedtgp-toy" in str(hetfl("reproduce", CELL).exception)
 
 
+def test_a_record_made_with_other_inputs_is_refused(hetfl):
+    path, (chosen,) = Path("results", f"{CELL}.json"), cells(load_params(Path("params.yaml")), "fedtgp-toy")
+    told = json.loads(path.read_text())
+    told["run"]["inputs"]["dataset"] = "0" * 64
+    told["run"]["fingerprint"] = fingerprint(chosen, Inputs.model_validate(told["run"]["inputs"]))
+    path.write_text(json.dumps(told))
+    said = str(hetfl("reproduce", CELL).exception)
+    assert "its record was made with other inputs (dataset 00000000, now " in said
+    assert not [*Path().glob(".hetfl/reproduced/**/run.json")]
+
+
 def test_a_table_from_git_alone_is_the_table_from_the_runs(both_formats: None, hetfl):
     shown = hetfl("table", "fedtgp-toy")
     assert shown.exit_code == 0 and "FedAvg" in shown.output
@@ -147,13 +161,41 @@ def test_a_table_from_git_alone_is_the_table_from_the_runs(both_formats: None, h
     assert not Path("runs").exists()
 
 
-def test_the_printed_number_stands_beside_both(tmp_path):
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """What is to be trained again of a recorded cell of a paper."""
     workspace = checkout(tmp_path)
     cell = record(workspace, entry_of("fedtgp-table-10", "fedproto", "blocks"))
-    plan = plan_reproduction(cell, workspace, COMMITTED)
+    return plan_reproduction(cell, workspace, COMMITTED)
+
+
+def test_the_printed_number_stands_beside_both(plan):
     found = compare(plan, plan.record)
     assert found.good
     assert found.lines == [
         "identical: curves, message sizes and model",
         "fedtgp-table-10: 71.50, recorded 71.50, printed 99.48 (worse)",
     ]
+
+
+def test_another_model_is_found(plan):
+    other = plan.record.model_copy(update={"files": {**plan.record.files, MODEL: "0" * 64}})
+    found = compare(plan, other)
+    assert not found.good and found.lines[0] == "differs: the model's SHA-256"
+
+
+def test_another_number_of_rounds_is_found(plan):
+    found = compare(plan, plan.record.model_copy(update={"played": 61}))
+    assert not found.good and found.lines[0] == "differs: 61 rounds, not 60"
+
+
+def test_the_order_of_sums_on_a_gpu_is_never_alike(plan):
+    run = plan.record.run.model_copy(update={"device": "cuda: one"})
+    both = plan.record.model_copy(update={"run": run})
+    assert compare(replace(plan, record=both), both).lines[0].startswith("not alike: the order of sums on a GPU; so")
+
+
+def test_a_run_that_went_on_under_other_conditions_is_not_alike(plan):
+    run = plan.record.run.model_copy(update={"changes": [Change(round=9, threads=7)]})
+    found = compare(plan, plan.record.model_copy(update={"run": run}))
+    assert found.good and found.lines[0].startswith("not alike: threads; so")

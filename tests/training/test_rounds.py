@@ -19,7 +19,7 @@ from record_factory import make_round, make_run
 from hetfl.draws import Draws
 from hetfl.experiments.cell import run_rounds
 from hetfl.experiments.record import Record
-from hetfl.schema import Accuracies
+from hetfl.schema import Accuracies, read_run
 from hetfl.tensors import read_tensors
 from hetfl.training import rounds, scoring
 from hetfl.training import state as states
@@ -30,7 +30,7 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def play(engine, folder: Path, seen: Callable[[str], None] = lambda moment: None) -> None:
+def play(engine, folder: Path, seen: Callable[[str], None] = lambda moment: None) -> State:
     """Run all rounds; ``seen`` is called with ``append:<round>`` and ``save:<round>`` once these are on disk."""
     record, resume = Record(folder / "run"), ResumePoints(folder / "resume")
 
@@ -47,7 +47,7 @@ def play(engine, folder: Path, seen: Callable[[str], None] = lambda moment: None
     watch(record, "append")
     watch(resume, "save")
     with resume:
-        run_rounds(engine, Draws(0), record, resume, make_run())
+        return run_rounds(engine, Draws(0), record, resume, make_run())
 
 
 def killed(at: str) -> Callable[[str], None]:
@@ -417,6 +417,12 @@ def test_a_round_tells_the_pooled_and_the_training_accuracy(toy_engine, toy_data
         batch = data.train_images.batch(data.train)
         scores = engine.method.predict(client.model, state.clients[k].params, batch, received)
         assert (scores.argmax(dim=1) == batch.labels).float().mean().item() == pytest.approx(expected)
+
+
+def test_a_record_tells_how_many_parameters_the_server_learns(toy_engine, tmp_path):
+    engine = toy_engine("fedtgp", rounds=1)
+    learned = engine.method.server_parameters(play(engine, tmp_path).server).values()
+    assert read_run(tmp_path / "run").parameters.server == sum(tensor.numel() for tensor in learned) > 0
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
