@@ -22,12 +22,12 @@ import psutil
 import pytest
 import torch
 import yaml
-from deployment_files import NODE, PARAMS, SERVER, write
+from deployment_files import NODE, PARAMS, SERVER, rehearse, write
 from typer.testing import CliRunner
 
 from hetfl.cli import app
-from hetfl.data.store import Dataset, Subset, write_dataset
-from hetfl.deploy.agreement import agreement
+from hetfl.data.store import Dataset, Subset, read_card, read_dataset, write_dataset
+from hetfl.deploy.agreement import Agreement, agreement, check_agreement, public_checksum
 from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
@@ -449,6 +449,14 @@ def test_clients_of_a_node_get_their_own_samples_back():
     assert partition.test is not None and len(partition.test[4]) == 2
 
 
+def test_data_sets_of_one_node_have_the_same_classes():
+    subset = Subset(np.zeros((2, 1, 1, 1), np.uint8), np.arange(2))
+    subsets, known = {"train": subset, "test": subset}, {"x": ("a", "b"), "y": ("b", "a")}
+    data = [Dataset(name, name, classes, subsets, "c") for name, classes in known.items()]
+    with pytest.raises(HetflError, match="^node.clients: the data sets x and y have different classes$"):
+        joined(dict(enumerate(data)), 2)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -474,6 +482,25 @@ def test_a_node_plays_only_the_cell_of_its_own_project(rehearsed, change, said):
     with pytest.raises(HetflError, match=said) as error:
         worker.answer(agreed | change, bytearray())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("server", [{"vit": "b"}, {}])
+def test_other_weights_than_the_nodes_are_refused(server):
+    node = Agreement(cell="tiny/x", settings={}, weights={"vit": "a"}, clients=1, run="0" * 64)
+    check_agreement(node, node, "north", {})
+    refused = "^north: the weights of vit are not those of the server; copy its weights/$"
+    with pytest.raises(HetflError, match=refused):
+        check_agreement(node.model_copy(update={"weights": server}), node, "north", {})
+
+
+def test_the_checksum_of_public_samples_covers_their_images(tmp_path):
+    about = {"name": "x", "title": "X", "origin": "", "licence": "", "source": [], "settings": {}}
+    found = set()
+    for value in (0, 1):
+        subset = Subset(np.full((2, 8, 8, 1), value, np.uint8), np.arange(2))
+        write_dataset(tmp_path / str(value), **about, class_names=("a", "b"), subsets={"train": subset})
+        found.add(public_checksum(read_card(tmp_path / str(value)), "train"))
+    assert len(found) == 2
 
 
 def test_errors_leave_a_node_without_its_paths_and_are_noted(rehearsed, tmp_path):
@@ -537,6 +564,17 @@ def test_folders_of_two_clients_that_are_exchanged_are_noticed(rehearsed, tmp_pa
         worker.answer(agreed.of([1]).model_dump(mode="json"), bytearray())
 
 
+def test_each_client_of_a_rehearsal_tests_on_its_own_samples(tmp_path_factory):
+    split = {"scheme": "pathological", "clients": 2, "classes_per_client": 1}
+    told = {"partitions": {"digits": {"seeds": 1, "splits": {"iid": split}}}}
+    deployment = rehearse(tmp_path_factory.mktemp("own"), PARAMS | told)
+    counts = read_json(deployment / "server/partitions/digits/iid-s0/card.json")["class_counts"]
+    for client in range(2):
+        data = read_dataset(deployment / f"node-{client}/data/client-{client}")
+        for side in ("train", "test"):
+            assert data.subset(side).class_counts(2).tolist() == counts[side][client]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -589,6 +627,18 @@ def test_a_round_that_waits_needs_all_uplinks_unless_fewer_are_asked_for(
     assert found == [needed]
 
 
+CARD = {
+    "dataset": "digits",
+    "title": "X",
+    "class_names": ["a", "b"],
+    "image_shape": [8, 8, 1],
+    "train": [2, 1],
+    "test": [1, 1],
+    "checksum": "0",
+}
+"""Of a client's data, as `hetfl card` writes it, but for the client's number."""
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -599,8 +649,7 @@ def test_a_round_that_waits_needs_all_uplinks_unless_fewer_are_asked_for(
 )
 def test_a_card_that_cannot_be_is_refused(tmp_path, change, said):
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
-    card = {"client": 0, "dataset": "x", "title": "X", "class_names": ["a", "b"], "image_shape": [8, 8, 1]}
-    write_json(tmp_path / "0.json", card | {"train": [2, 1], "test": [1, 1], "checksum": "0"} | change)
+    write_json(tmp_path / "0.json", CARD | {"client": 0} | change)
     params = load_params(tmp_path / "params.yaml")
     with pytest.raises(HetflError) as error:
         write_cards([tmp_path / "0.json"], "iid", Workspace(tmp_path), params)
@@ -635,6 +684,18 @@ def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
     with pytest.raises(HetflError, match="holds prepared data"):
         write_cards(paths, "iid", workspace, params)
     assert (mine / "card.json").read_bytes() == before
+
+
+def test_the_servers_card_covers_the_checksums_of_the_clients_data(tmp_path):
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    workspace, params = Workspace(tmp_path), load_params(tmp_path / "params.yaml")
+    paths, found = [tmp_path / "0.json", tmp_path / "1.json"], set()
+    for checksum in ("0", "1"):
+        for client, path in enumerate(paths):
+            write_json(path, CARD | {"client": client, "checksum": checksum})
+        write_cards(paths, "iid", workspace, params)
+        found.add(read_card(workspace.dataset("digits")).checksum)
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("command", ["serve", "join", "certs", "rehearse", "card", "cards"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ pytest.importorskip("flwr")
 from hetfl.deploy import play  # noqa: E402
 from hetfl.deploy.settings import Server, read_node, read_server  # noqa: E402
 from hetfl.deploy.worker import Worker  # noqa: E402
-from hetfl.errors import FailedCellsError  # noqa: E402
+from hetfl.errors import FailedCellsError, HetflError  # noqa: E402
+from hetfl.experiments.plan import Workspace, cells, load_params  # noqa: E402
 from hetfl.methods import METHODS  # noqa: E402
 from hetfl.methods.fedavg import FedAvg  # noqa: E402
 from hetfl.schema import read_run  # noqa: E402
@@ -77,3 +79,12 @@ def test_a_method_with_a_mistake_stops_no_other_cell(
     (finished,) = (runs / "fedavg").glob("*/*/run.json")
     run = read_run(finished.parent)
     assert run is not None and run.complete
+
+
+def test_a_server_needs_as_many_clients_as_the_split_has(rehearsed: Path) -> None:
+    workspace = Workspace(rehearsed / "server")
+    params, server = load_params(workspace.params), read_server(rehearsed / "server.yaml")
+    play.check(cells(params, "tiny"), params, workspace, server)
+    fewer = server.model_copy(update={"nodes": {"node-0": server.nodes["node-0"]}})
+    with pytest.raises(HetflError, match="^server.nodes: have 1 clients, tiny/.* has 2$"):
+        play.check(cells(params, "tiny"), params, workspace, fewer)

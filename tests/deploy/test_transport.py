@@ -170,6 +170,16 @@ def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):
     assert transport._online() == {"south"}
 
 
+def test_bytes_are_counted_once_and_each_way(transport):
+    transport.send("north", b"request")
+    assert transport.receive(["north"], 5) == ("north", b"answer")
+    carried = transport.take_carried()
+    assert (carried["north"].down, carried["north"].up) == (len(b"request"), len(b"answer"))
+    assert (carried["south"].down, carried["south"].up) == (0, 0)
+    again = transport.take_carried()["north"]
+    assert (again.down, again.up) == (0, 0)
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300, "1", None])
 def test_seconds_that_a_node_cannot_have_worked_are_none(transport, seconds):
     transport._grid.header["seconds"] = seconds

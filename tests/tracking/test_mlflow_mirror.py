@@ -2,12 +2,14 @@ import json
 import math
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from mlflow_helpers import describe, sync_forked, write_cell
 from record_factory import write_metrics
 
@@ -366,6 +368,15 @@ def test_mirrored_while_it_runs(root, client, request, monkeypatch, capfd):
     assert len(history(client, run, "accuracy/average")) == 5, capfd.readouterr().err
 
 
+def test_a_mirror_waits_for_another_one_of_the_folder(root, client, request):
+    folder, mirror = write_cell(root, describe(request.node.name, status="running")), MlflowMirror(root)
+    mirror.open()
+    mirror._lock.timeout = 0
+    with FileLock(root / "mlruns" / ".lock"), pytest.raises(Timeout):
+        mirror.mirror(folder)
+    assert mirror.mirror(folder)
+
+
 def test_what_was_missed_is_read_in_the_end(root, client, request):
     name = request.node.name
     folders = [write_cell(root, describe(name, seed=seed)) for seed in range(2)]
@@ -442,6 +453,19 @@ def test_links_have_no_password(tmp_path, monkeypatch):
     monkeypatch.setattr(Links, "_ask", ask)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address := "https://me:secret@host/mlflow/")
     assert Links(tmp_path).runs[address].startswith("https://host/mlflow/#/experiments/1/runs/2?")
+
+
+def test_of_two_runs_with_one_fingerprint_the_link_is_to_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection, connection:
+        connection.execute("CREATE TABLE runs (run_uuid, experiment_id, lifecycle_stage, start_time)")
+        connection.execute("CREATE TABLE tags (run_uuid, key, value)")
+        connection.execute("CREATE TABLE experiments (experiment_id, name, lifecycle_stage)")
+        connection.execute("CREATE TABLE experiment_tags (experiment_id, key, value)")
+        for run, began in (("new", 2), ("old", 1)):
+            connection.execute("INSERT INTO runs VALUES (?, 1, 'active', ?)", (run, began))
+            connection.execute("INSERT INTO tags VALUES (?, 'fingerprint', 'f')", (run,))
+    assert "/runs/new?" in Links(tmp_path).runs["f"]
 
 
 def test_sync_mirrors_all_other_cells_where_some_cannot_be(root, client, request, monkeypatch):
