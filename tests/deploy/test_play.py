@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from deployment_files import PARAMS, rehearse
@@ -24,6 +25,7 @@ class Near:
     """Stands for the transport: the nodes' workers are in this process."""
 
     trusted = False
+    waits: ClassVar[list[float | None]] = []
 
     def __init__(self, server: Server, *_: object) -> None:
         files = server.project.parent
@@ -44,10 +46,13 @@ class Near:
     def take_carried(self) -> dict[str, Any]:
         return {}
 
+    def wait_for_nodes(self, seconds: float | None) -> None:
+        self.waits.append(seconds)
+
     def nothing(self, *_: object) -> None:
         pass
 
-    wait_for_nodes = settle = finish = close = nothing
+    settle = finish = close = nothing
 
 
 class Broken(FedAvg):
@@ -61,14 +66,18 @@ class Broken(FedAvg):
         return super().aggregate(server, uplinks, draws)
 
 
-def test_a_method_with_a_mistake_stops_no_other_cell(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def deployment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two cells, the first of which stops after its first round."""
     monkeypatch.setitem(METHODS, "broken", Broken)
     monkeypatch.setattr(play, "FlowerTransport", Near)
+    monkeypatch.setattr(Near, "waits", [])
     tiny = PARAMS["experiments"]["tiny"] | {"rows": {"broken": {}, "fedavg": {}}, "defaults": {"rounds": 2}}
     # A socket's path must be short.
-    deployment = rehearse(tmp_path_factory.mktemp("play"), PARAMS | {"experiments": {"tiny": tiny}})
+    return rehearse(tmp_path_factory.mktemp("play"), PARAMS | {"experiments": {"tiny": tiny}})
+
+
+def test_a_method_with_a_mistake_stops_no_other_cell(deployment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = read_server(deployment / "server.yaml")
     with pytest.raises(FailedCellsError) as told:
         play.serve(server, insecure=False)
@@ -88,3 +97,21 @@ def test_a_server_needs_as_many_clients_as_the_split_has(rehearsed: Path) -> Non
     fewer = server.model_copy(update={"nodes": {"node-0": server.nodes["node-0"]}})
     with pytest.raises(HetflError, match="^server.nodes: have 1 clients, tiny/.* has 2$"):
         play.check(cells(params, "tiny"), params, workspace, fewer)
+
+
+@pytest.mark.parametrize(("missing", "patience"), [("go-on", 600.0), ("wait", None)])
+def test_a_run_begins_with_all_nodes_and_goes_on_without_those_that_stay_away(
+    deployment: Path, missing: str, patience: float | None
+) -> None:
+    server = read_server(deployment / "server.yaml").model_copy(update={"missing": missing})
+
+    def waits() -> list[float | None]:
+        Near.waits.clear()
+        with pytest.raises(FailedCellsError):
+            play.serve(server, insecure=False)
+        return [*Near.waits]
+
+    assert waits() == [None, None], "before each registration"
+    assert waits() == [patience, patience], "for those to be told of the finished run, and before the other goes on"
+    shutil.rmtree(server.project / "runs" / "tiny" / "fedavg")
+    assert waits() == [patience, None], "before one goes on, and before one begins"

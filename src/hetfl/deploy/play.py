@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,16 +21,18 @@ from hetfl.experiments.cell import Elsewhere, run_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, load_params
+from hetfl.experiments.record import Record
 from hetfl.experiments.schedule import attempt
 from hetfl.experiments.stop import terminable
 from hetfl.methods import create
 from hetfl.methods.base import Client
 from hetfl.models import build
-from hetfl.schema import ROUNDS, Round
+from hetfl.schema import Round
 from hetfl.targets import cells_of
 from hetfl.training.federation import Federation
 from hetfl.training.registry import FLOWER
 from hetfl.training.remote import RemoteEngine
+from hetfl.training.state import newest_round
 
 SETTLE = 15.0
 """Seconds after the last cell in which nodes are told that it is finished."""
@@ -53,9 +56,8 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
     folders = [workspace.runs / cell.path for cell in chosen]
     transport = FlowerTransport(server, insecure, tell)
     try:
-        # The first run ever begins once all clients have registered; after that it may go on without some.
-        began = any((folder / ROUNDS).exists() for folder in folders)
-        transport.wait_for_nodes(server.deadline if began and server.missing == "go-on" else None)
+        if any(map(_finished, folders)):  # which nodes that were away can be told now
+            transport.wait_for_nodes(patience(server))
         with terminable(), following([progress, MlflowMirror(server.project, folders)]) as callback:
             for cell, folder in zip(chosen, folders, strict=True):
                 work = partial(play, transport=transport, callback=callback)
@@ -67,6 +69,18 @@ def serve(server: Server, insecure: bool, tell: Callable[[str], None] = print) -
         transport.close()
     if failures:
         raise FailedCellsError(failures)
+
+
+def patience(server: Server) -> float | None:
+    """Seconds that a server waits for nodes that are away; None: for as long as it takes."""
+    return server.deadline if server.missing == "go-on" else None
+
+
+def _finished(folder: Path) -> bool:
+    """Whether a record is finished. One that is damaged is told of when its cell's turn comes."""
+    with suppress(HetflError):
+        return Record(folder).finished
+    return False
 
 
 def check(chosen: Sequence[Cell], params: Params, workspace: Workspace, server: Server) -> None:
@@ -119,9 +133,11 @@ def play(
         transport.headers = {
             name: agreed.of(clients).model_dump(mode="json") for name, clients in transport.clients.items()
         }
-        server = transport.server
-        deadline = server.deadline if server.missing == "go-on" else None
+        deadline = patience(transport.server)
         engine = RemoteEngine(FLOWER, method, models, device, transport, identity, deadline, counts, common)
+        # A run begins once all clients have registered; after that it may go on without some.
+        fresh = newest_round(workspace.resume_points(cell.path) / identity) is None
+        transport.wait_for_nodes(None if fresh else deadline)
         federation = Federation(clients, (), classes, device)
         return Elsewhere(method, federation, engine, Draws(cell.seed), counts, noted)
 
