@@ -372,6 +372,13 @@ def test_bytes_are_handed_over(worker):
     assert ask(worker, {}, b"after an error") == b"rorre na retfa"
 
 
+def test_an_answer_to_a_question_without_a_body_is_no_end_of_the_worker(worker, monkeypatch):
+    """It can come before the nothing of the body is sent."""
+    monkeypatch.setattr("hetfl.deploy.handover.BREAKS", 1)
+    for _ in range(200):
+        assert ask(worker, {}, b"") == b""
+
+
 def test_only_the_owner_reaches_the_socket(worker):
     assert stat.S_IMODE(worker.stat().st_mode) == 0o600 and stat.S_IMODE(worker.parent.stat().st_mode) == 0o700
     if os.getuid() == 0:
@@ -407,6 +414,32 @@ def test_a_worker_that_comes_late_is_waited_for(tmp_path):
     began = time.monotonic()
     assert ask(path, {}, b"x", patience=5) == b"x"
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("ends", [2, 3])
+def test_a_worker_that_ends_whenever_it_answers_is_not_asked_for_ever(tmp_path, ends):
+    """As one does that the system ends for its memory."""
+    path = tmp_path / "w.sock"
+
+    def dying() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            for _ in range(ends):
+                listener.accept()[0].close()
+        serve(path, lambda header, body: bytes(body))
+
+    threading.Thread(target=dying, daemon=True).start()
+    if ends == 2:
+        assert ask(path, {}, b"x", patience=5) == b"x"
+    else:
+        with pytest.raises(HandoverError, match="^the worker ended 3 times while it answered$"):
+            ask(path, {}, b"x", patience=5)
+
+
+def test_a_header_that_no_worker_takes_is_not_sent(worker):
+    with pytest.raises(HandoverError, match=r"^the question's header has \d+ bytes, at most 1048576 are allowed$"):
+        ask(worker, {"classes": "x" * (1 << 20)}, b"")
 
 
 def test_messages_carry_bytes_and_little_else():
@@ -523,6 +556,11 @@ def test_errors_leave_a_node_without_its_paths_and_are_noted(rehearsed, tmp_path
     assert other == "node.project/params.yaml: no; node.clients.1/card.json: no; y.txt is no key"
     noted = [json.loads(line)["error"] for line in (node.folder / "sent.jsonl").read_text().splitlines()]
     assert noted == [error, other]
+
+
+def test_a_server_is_told_of_an_error_that_cannot_be_noted(rehearsed, tmp_path):
+    node = read_node(rehearsed / "node-1.yaml").model_copy(update={"folder": tmp_path / "gone"})
+    assert noted_error(node, HandoverError("the disk is full")) == "the disk is full"
 
 
 def test_a_setting_that_differs_is_named(rehearsed):

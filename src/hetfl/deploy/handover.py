@@ -22,6 +22,10 @@ log = logging.getLogger("hetfl.node")
 
 LARGEST = 1 << 34
 """The most bytes of a frame; a length beyond it is a mistake."""
+HEADER = 1 << 20
+"""The most bytes of a question's header."""
+BREAKS = 3
+"""How often a worker may end while it answers a question: one that needs too much memory would end for ever."""
 
 Header = Mapping[str, Any]
 
@@ -54,7 +58,7 @@ def serve(path: Path, answer: Callable[[Header, bytearray], bytes], ready: Calla
             with connection:
                 try:
                     _check_peer(connection)
-                    header = json.loads(_receive(connection, 1 << 20))
+                    header = json.loads(_receive(connection, HEADER))
                     body = _receive(connection, LARGEST)
                     try:
                         status, content = b"ok", answer(header, body)
@@ -88,20 +92,27 @@ def ask(path: Path, header: Header, body: bytes, patience: float = 60.0) -> byte
         patience: seconds to try again while nobody listens, as when the worker starts anew.
 
     Raises:
-        HandoverError: nobody answered in time, or the answer is an error.
+        HandoverError: nobody answered in time, the worker ended :data:`BREAKS` times while it answered, the header is
+            too long, or the answer is an error.
     """
-    until = None
+    if len(head := json.dumps(header).encode()) > HEADER:
+        raise HandoverError(f"the question's header has {len(head)} bytes, at most {HEADER} are allowed")
+    until, breaks = None, 0
     while True:
+        connected = False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.connect(str(path))
                 _check_peer(connection)
-                until = None  # an answer may take as long as it wants
-                _send(connection, json.dumps(header).encode())
+                until, connected = None, True  # an answer may take as long as it wants
+                _send(connection, head)
                 _send(connection, body)
                 status, content = _receive(connection, 16), _receive(connection, LARGEST)
             break
         except (OSError, HandoverError) as error:
+            breaks += connected
+            if breaks == BREAKS:
+                raise HandoverError(f"the worker ended {BREAKS} times while it answered") from error
             until = until or time.monotonic() + patience
             if time.monotonic() > until:
                 raise HandoverError(f"the worker does not answer ({one_line(error)})") from error
@@ -121,7 +132,8 @@ def _check_peer(connection: socket.socket) -> None:
 
 def _send(connection: socket.socket, content: bytes) -> None:
     connection.sendall(len(content).to_bytes(8, "little"))
-    connection.sendall(content)
+    if content:  # whoever has read the length of an empty frame may have answered and gone
+        connection.sendall(content)
 
 
 def _receive(connection: socket.socket, most: int) -> bytearray:

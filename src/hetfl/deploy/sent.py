@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from hetfl.deploy.handover import HandoverError
@@ -33,7 +34,8 @@ def without_places(node: Node, text: str) -> str:
 
 
 def noted_error(node: Node, error: Exception) -> str:
-    """What the server is told of an error that has no reply of its own; it is noted."""
+    """What the server is told of an error that has no reply of its own; it is noted, unless the disk is full."""
     text = without_places(node, str(error) if isinstance(error, HandoverError) else one_line(error))
-    note(node, [{"error": text}])
+    with suppress(OSError):  # which may be the error; the server would wait for a reply
+        note(node, [{"error": text}])
     return text
