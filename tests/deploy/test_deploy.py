@@ -694,7 +694,8 @@ def test_a_card_that_cannot_be_is_refused(tmp_path, change, said):
     assert said in str(error.value)
 
 
-def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
+@pytest.mark.parametrize("own", [None, 7])
+def test_a_server_knows_of_data_what_clients_cards_say(tmp_path, own):
     folders = []
     for client in range(2):
         images = np.full((4, 8, 8, 1), client, dtype=np.uint8)
@@ -703,7 +704,9 @@ def test_a_server_knows_of_data_what_clients_cards_say(tmp_path):
         about = {"name": "x", "title": "X", "origin": "", "licence": "", "source": [], "settings": {}}
         subsets = {"train": subset, "test": subset}
         write_dataset(folders[-1], **about, class_names=("a", "b"), subsets=subsets)
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    settings = copy.deepcopy(PARAMS)
+    settings["partitions"]["digits"]["splits"]["iid"]["seed"] = own
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings))
     paths = []
     for client, folder in enumerate(folders):
         paths.append(tmp_path / f"{client}.json")

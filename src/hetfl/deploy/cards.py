@@ -68,7 +68,7 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
         split: the partition's name in params.yaml, whose ``clients`` is the number of cards.
         workspace: the server's project.
         params: its settings.
-        seed: the partition's.
+        seed: the trial's, and the partition's where its split has none of its own.
 
     Returns:
         The files that were written.
@@ -117,7 +117,7 @@ def write_cards(paths: Sequence[Path], split: str, workspace: Workspace, params:
     )
     partition = {
         "settings": scheme.model_dump(include={"scheme"}) | scheme.model_dump(mode="json", exclude_defaults=True),
-        "seed": seed,
+        "seed": seed if scheme.seed is None else scheme.seed,
         "dataset": first.dataset,
         "dataset_checksum": whole.checksum,
         "splits": {"train": ["train"], "test": ["test"]},
