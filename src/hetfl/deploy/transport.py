@@ -60,7 +60,7 @@ class Carried:
     """What went over the network to a node and back, and how long it took.
 
     Attributes:
-        down, up: bytes of requests and replies, without what Flower and HTTP add to them.
+        down, up: bytes of the bodies of requests and replies, without hetfl's header and what Flower and HTTP add.
         waited: seconds from requests to replies.
         worked: seconds of them in the node's worker.
     """
