@@ -28,7 +28,7 @@ from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from hetfl.deploy.messages import pack  # noqa: E402
-from hetfl.deploy.transport import FlowerTransport  # noqa: E402
+from hetfl.deploy.transport import Carried, FlowerTransport  # noqa: E402
 
 NODES = {"north": 1, "south": 2}
 
@@ -186,3 +186,10 @@ def test_seconds_that_a_node_cannot_have_worked_are_none(transport, seconds):
     transport.send("north", b"request")
     assert transport.receive(["north"], 5) == ("north", b"answer")
     assert transport.take_carried()["north"].worked == 0
+
+
+def test_what_was_carried_for_a_run_that_failed_is_not_counted_in_the_next_one(transport):
+    transport.send("north", b"request")
+    assert transport.receive(["north"], 5) == ("north", b"answer")
+    transport.forget()
+    assert transport.take_carried()["north"] == Carried()

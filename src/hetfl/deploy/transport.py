@@ -139,7 +139,7 @@ class FlowerTransport:
                 self._process.kill()
 
     def forget(self) -> None:
-        """No longer wait for any answer, at the end of a run."""
+        """No longer wait for any answer, at the end of a run, nor count what was carried in it."""
         self._sent.clear()
         self._waiting.clear()
         self._ready.clear()
@@ -147,6 +147,7 @@ class FlowerTransport:
     def finish(self, run: str) -> None:
         """Tell all nodes that a run's record is complete. Nobody waits for their answers but :meth:`settle`."""
         for number, name in self._names.items():
+        self.take_carried()
             message = Message(pack({FINISHED: run}, b""), dst_node_id=number, message_type=TRAIN, ttl=NOTICE)
             with contextlib.suppress(httpx.HTTPError):
                 self._told |= {key: name for key in self._grid.push_messages([message]) if key}
