@@ -35,7 +35,7 @@ from hetfl.deploy.processes import free_port, new_secret
 from hetfl.deploy.rehearse import write_deployment
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
-from hetfl.deploy.superlink import Control, check_address, start
+from hetfl.deploy.superlink import Control, check_address, direct, start
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
@@ -782,3 +782,7 @@ def test_a_connection_that_ends_for_a_mistake_is_not_made_again():
     program = "import os\nfrom hetfl.deploy.processes import keep_running\nkeep_running(lambda: os._exit(2), print)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
+
+
+def test_no_proxy_stands_between_this_machine_and_itself():
+    assert {"127.0.0.1", "::1", "localhost"} <= {*direct()["no_proxy"].split(",")}

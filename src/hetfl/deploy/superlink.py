@@ -58,7 +58,7 @@ def environment(folder: Path) -> dict[str, str]:
 def direct(*hosts: str) -> dict[str, str]:
     """Environment in which no proxy stands between this machine and itself, nor between it and some hosts."""
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    wanted = ",".join(dict.fromkeys([*filter(None, known.split(",")), "127.0.0.1", "::1", *hosts]))
+    wanted = ",".join(dict.fromkeys([*filter(None, known.split(",")), "127.0.0.1", "::1", "localhost", *hosts]))
     return {"NO_PROXY": wanted, "no_proxy": wanted}
 
 
