@@ -31,11 +31,11 @@ from hetfl.deploy.agreement import Agreement, agreement, check_agreement, public
 from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
 from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
-from hetfl.deploy.processes import free_port, new_secret
+from hetfl.deploy.processes import PARENT, free_port, new_secret
 from hetfl.deploy.rehearse import write_deployment
 from hetfl.deploy.sent import noted_error
 from hetfl.deploy.settings import read_node, read_server
-from hetfl.deploy.superlink import Control, check_address, direct, start
+from hetfl.deploy.superlink import Control, check_address, direct, environment, start
 from hetfl.deploy.worker import Worker, joined
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import inputs
@@ -782,6 +782,22 @@ def test_a_connection_that_ends_for_a_mistake_is_not_made_again():
     program = "import os\nfrom hetfl.deploy.processes import keep_running\nkeep_running(lambda: os._exit(2), print)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
+
+
+@pytest.mark.parametrize(
+    "waits", ["end_with_parent(); time.sleep(20)", "keep_running(lambda: time.sleep(20), print)"]
+)
+def test_a_process_whose_parent_ended_before_it_could_ask_ends(waits):
+    program = f"import time\nfrom hetfl.deploy.processes import end_with_parent, keep_running\n{waits}"
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as gone:
+        pass
+    began, env = time.monotonic(), {**os.environ, PARENT: str(gone.pid)}
+    subprocess.run([sys.executable, "-c", program], env=env, timeout=60)
+    assert time.monotonic() - began < 20
+
+
+def test_processes_are_told_who_starts_them(tmp_path):
+    assert environment(tmp_path)[PARENT] == str(os.getpid())
 
 
 def test_no_proxy_stands_between_this_machine_and_itself():

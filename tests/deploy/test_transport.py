@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -193,3 +196,17 @@ def test_what_was_carried_for_a_run_that_failed_is_not_counted_in_the_next_one(t
     assert transport.receive(["north"], 5) == ("north", b"answer")
     transport.forget()
     assert transport.take_carried()["north"] == Carried()
+
+
+def test_a_server_that_is_ended_while_it_starts_leaves_no_superlink(folder, monkeypatch):
+    started = []
+
+    def connect(transport) -> None:
+        transport._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        started.append(transport._process)
+        raise SystemExit(143)
+
+    monkeypatch.setattr(FlowerTransport, "_connect", connect)
+    with pytest.raises(SystemExit):
+        FlowerTransport(read_server(write(folder, "server", SERVER)))
+    assert started[0].poll() == -signal.SIGTERM

@@ -22,6 +22,8 @@ STEADY = 10.0
 MISTAKE = 2
 """Exit status of a process that cannot begin for a mistake in the node's own files, as of all commands of hetfl. To
 start it again would not help."""
+PARENT = "HETFL_PARENT"
+"""The environment variable with the id of the process that starts another: it may end before that one can ask."""
 TICK = 0.1
 """Seconds between two looks whether work has ended."""
 
@@ -52,9 +54,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def started_by() -> int:
+    """The id of the process that started this one, which may have ended since where :data:`PARENT` tells it."""
+    return int(os.environ.get(PARENT, os.getppid()))
+
+
 def end_with_parent() -> None:
-    """End this process once the one that started it has ended, however that happened."""
-    parent = os.getppid()
+    """End this process once the one that started it has ended, however that happened and however early."""
+    parent = started_by()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -75,13 +82,14 @@ def keep_running(work: Callable[[], object], say: Callable[[str], object], first
         say: is told in a line that the work is started again.
         first: seconds from one start to the next if it ends at once; they double up to :data:`LONGEST`.
     """
-    parent, pause, ended = os.getppid(), 0.0, threading.Event()
+    parent, own, pause, ended = started_by(), str(os.getpid()), 0.0, threading.Event()
     handlers = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    while not ended.is_set():
+    while not ended.is_set() and os.getppid() == parent:
         began = time.monotonic()
         child = os.fork()
         if child == 0:
             try:
+                os.environ[PARENT] = own
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
                 work()

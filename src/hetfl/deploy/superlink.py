@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hetfl.deploy.keys import public_key
-from hetfl.deploy.processes import end_with_parent
+from hetfl.deploy.processes import PARENT, end_with_parent
 from hetfl.deploy.settings import Server
 from hetfl.errors import HetflError, one_line
 
@@ -51,8 +51,9 @@ QUIET = {
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of Flower's processes; their files are below a folder."""
-    return {**os.environ, **QUIET, **direct(), "FLWR_HOME": str(folder.absolute() / "flwr")}
+    """The environment of processes that this one starts, and which end with it; Flower's files are below a folder."""
+    told = {"FLWR_HOME": str(folder.absolute() / "flwr"), PARENT: str(os.getpid())}
+    return {**os.environ, **QUIET, **direct(), **told}
 
 
 def direct(*hosts: str) -> dict[str, str]:
@@ -109,7 +110,9 @@ def check_address(host: str, port: int) -> None:
 
 
 def run(secret: bytes, arguments: list[str]) -> None:
-    """Be a SuperLink until a signal ends the process."""
+    """Be a SuperLink until a signal or its parent's end ends the process."""
+    end_with_parent()  # before imports that take seconds
+
     from flwr.supercore.error import FlowerError
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
@@ -117,8 +120,6 @@ def run(secret: bytes, arguments: list[str]) -> None:
     from starlette.middleware import Middleware
     from starlette.responses import PlainTextResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-    end_with_parent()
 
     class Guard:
         """Lets only those use the Control API who know the secret."""

@@ -97,7 +97,11 @@ class FlowerTransport:
         self._told: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._end = threading.Event()
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:  # such as SIGTERM
+            self.close()
+            raise
         threading.Thread(target=self._live, daemon=True).start()
 
     def send(self, host: str, request: bytes, most: int = LIMIT) -> None:
@@ -143,11 +147,11 @@ class FlowerTransport:
         self._sent.clear()
         self._waiting.clear()
         self._ready.clear()
+        self.take_carried()
 
     def finish(self, run: str) -> None:
         """Tell all nodes that a run's record is complete. Nobody waits for their answers but :meth:`settle`."""
         for number, name in self._names.items():
-        self.take_carried()
             message = Message(pack({FINISHED: run}, b""), dst_node_id=number, message_type=TRAIN, ttl=NOTICE)
             with contextlib.suppress(httpx.HTTPError):
                 self._told |= {key: name for key in self._grid.push_messages([message]) if key}
