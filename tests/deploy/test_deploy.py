@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -149,6 +150,29 @@ def test_a_superlink_is_waited_for_as_long_as_its_process_is_there(folder, tmp_p
     assert told and told[0].startswith("the SuperLink at 127.0.0.1:1 does not answer yet (ConnectError")
 
 
+def test_a_certificate_of_another_authority_is_told_and_not_waited_for(folder, tmp_path):
+    pytest.importorskip("flwr")
+    make_certificates(tmp_path, [], [])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refused() -> None:
+            for _ in range(3):
+                with contextlib.suppress(OSError), listener.accept()[0] as connection:
+                    context.wrap_socket(connection, server_side=True).close()
+
+        threading.Thread(target=refused, daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        server = read_server(write(folder, "server", {**SERVER, "address": address}))
+        polls = iter([None, None, 3])
+        process, log = SimpleNamespace(poll=lambda: next(polls)), tmp_path / "superlink.log"
+        log.touch()
+        told = "^server.certificate: .*certs/server.crt is not signed by server.authority, or has expired; remove it"
+        with pytest.raises(HetflError, match=told):
+            Control(server, b"secret", False).wait(process, log, print)
+
+
 @pytest.mark.parametrize(
     ("address", "own"),
     [
@@ -286,6 +310,21 @@ def test_a_certificate_for_other_hosts_is_told_and_made_again_once_it_is_removed
     (tmp_path / "server.crt").write_text("x")
     with pytest.raises(HetflError, match="server.crt: is no certificate; remove it"):
         make_certificates(tmp_path, ["other.example.org"], [])
+
+
+def test_certificates_that_have_expired_are_made_again_from_their_keys(tmp_path, monkeypatch):
+    with monkeypatch.context() as short:
+        short.setattr("hetfl.deploy.certs.DAYS", 0.001)
+        make_certificates(tmp_path, ["localhost"], ["north"])
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.[kp]*")}
+    for name in ("authority", "server"):
+        told = rf"{name}.crt: has expired \(\d{{4}}-\d\d-\d\d\); remove it (and server.crt )?to have"
+        with pytest.raises(HetflError, match=told):
+            make_certificates(tmp_path, [], ["west"])
+        (tmp_path / f"{name}.crt").unlink()
+    assert [path.name for path in make_certificates(tmp_path, ["localhost"], [])] == ["authority.crt", "server.crt"]
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.[kp]*")} == before
+    shake_hands(tmp_path, tmp_path / "authority.crt", "localhost")
 
 
 @pytest.mark.parametrize("lost", ["authority.crt", "server.crt", "north.pub"])

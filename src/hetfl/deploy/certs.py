@@ -23,6 +23,12 @@ DAYS = 365
 AUTHORITY, SERVER = "authority", "server"
 """Names of the pairs of files that are no node's."""
 
+REMEDIES = {
+    AUTHORITY: "remove it and server.crt to have both made anew, and give the new authority.crt to all nodes",
+    SERVER: "remove it to have one made",
+}
+"""What to do where a certificate has expired. Keys stay."""
+
 LOCAL = "localhost", "127.0.0.1"
 """Hosts of a certificate for which none are given."""
 
@@ -46,8 +52,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
         The files that were written.
 
     Raises:
-        HetflError: a host or node cannot have such a name, a certificate that is there does not name a host, a key
-            is missing or of another kind, or cryptography is not installed.
+        HetflError: a host or node cannot have such a name, a certificate that is there does not name a host or has
+            expired, a key is missing or of another kind, or cryptography is not installed.
     """
     for node in nodes:
         if not re.fullmatch(NODE_NAME, node) or node in (AUTHORITY, SERVER):
@@ -66,8 +72,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
 
     names = [*_names(hosts or LOCAL)]
     there = {path.name for path in folder.glob("*")}
-    if hosts and f"{SERVER}.crt" in there:
-        _check_names(folder / f"{SERVER}.crt", names)
+    known = {name: _valid(folder / f"{name}.crt") for name in REMEDIES if f"{name}.crt" in there}
+    if hosts and SERVER in known:
+        _check_names(folder / f"{SERVER}.crt", known[SERVER], names)
     signing = not {f"{AUTHORITY}.crt", f"{SERVER}.crt", f"{SERVER}.key"} <= there
     pairs = {SERVER: "crt", **dict.fromkeys(nodes, "pub"), **({AUTHORITY: "crt"} if signing else {})}
     for name, kind in pairs.items():
@@ -132,8 +139,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
 
     if signing:
         authority, issuer = key_of(AUTHORITY, pkcs8), named("hetfl test authority")
-        if f"{AUTHORITY}.crt" in there:
-            issuer = x509.load_pem_x509_certificate((folder / f"{AUTHORITY}.crt").read_bytes()).subject
+        if AUTHORITY in known:
+            issuer = known[AUTHORITY].subject
         else:
             root = certificate("hetfl test authority", authority, issuer, authority)
             root = root.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -172,17 +179,33 @@ def _names(hosts: Sequence[str]) -> Iterator[x509.GeneralName]:
             yield x509.DNSName(host)
 
 
-def _check_names(file: Path, wanted: Sequence[x509.GeneralName]) -> None:
-    """Check that a certificate names some hosts.
+def _valid(file: Path) -> x509.Certificate:
+    """A certificate that is there.
 
     Raises:
-        HetflError: it does not name one, or is no certificate.
+        HetflError: it has expired, or is no certificate.
     """
     from cryptography import x509
 
     try:
-        extensions = x509.load_pem_x509_certificate(file.read_bytes()).extensions
-        named = [*extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+        found = x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise HetflError(f"{file}: is no certificate; remove it to have one made") from error
+    if (until := found.not_valid_after_utc) < datetime.datetime.now(datetime.UTC):
+        raise HetflError(f"{file}: has expired ({until:%Y-%m-%d}); {REMEDIES[file.stem]}")
+    return found
+
+
+def _check_names(file: Path, certificate: x509.Certificate, wanted: Sequence[x509.GeneralName]) -> None:
+    """Check that a certificate names some hosts.
+
+    Raises:
+        HetflError: it does not name one, or is damaged.
+    """
+    from cryptography import x509
+
+    try:
+        named = [*certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
     except x509.ExtensionNotFound:
         named = []
     except ValueError as error:

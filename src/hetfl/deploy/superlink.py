@@ -176,6 +176,10 @@ class Control:
         own = LOOPBACK.get(host, host)
         self.address = f"{own}:{port}"
         os.environ |= direct(own.strip("[]"))  # where Flower's clients look for a proxy
+        self._untrusted = (
+            f"server.certificate: {server.certificate} is not signed by server.authority, or has expired; "
+            "remove it and run hetfl certs"
+        )
         self._verify: ssl.SSLContext | bool = False
         if not insecure:
             self._verify = ssl.create_default_context(cafile=server.authority)
@@ -209,7 +213,7 @@ class Control:
             tell: is told in a line that it takes long.
 
         Raises:
-            HetflError: it ended.
+            HetflError: it ended, or its certificate is not one that the authority signed and that is valid.
         """
         import httpx
         from flwr.proto.control_pb2 import ListNodesRequest
@@ -224,6 +228,8 @@ class Control:
                     control.ListNodes(ListNodesRequest())
                 return
             except httpx.HTTPError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):  # waiting would not help
+                    raise HetflError(self._untrusted) from error
                 if time.monotonic() - spoke > PATIENCE:
                     spoke = time.monotonic()
                     tell(f"the SuperLink at {self.address} does not answer yet ({one_line(error)}); waiting for it")
