@@ -53,6 +53,11 @@ def one_line(error: BaseException) -> str:
     return text if known else f"{type(error).__name__}: {text[:200]}"
 
 
+def in_short(text: str, most: int = 300) -> str:
+    """What somebody else says, who may not be trusted: one line of at most ``most`` printable characters."""
+    return "".join(char if char.isprintable() else " " for char in text[:most])
+
+
 def without_password(text: str) -> str:
     """A text in which no address has a user and a password."""
     return re.sub(r"://[^/\s]*@", "://", text)

@@ -66,6 +66,10 @@ def impossible(head) -> None:
     head["zz"] = {"dtype": "F32", "shape": [0, 2**62, 16], "data_offsets": [0, 0]}
 
 
+def many_dimensions(message: Message) -> Message:
+    return Message({**message, "head.bias": torch.zeros([1] * 200)})
+
+
 CASES = {
     "noise": (lambda content, _: b"\x80\x04garbage" * 9, "^sent what "),
     "nothing": (lambda content, _: b"", "^sent what "),
@@ -91,6 +95,22 @@ CASES = {
     "figures in figures": (
         lambda content, _: another(content, observed={"x": [1.0, [2.0]]}),
         "^sent figures that are not numbers$",
+    ),
+    "a figure that is no float": (
+        lambda content, _: another(content, observed={"x": [1, -(10**400)]}),
+        r"^sent a figure beyond 1e\+308$",
+    ),
+    "many figures": (
+        lambda content, _: another(content, observed={f"x{number}": 1.0 for number in range(101)}),
+        "^sent 101 figures, at most 100 are allowed$",
+    ),
+    "a long reason": (
+        lambda content, _: Reply(Reply.from_bytes(content).question, error="no\n\x1b[2J" + 999 * "o").to_bytes(),
+        r"^cannot answer: no  \[2Jo{278}$",
+    ),
+    "many dimensions": (
+        lambda content, _: another(content, uplink=many_dimensions(Reply.from_bytes(content).updates[0].uplink)),
+        r"^sent head.bias of shape \[[1, ]{275}$",
     ),
     "a sum that is not finite": (
         lambda content, _: another(content, seconds={"train": 1e308}),

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from hetfl.draws import Draws
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, in_short
 from hetfl.message import Message, ServerState, Size
 from hetfl.methods.base import Uplinks
 from hetfl.methods.mistakes import MistakeError
@@ -211,7 +211,7 @@ class Exchange:
     def _fail(self, client: int, reason: str) -> None:
         if not self.engine.remote:
             raise HetflError(f"client {client} {reason}")
-        self.failed[client] = reason
+        self.failed[client] = in_short(reason)  # it may name what the client sent
 
     def _next(self, updates: Iterator[Update | Failure]) -> Update | Failure | None:
         """What comes back next, once a client has finished; None if nothing more does."""
@@ -236,6 +236,10 @@ def _largest(message: Message) -> float:
 
 LONGEST = 1e9
 """Seconds that nothing takes: 30 years."""
+MOST_FIGURES = 100
+"""Names of figures of one client."""
+LARGEST = 1e308
+"""Whole numbers have no bound, and those beyond this one are no float, as whoever reads a record wants them."""
 
 
 def _check_figures(update: Update) -> None:
@@ -249,6 +253,12 @@ def _check_figures(update: Update) -> None:
     if not update.seconds.keys() <= SECONDS or not all(0 <= taken < LONGEST for taken in update.seconds.values()):
         raise HetflError("sent seconds that are not those of a clock")
     try:
-        _FIGURES.validate_python(update.observed, strict=True)
+        figures = _FIGURES.validate_python(update.observed, strict=True)
     except ValidationError as error:
         raise HetflError("sent figures that are not numbers") from error
+    if len(figures) > MOST_FIGURES:
+        raise HetflError(f"sent {len(figures)} figures, at most {MOST_FIGURES} are allowed")
+    for figure in figures.values():
+        for number in figure if isinstance(figure, list) else [figure]:
+            if isinstance(number, int) and abs(number) > LARGEST:
+                raise HetflError(f"sent a figure beyond {LARGEST:g}")

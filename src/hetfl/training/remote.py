@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hetfl.draws import Draws
-from hetfl.errors import HetflError
+from hetfl.errors import HetflError, in_short
 from hetfl.message import Message
 from hetfl.methods.base import Method
 from hetfl.models.base import Model
@@ -299,7 +299,7 @@ class RemoteEngine:
             raise HetflError(f"client {clients[0]} {reason}")
         for client in clients:
             waiting.done(client)
-            yield Failure(client, reason)
+            yield Failure(client, in_short(reason))
 
     def _send(self, host: str, question: Question, tasks: Sequence[Task]) -> None:
         self._owed[host] += 1
