@@ -221,7 +221,7 @@ def trained(backbone: str, poll: float) -> list[Row]:
                     last[0] = now
 
             (cell,) = cells(settings, "large")
-            assert play(cell, workspace=workspace, params=settings, transport=nodes.transport, callback=note)
+            play(cell, workspace, torch.device("cpu"), settings.compute, nodes.transport, callback=note)
             memory = nodes.memory()
         finally:
             nodes.close()
