@@ -127,7 +127,7 @@ def test_tables_with_nothing_but_what_the_interface_fixes(tmp_path: Path) -> Non
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "other.json", {"accuracy": 1})
-    with pytest.raises(HetflError, match="is not a table"):
+    with pytest.raises(HetflError, match="is not a table, .*make it again or move it away"):
         pages(tmp_path)
 
 

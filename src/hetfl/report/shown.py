@@ -100,7 +100,7 @@ def read_table(path: Path) -> Table:
     table = read_json(path)
     if not isinstance(table, dict) or not isinstance(table.get("cells"), list) or not table.keys() >= {*_NEEDED}:
         told = f"is not a table, which has {', '.join(_NEEDED)}"
-        raise HetflError(f"{path}: {told}; make it again, or name another file")
+        raise HetflError(f"{path}: {told}; make it again or move it away")
     return table
 
 
