@@ -620,7 +620,7 @@ def test_latex(finished: Path, tmp_path: Path) -> None:
     assert r"{\bfseries\boldmath 91.0 $\pm$ 1.0}" in text
     assert text.isascii()
     if shutil.which("pdflatex"):
-        head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
+        head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
         document = head + text + r"\end{document}"
         (tmp_path / "document.tex").write_text(document)
         command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
