@@ -355,6 +355,14 @@ def test_sorting_filtering_and_pointing(page: Page) -> None:
     assert "Local, IID" in page.texts("#tip")[0]
 
 
+def test_a_printed_page_has_whole_tables(page: Page) -> None:
+    at = page.go("methods/fedhpl.html")
+    tall = "[...document.querySelectorAll('.scroll.tall')].some(part => part.scrollHeight > part.clientHeight)"
+    assert at.evaluate(tall)
+    at.emulate_media(media="print")
+    assert not at.evaluate(tall)
+
+
 def test_curves_have_a_line_and_a_label_for_each_row(page: Page) -> None:
     at = page.go(TABLE)
     assert at.locator(".panels svg").count() == 3
