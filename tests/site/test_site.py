@@ -16,8 +16,8 @@ from unittest import mock
 from urllib.parse import unquote
 
 import pytest
-from record_factory import NO_CELLS, make_round, records_below, rewrite_rounds
-from table_factory import ROUNDS, SPEC, cell_spec, make, pages, write_cell, write_experiment
+from record_factory import NO_CELLS, make_round, records_below, rewrite_rounds, rewrite_run
+from table_factory import ROUNDS, ROWS, SPEC, cell_spec, make, pages, write_cell, write_experiment
 
 from hetfl.errors import HetflError
 from hetfl.experiments.plan import Workspace
@@ -158,6 +158,19 @@ def test_costs_compare_rows_once_and_tell_of_runs_that_diverged(tmp_path: Path) 
     found = {line["row"]: (line["diverged"], line["troubles"]) for line in column["lines"]}
     assert column["title"] == "IID"
     assert found == {"FedHPL": (None, []), "FedAvg": (3, ["diverged: seed 0 in round 3"])}
+
+
+def test_the_page_of_a_method_explains_the_marks_that_it_has(tmp_path: Path) -> None:
+    for row in ROWS:
+        write_cell(tmp_path, row, "iid", 0)
+    folder = tmp_path / "runs/digits-homogeneous/fedhpl/fedhpl/iid-s0"
+    rewrite_rounds(folder, [line.model_copy(update={"diverged": [0]}) for line in read_rounds(folder)])
+    rewrite_run(folder, {"failed": 3})
+    write_table(make(tmp_path), tmp_path / "tables")
+    found = pages(tmp_path / "tables", tmp_path, ("fedavg", "fedhpl"))
+    told = "FedHPL. §: a run diverged, or one that it is compared with; ¶: a client failed in some rounds</span>"
+    assert told in found["methods/fedhpl.html"]
+    assert "runs of FedAvg</span>" in found["methods/fedavg.html"]
 
 
 def test_a_run_that_changed_since_its_table_has_no_page(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hetfl.ledger.page import counts, title_of
 from hetfl.ledger.page import page as ledger_page
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
-from hetfl.report.shown import filled, read_table, show_bytes, show_count, show_setting
+from hetfl.report.shown import DIVERGED, FAILED, RANDOM, filled, read_table, show_bytes, show_count, show_setting
 from hetfl.report.table import build_table
 from hetfl.site.costs import Operations, cost_data
 from hetfl.site.drawing import drawn_from, inline_svg
@@ -39,6 +39,13 @@ from hetfl.tables.verdict import NOISE
 from hetfl.tracking.mlflow_views import Links
 
 TEMPLATES = Path(__file__).parent / "templates"
+MARKS = {
+    RANDOM: "random backbone weights",
+    DIVERGED: "a run diverged, or one that it is compared with",
+    FAILED: "a client failed in some rounds",
+    "var": "variance between rounds",
+}
+"""What stands beside a number on the page of a method, in a few words."""
 NAVIGATION = {
     "index.html": "Overview",
     "methods/index.html": "Methods",
@@ -136,6 +143,7 @@ class _Site:
             "navigation": [*NAVIGATION.items()],
             "noise": NOISE,
             "near_hundred": NEAR_HUNDRED,
+            "marks": MARKS,
         }
         self.environment.filters |= {"json": _json, "rst": rst, "count": show_count, "bytes": show_bytes}
         self.environment.filters["setting"] = show_setting
