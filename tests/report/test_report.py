@@ -35,7 +35,7 @@ from hetfl.errors import HetflError
 from hetfl.figures.curves import accuracy_curves, communication_figure, curve_points
 from hetfl.files import read_json, write_json, write_text
 from hetfl.report.comparison import compare_tables, render_comparison
-from hetfl.report.formats import render_csv, render_markdown, render_text
+from hetfl.report.formats import render_csv, render_latex, render_markdown, render_text
 from hetfl.report.table import write_table
 from hetfl.schema import needed_run, read_rounds
 from hetfl.tables.spec import Block, TableSpec
@@ -262,7 +262,7 @@ def test_the_best_round_of_all_test_samples_together(finished: Path, tmp_path: P
     assert (cell["last"], cell["lowest"], cell["highest"], cell["statistic"]) == (90, None, None, "best_pooled")
     _, md, csv_, tex = (path.read_text() for path in write_table(table, tmp_path))
     assert "91.65**<br>printed 90.00±0.30 (+1.65), better |" in md
-    assert r"printed 90.00$\pm$0.30 (+1.65), better" in tex and ",90.0,0.3,1.65" in csv_
+    assert r"printed 90.00$\pm$0.30 (+1.65)} \\ {\small better}" in tex and ",90.0,0.3,1.65" in csv_
     for text in (md, render_text(table)):
         assert "over all their test samples" in " ".join(text.split()) and "highest client" not in text
     curves = [draw(table, records_below(finished), tmp_path)[0] for draw in (accuracy_curves, communication_figure)]
@@ -279,7 +279,7 @@ def test_a_printed_value_of_another_setting_judges_nothing(finished: Path, tmp_p
     site = pages(tmp_path)
     page = site[f"tables/{table['table']}.html"]
     for text in (page, *(path.read_text() for path in tmp_path.glob("*.[mt]*")), render_text(table)):
-        assert re.search(r"printed 85\.0,\s+other setting|printed 85\.0\s+other setting", text)
+        assert re.search(r"printed 85\.0(,|} \\\\ {\\small|)\s+other setting", text)
     assert "the two are not compared" in render_text(table)
     assert "1 of 1 numbers trained</span>" in site["index.html"]
 
@@ -616,15 +616,47 @@ def test_latex(finished: Path, tmp_path: Path) -> None:
     text = (tmp_path / "digits-homogeneous.tex").read_text()
     assert r"50\% of \{all\} \textbackslash{} \#1 \textasciitilde{} \textasciicircum{} $<$x$>$ \$." in text
     assert r"FedAvg \& co\_ &" in text
-    assert r"Dirichlet ($\alpha$=0.1)" in text
+    assert r"Dirichlet \\ {($\alpha$=0.1)}" in text
     assert r"{\bfseries\boldmath 91.0 $\pm$ 1.0}" in text
     assert text.isascii()
-    if shutil.which("pdflatex"):
-        head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
-        document = head + text + r"\end{document}"
-        (tmp_path / "document.tex").write_text(document)
-        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
-        assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    typeset(text, tmp_path)
+
+
+def typeset(text: str, folder: Path) -> str:
+    """What LaTeX says of a table, with the widths of its parts before they are scaled; empty where there is none."""
+    if not shutil.which("pdflatex"):
+        return ""
+    told = r"\renewcommand\resizebox[3]{\setbox0\hbox{#3}\typeout{WIDTH \the\wd0}\scaled{#1}{#2}{#3}}"
+    head = rf"\documentclass{{article}}\usepackage{{booktabs,graphicx}}\let\scaled\resizebox{told}"
+    (folder / "document.tex").write_text(head + r"\begin{document}" + text + r"\end{document}")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
+    assert subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
+    return (folder / "document.log").read_text()
+
+
+def test_a_large_table_is_legible_and_goes_on_in_further_floats(finished: Path, tmp_path: Path) -> None:
+    rows = ROWS | {f"row-{index}": f"Local, with a rather long row title {index}" for index in range(24)}
+    columns = COLUMNS | {f"split-{index}": f"A rather long split title {index}" for index in range(8)}
+    whole = Block(title="All & more", rows=[*rows], columns=[*columns])
+    changes = {"rows": rows, "columns": columns, "entries": grid(rows, columns, cell_spec), "blocks": [whole]}
+    printed = {"local": {"iid": 81.0}, "row-1": {"split-0": 50.0}}
+    text = render_latex(make(finished, SPEC.model_copy(update=changes), printed=printed))
+    floats = text.split(r"\end{table}")
+    assert text.count(r"\begin{table}") == len(floats) - 1 > 2
+    labels = [SPEC.name, *(f"{SPEC.name}-{number}" for number in range(2, len(floats)))]
+    assert re.findall(r"\\label{tab:(.*?)}", text) == labels
+    first, *others = re.findall(r"\\caption{(.*)}", text)
+    assert first == f"{SPEC.title}. {SPEC.note}"
+    assert {*others} == {rf"{SPEC.title}, continued: All \& more."}
+    assert text.count("Provenance:") == floats[-1].count("Provenance:") == 1
+    # In every part of the columns each row, in every part of the rows each column.
+    assert text.count(r"Local, with a rather long row \\ {title 23}") > 1
+    assert text.count(r"A rather long \\ {split title 7}") > 1
+    assert r"81.0 $\pm$ 1.0 \\ {\small 79.0--83.0} \\ {\small printed 81.0 (+0.0)} \\ {\small match}" in text
+    log = typeset(text, tmp_path)
+    assert "Float too large" not in log and "Overfull" not in log
+    # \small is 9 pt, and the text 345 pt wide.
+    assert all(float(width) * 6.5 < 345 * 9 for width in re.findall(r"WIDTH (.*)pt", log))
 
 
 def test_text_fits_a_terminal(finished: Path) -> None:

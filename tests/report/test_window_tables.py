@@ -97,7 +97,7 @@ def test_every_face_of_a_table_tells_the_variance_from_a_deviation(table: dict[s
     assert "Lowest client: in each of these rounds the client with the lowest accuracy." in markdown
     assert "var: variance between these rounds of one run, dividing by their number, in squared points" in markdown
     assert "Printed with var: the paper's bracket, between rounds of one run." in markdown
-    assert r"{\footnotesize var 100.00}" in render_latex(table)
+    assert r"{\small var 100.00}" in render_latex(table)
     assert "printed 60.60 var 25.00 (-0.10)" in render_text(table)
     first = render_csv(table).splitlines()
     line = dict(zip(first[0].split(","), first[1].split(","), strict=True))

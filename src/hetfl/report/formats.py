@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import mean
-from textwrap import fill
-from typing import Any
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -19,7 +19,6 @@ from hetfl.report.shown import (
     FAILED,
     RANDOM,
     Cell,
-    Shown,
     Table,
     best_cells,
     blocks,
@@ -59,7 +58,25 @@ _TEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
     | {"–": "--", "—": "---", "−": "$-$", "§": r"\S{}", "¶": r"\P{}", "²": "$^2$"}
 )
+_TEX_HEADER, _TEX_TITLE, _TEX_WIDTH, _TEX_HEIGHT, _TEX_CAPTION = 16, 30, 90, 42, 70
+"""Characters of a column's and of a row's title; characters and lines of 12 pt that a float has beside a caption of
+three lines; characters in a line of a caption. With about 5 pt to a character, a float is not higher than 550 pt, the
+text of letter paper, and at 345 pt, its width, no text is smaller than 6.5 pt."""
+_TEX_SMALL = 0.925
+"""How wide a character of ``\\small`` is to one of the text."""
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\|*_<`"})
+
+
+class Entry(NamedTuple):
+    """What stands at a place of a table, line by line.
+
+    Attributes:
+        lines: the first one is the number or why there is none.
+        best: whether it is emphasised; None where there is no number of which one could be the best.
+    """
+
+    lines: list[str]
+    best: bool | None = None
 
 
 def footnotes(table: Table, page: bool = False) -> list[str]:
@@ -132,15 +149,56 @@ def _stopped(cells: Sequence[Cell]) -> str:
 
 def render_markdown(table: Table) -> str:
     """The table for GitHub: one row per method, accuracy then cost, footnotes below."""
-    return _render("table.md.jinja", table)
+    table = filled(table)
+    text: str = _template("table.md.jinja").render(**table, shown=_shown(table), notes=footnotes(table))
+    return text
 
 
 def render_latex(table: Table) -> str:
-    """A floating ``table`` with a booktabs ``tabular``, at most as wide as the text, and its notes behind it.
+    """Floating ``table``s of booktabs ``tabular``s, each at most as wide as the text, and the notes behind them.
 
-    It needs ``\\usepackage{booktabs,graphicx}``.
+    Most tables are one float. Columns that would be too small at the text's width stand below the others, and what is
+    too high for a page goes on in further floats, labelled ``tab:<name>-2`` and so on. It needs
+    ``\\usepackage{booktabs,graphicx}``.
     """
-    return _render("table.tex.jinja", table)
+    table = filled(table)
+    title = table["title"].rstrip(".")
+    captions = [f"{title}. {table['note']}".rstrip()]
+    parts: list[dict[str, Any]] = []
+    for block in _shown(table):
+        # Two more lines of a caption fit anyway.
+        above = 0 if parts else max(len(captions[0]) / _TEX_CAPTION - 2, 0)
+        parts += _tex_parts(block, above)
+    floats = [parts[some] for some in _packed([part["height"] for part in parts], 0, _TEX_HEIGHT)]
+    for some in floats[1:]:
+        named = "; ".join(dict.fromkeys(part["title"] for part in some if part["title"]))
+        captions.append(f"{title}, continued{named and f': {named}'}.")
+    told = {"table": table["table"], "head": table["head"], "notes": footnotes(table)}
+    text: str = _template("table.tex.jinja").render(**told, floats=[*zip(captions, floats, strict=True)])
+    return text
+
+
+def _tex_parts(block: Mapping[str, Any], above: float) -> Iterator[dict[str, Any]]:
+    """What of a block of :func:`_shown` fits in width and height, below so many lines of a caption.
+
+    Heights are in lines and without regard to scaling, so that they are upper bounds.
+    """
+    rows = [(_cut(row["title"], _TEX_TITLE), _entries(row)) for row in block["rows"]]
+    header = [_cut(name, _TEX_HEADER) for name in block["header"]]
+    widths = [
+        _width([*([line] for line in name), *(entry.lines for entry in column)], _TEX_SMALL)
+        for name, *column in zip(header, *(entries for _, entries in rows), strict=True)
+    ]
+    for some in _packed(widths, _width([line] for title, _ in rows for line in title), _TEX_WIDTH):
+        cut = [(title, entries[some]) for title, entries in rows]
+        # Between rows there is half an em, and there are three rules.
+        heights = [max(map(len, [title, *(entry.lines for entry in entries)])) + 5 / 12 for title, entries in cut]
+        top = max(map(len, header[some])) + 1.5 + bool(block["title"])
+        heights[0] += above
+        above = 0
+        for part in _packed(heights, top, _TEX_HEIGHT):
+            height = top + sum(heights[part])
+            yield {"title": block["title"], "header": header[some], "rows": cut[part], "height": height}
 
 
 def render_csv(table: Table) -> str:
@@ -166,22 +224,24 @@ def render_text(table: Table, width: int = WIDTH) -> str:
     """The table for a terminal of so many columns; wider ones are cut into blocks. An asterisk marks the best."""
     table = filled(table)
 
-    def entry(cell: Shown | None) -> str:
-        if cell is None:
-            return ""
-        if not cell.has_run:
-            return _lines(cell.value, cell.printed)
-        below = (cell.range, cell.seeds, *cell.printed.rsplit(", ", 1))
-        return _lines(f"{cell.value}{'*' if cell.best else ' '}", *(f"{line} " for line in below if line))
+    def marked(entry: Entry) -> list[str]:
+        if entry.best is None:
+            return entry.lines
+        first, *below = entry.lines
+        return [f"{first}{'*' if entry.best else ' '}", *(f"{line} " for line in below)]
 
     parts = []
     for block in _shown(table):
-        rows = [[*map(entry, row["cells"]), *(_lines(*shown) for shown in row["costs"])] for row in block["rows"]]
-        titles = [row["title"] for row in block["rows"]]
+        titles = [[row["title"]] for row in block["rows"]]
         header = [*block["columns"], *map(str.lower, block["header"][len(block["columns"]) :])]
-        columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+        columns = [[*map(marked, column)] for column in zip(*map(_entries, block["rows"]), strict=True)]
+        # tabulate keeps two places beside a header.
+        widths = [_width([[f"{name}  "], *column]) for name, column in zip(header, columns, strict=True)]
         parts += [block["title"]] if block["title"] else []
-        parts += [_block(table["head"].lower(), titles, part) for part in _packed(columns, titles, width)]
+        parts += [
+            _block([table["head"].lower(), *header[some]], [titles, *columns[some]])
+            for some in _packed(widths, _width([["method  "], *titles]), width)
+        ]
     notes = [_wrap(f"Note: {table['note']}", width)] if table["note"] else []
     below = [_wrap(text, width) for text in footnotes(table)]
     return "\n".join([table["title"], *notes, "", "\n\n".join(parts), "", *below, ""])
@@ -208,10 +268,10 @@ def _shown(table: Table) -> list[dict[str, Any]]:
     ]
 
 
-def _render(template: str, table: Table) -> str:
-    table = filled(table)
-    text: str = _template(template).render(**table, shown=_shown(table), notes=footnotes(table))
-    return text
+def _entries(row: Mapping[str, Any]) -> list[Entry]:
+    """A row of :func:`_shown`, its cells and costs alike."""
+    cells = [Entry(cell.lines, cell.best if cell.has_run else None) if cell else Entry([]) for cell in row["cells"]]
+    return [*cells, *(Entry([line for line in lines if line]) for lines in row["costs"])]
 
 
 @cache
@@ -236,35 +296,32 @@ def _template(name: str) -> Any:
     return environment.get_template(name)
 
 
-def _packed(columns: Mapping[str, list[str]], rows: list[str], most: int) -> list[dict[str, list[str]]]:
-    """Columns in as many blocks as the terminal's width asks for."""
-
-    def width(title: str, entries: list[str]) -> int:
-        # tabulate keeps two places beside a header and two between columns.
-        return 2 + max(len(title) + 2, *(len(line) for entry in entries for line in entry.split("\n")))
-
-    head = width("method", rows)
-    blocks: list[dict[str, list[str]]] = [{}]
-    used = head
-    for title, entries in columns.items():
-        if blocks[-1] and used + width(title, entries) > most:
-            blocks.append({})
+def _packed(sizes: Iterable[float], head: float, most: float) -> list[slice]:
+    """In which parts things of these sizes, in their order, fit into ``most``, each part with a ``head``."""
+    starts, used, end = [0], head, 0
+    for end, size in enumerate(sizes, 1):
+        if end - 1 > starts[-1] and used + size > most:
+            starts.append(end - 1)
             used = head
-        blocks[-1][title] = entries
-        used += width(title, entries)
-    return blocks
+        used += size
+    return [slice(*ends) for ends in pairwise([*starts, end])]
 
 
-def _block(head: str, rows: list[str], columns: Mapping[str, list[str]]) -> str:
-    body = [[row, *entries] for row, *entries in zip(rows, *columns.values(), strict=True)]
-    align = ("left", *("right" for _ in columns))
-    header = [head, *columns]
+def _width(column: Iterable[Sequence[str]], small: float = 1) -> float:
+    """Of entries in characters, with two to the next column; below the first line one is ``small`` times as wide."""
+    return 2 + max((len(line) * (small if at else 1) for lines in column for at, line in enumerate(lines)), default=0)
+
+
+def _block(header: Sequence[str], columns: Iterable[Sequence[Sequence[str]]]) -> str:
+    body = [["\n".join(lines) for lines in row] for row in zip(*columns, strict=True)]
+    align = ("left", *("right" for _ in header[1:]))
     return tabulate(body, header, tablefmt="simple", disable_numparse=True, colalign=align, preserve_whitespace=True)
 
 
 def _wrap(text: str, width: int) -> str:
-    return fill(" ".join(text.split()), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(_cut(text, width, "  "))
 
 
-def _lines(*lines: str) -> str:
-    return "\n".join(line for line in lines if line)
+def _cut(text: str, width: int, indent: str = "") -> list[str]:
+    words = " ".join(text.split())
+    return wrap(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -72,6 +72,12 @@ class Shown(NamedTuple):
             return self.print and f"printed {self.print}"
         return f"printed {self.print}{self.difference and f' ({self.difference})'}, {self.verdict}"
 
+    @property
+    def lines(self) -> list[str]:
+        """All of it, one below the other, for faces where width is scarce."""
+        printed = self.printed.rsplit(", ", 1) if self.has_run else [self.printed]
+        return [line for line in (self.value, self.range, self.seeds, *printed) if line]
+
 
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("printed_std", "printed_variance", "variance", "window", "std", "difference")),
