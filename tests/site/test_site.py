@@ -203,7 +203,7 @@ def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: 
     book = Ledger(lines, dict.fromkeys(tables, titles), {})
     params = NO_CELLS.model_copy()
     changes = {"ledger": lambda *_: book, "load_params": lambda _: params, "_vega": lambda _: "", "PAPER_TABLES": {}}
-    changes["table_names"] = lambda given: tables if given is params else []
+    changes["printed_tables"] = lambda given: tables if given is params else []
     with mock.patch.multiple("hetfl.site.build", **changes):
         page = build_site(Workspace(tmp_path), NO_CELLS, ["fedavg"])
     row = re.compile(r'<th scope="row">(?:<a href="#\w+">)?(\w+).*?</th>(.*?)</tr>', re.DOTALL)
