@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from record_factory import rewrite_rounds
 
 from hetfl.errors import HetflError
-from hetfl.figures.catalogue import figure, figures
+from hetfl.figures.catalogue import figure
 from hetfl.figures.lines import RoundsPanel
 from hetfl.figures.prototypes import EmbeddingPanel, MarginPanel, embed
 from hetfl.figures.style import CLASSES, DARK, INK, SERIES
@@ -196,10 +196,3 @@ def test_bytes_are_the_same_every_time(tmp_path: Path, name: str) -> None:
         for seed in entry.seeds:
             write_cell(tmp_path, entry, seed, names=NAMES)
     drawn_twice_alike(shown, tmp_path, tmp_path)
-
-
-def test_the_first_seed_alone_is_drawn_of_margins_and_points() -> None:
-    for name in figures(PARAMS):
-        panels = getattr(figure(name, PARAMS), "panels", [])
-        if any(isinstance(panel, MarginPanel | EmbeddingPanel) for panel in panels):
-            assert {tuple(entry.seeds) for panel in panels for entry in panel.entries} == {(0,)}

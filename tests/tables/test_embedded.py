@@ -26,7 +26,7 @@ def system(cell: Entry, params: Params) -> System:
     row = params.experiments[cell.experiment].rows[cell.row]
     chosen = set()
     for name, field in METHODS[cell.method].Settings.model_fields.items():
-        of_all, of_readings = name in MethodSettings.model_fields, name == "ensembles"
+        of_all, of_readings = name in MethodSettings.model_fields, name in ("ensembles", "test_head")
         if name in row.settings and not of_all and not of_readings and not is_number(row.settings[name]):
             value, usual = (kind(setting, field.annotation) for setting in (row.settings[name], field.default))
             if value != usual:

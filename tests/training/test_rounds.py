@@ -265,9 +265,9 @@ def test_two_resume_points_are_kept_and_a_broken_one_is_passed_over(tmp_path):
 def test_states_that_take_long_to_write_are_written_seldom_and_the_last_one_always(tmp_path, monkeypatch):
     clock, write = [100.0], states.write_tensors
 
-    def slow(path, tensors):
+    def slow(path, *content):
         clock[0] += 2
-        write(path, tensors)
+        write(path, *content)
 
     monkeypatch.setattr(states, "write_tensors", slow)
     monkeypatch.setattr(states.time, "monotonic", lambda: clock[0])
