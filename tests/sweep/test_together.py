@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from record_factory import make_round
 
 from hetfl.experiments.events import Event
+from hetfl.experiments.plan import ComputeSettings, Workspace
+from hetfl.files import read_json
+from hetfl.sweep import local
+from hetfl.sweep.local import Local, _Place
 from hetfl.sweep.together import ROUNDS, Together
 
 
@@ -71,3 +76,11 @@ def test_what_was_measured_is_used_from_the_beginning():
 def test_kinds_are_measured_apart():
     device = Device({1: 1, 2: 2}, {"big": {2: 1.0}})
     assert device.train(10, "big") == 1
+
+
+def test_what_two_gpus_of_one_kind_measured_is_kept_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "device_name", lambda device: "cuda: one kind")
+    many = Local(Workspace(tmp_path), ComputeSettings(device="cpu"))
+    first, second = {"big": {1: 1.0, 2: 1.5}}, {"big": {2: 1.4, 4: 2.0}, "small": {1: 1.0}}
+    many._keep([_Place(torch.device("cuda", n), 0, Together(known)) for n, known in enumerate((first, second))])
+    assert read_json(many._measured)["cuda: one kind"] == {"big": {"1": 1.0, "2": 1.5, "4": 2.0}, "small": {"1": 1.0}}

@@ -41,6 +41,9 @@ class Apart(Here):
     def __init__(self, make, loads, threads, gpu, settings):
         assert (threads, gpu, settings) == (1, False, None)
         assert all(load > 0 for load in loads)
+        theirs = make.args[2]
+        # What the record says of device and precision was decided before; a process that decides anew may differ.
+        assert (theirs.device, theirs.precision) == ("cpu", "float32")
         clients = len(loads)
         super().__init__(make().engine, {"one": range(0, clients, 2), "other": range(1, clients, 2)})
         self.hosts = {name: make() for name in self.clients}
@@ -59,7 +62,9 @@ def test_a_cell_is_trained_by_it_and_its_record_names_it(tmp_path: Path) -> None
     for name in ("toy", "apart"):
         workspace = Workspace(here.root)
         workspace.runs, workspace.scratch = tmp_path / name, tmp_path / ".hetfl"
-        compute = validate(ComputeSettings, {"device": "cpu", "engine": name}, "params.yaml: compute")
+        compute = validate(
+            ComputeSettings, {"device": "auto", "precision": "auto", "engine": name}, "params.yaml: compute"
+        )
         assert run_cell(cell, workspace, CPU, compute)
         folder = workspace.runs / cell.path
         assert needed_run(folder).engine == name
