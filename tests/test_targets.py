@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from settings_files import PAPER_PARAMS
+from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS
 
 from hetfl.errors import HetflError
-from hetfl.experiments.plan import Params, cells
+from hetfl.experiments.plan import Params, cells, pick
 from hetfl.tables.catalogue import printed_by
 from hetfl.targets import cells_of, needed_cells
 
@@ -38,3 +38,12 @@ def test_a_counted_table_has_no_cells_to_work_on(params):
 def test_a_mistyped_target_is_one_line_with_the_nearest_name(params):
     with pytest.raises(HetflError, match="did you mean 'fedtgp-table-10'"):
         cells_of(["fedtgp-tabel-10"], params)
+
+
+def test_cells_are_picked_by_one_value_or_by_several():
+    every = cells(EMBEDDED_PARAMS, "digits-homogeneous")
+    some = pick(every, row=["fedavg", "fedprox"], split="iid", seed=[0], method=None)
+    assert [(cell.row, cell.split, cell.seed) for cell in some] == [("fedavg", "iid", 0), ("fedprox", "iid", 0)]
+    assert pick(every, row=[], seed=None) == every
+    with pytest.raises(HetflError, match="--row: unknown row 'fedpro'; did you mean 'fedprox'"):
+        pick(every, row=["fedavg", "fedpro"])

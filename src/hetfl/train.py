@@ -16,6 +16,7 @@ from hetfl.experiments.plan import (
     Cell,
     ComputeSettings,
     Params,
+    Wanted,
     Workspace,
     cells,
     check_fit,
@@ -38,7 +39,7 @@ def train_experiment(
     engine: str | None = None,
     precision: str | None = None,
     evaluate: bool = False,
-    **picked: str | int | None,
+    **picked: Wanted,
 ) -> None:
     """Train an experiment's cells, or those picked; see :func:`train_cells`.
 

@@ -22,13 +22,17 @@ def train(
         str, typer.Argument(help="An experiment of params.yaml.", autocompletion=names.known_experiments)
     ],
     method: Annotated[
-        str | None, typer.Option(help="Only the rows of this method.", autocompletion=names.methods)
+        list[str] | None,
+        typer.Option(help="Only the rows of this method; may be repeated.", autocompletion=names.methods),
     ] = None,
-    row: Annotated[str | None, typer.Option(help="Only this row.", autocompletion=names.rows)] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only this row; may be repeated.", autocompletion=names.rows)
+    ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Only this split, i.e. partition.", autocompletion=names.splits)
+        list[str] | None,
+        typer.Option(help="Only this split, i.e. partition; may be repeated.", autocompletion=names.splits),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this seed; may be repeated.")] = None,
     engine: Engine = None,
     precision: Precision = None,
 ) -> None:
@@ -39,8 +43,9 @@ def train(
     with doing(f"checking {experiment}", work=True):
         from hetfl.train import train_experiment
 
-    picked = {"method": method, "row": row, "split": split, "seed": seed}
-    train_experiment(Path.cwd(), experiment, engine, precision, evaluate=True, **picked)
+    train_experiment(
+        Path.cwd(), experiment, engine, precision, evaluate=True, method=method, row=row, split=split, seed=seed
+    )
 
 
 @app.command("run", rich_help_panel=TRAIN)

@@ -473,20 +473,24 @@ def all_cells(params: Params) -> Iterator[Cell]:
         yield from cells(params, name)
 
 
-def pick(all_cells: list[Cell], **wanted: str | int | None) -> list[Cell]:
-    """The cells that match what is given, by attribute of a cell; None matches all.
+Wanted = str | int | Sequence[str] | Sequence[int] | None
+"""One value of a cell's attribute or some of them; None or an empty sequence: all."""
+
+
+def pick(all_cells: list[Cell], **wanted: Wanted) -> list[Cell]:
+    """The cells that match what is given, by attribute of a cell.
 
     Raises:
-        HetflError: none does.
+        HetflError: none has one of the values.
     """
     chosen = all_cells
-    for key, value in wanted.items():
-        if value is None:
-            continue
+    for key, given in wanted.items():
+        values = [given] if isinstance(given, str | int) else list(given or ())
         known = list(dict.fromkeys(getattr(cell, key) for cell in chosen))
-        chosen = [cell for cell in chosen if getattr(cell, key) == value]
-        if not chosen:
-            raise unknown(key, str(value), map(str, known), f"--{key}")
+        for value in values:
+            if value not in known:
+                raise unknown(key, str(value), map(str, known), f"--{key}")
+        chosen = [cell for cell in chosen if not values or getattr(cell, key) in values]
     return chosen
 
 
