@@ -232,10 +232,11 @@ class ResumePoints:
                     # Copies begin where torch lets tensors begin. In the file they begin anywhere, and products of
                     # matrices that do so differ in their last bits.
                     tensors, told = read_tensors(path, device)
-                    names = json.loads(told.get("order", "null")) or tensors
-                    return State.from_tensors(int(round), {name: tensors[name].clone() for name in names})
-            except HetflError:
-                pass
+                    names = json.loads(told["order"]) if "order" in told else [*tensors]  # older ones lack it
+                    if {*names} == tensors.keys():
+                        return State.from_tensors(int(round), {name: tensors[name].clone() for name in names})
+            except (HetflError, ValueError, TypeError):
+                pass  # it is none of ours
             if tidy:
                 path.unlink(missing_ok=True)
         return None
