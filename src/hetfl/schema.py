@@ -309,6 +309,10 @@ class Run(Part):
         later = [value for change in self.changes if (value := getattr(change, name, None)) is not None]
         return [getattr(self, name), *later]
 
+    def in_turn(self, name: str) -> str:
+        """What :meth:`throughout` gives, in words: ``ray, then sequential``."""
+        return ", then ".join(map(str, self.throughout(name)))
+
     def going_on(self, now: Run, round: int) -> Run:
         """The description of this run when it goes on as ``now`` says, from a round on.
 

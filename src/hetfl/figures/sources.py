@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -53,20 +54,13 @@ class Sources:
         return [record for record in found if record is not None and (record.whole or not whole)]
 
     def one(self, entry: Entry) -> Record | None:
-        """The run of a cell's first seed, or of the first that did not diverge where one did, with all its files.
+        """The record of the first seed whose run did not diverge; if all did, that of the first seed.
 
-        None while it is not there; where no later seed is, the one that diverged.
+        Seeds after one that is not there are not looked at. None: there is none, or it lacks files of its evaluation.
         """
-        chosen = None
-        for seed in entry.seeds:
-            record = self._records.get(entry, seed)
-            if record is None:
-                break
-            chosen = chosen or record
-            if record.diverged is None:
-                chosen = record
-                break
-        return chosen if chosen is not None and chosen.whole else None
+        there = [*takewhile(bool, (self._records.get(entry, seed) for seed in entry.seeds))]
+        chosen = next((record for record in there if record and record.diverged is None), next(iter(there), None))
+        return chosen if chosen and chosen.whole else None
 
     def percents(self, entry: Entry, figure: str) -> list[float]:
         """A figure of the evaluation of each seed that is there, a fraction in the record, in percent.

@@ -265,7 +265,7 @@ def _differences(records: list[Record]) -> dict[str, dict[str, int]]:
     found: dict[str, Counter[str]] = {}
     for run in {record.path: record.run for record in records}.values():
         beside = {name: getattr(run, name) for name in ("device", "engine", "precision", "threads", *_WHICH_CODE)}
-        beside |= {name: ", then ".join(map(str, run.throughout(name))) for name in beside if run.changes}
+        beside |= {name: run.in_turn(name) for name in beside if run.changes}
         for name, value in (beside | run.versions).items():
             shown = "not recorded" if value is None else str(value)
             found.setdefault(name, Counter())[shown[:12] if name == "source" else shown] += 1

@@ -66,9 +66,7 @@ class Runs:
             "short": source["fingerprint"][:12],
             "page": record and f"runs/{below}.html",
             "record": record and self._base + (f"{path}/run.json" if record.whole else f"results/{below}.json"),
-            "made": f"{', then '.join(record.run.throughout('device'))}, commit {record.run.commit}"
-            if record
-            else "",
+            "made": f"{record.run.in_turn('device')}, commit {record.run.commit}" if record else "",
             "mlflow": self._links.runs.get(source["fingerprint"]),
             "comparison": self._links.comparisons.get((experiment, cell.rpartition("-s")[0])),
         }
@@ -190,7 +188,7 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
     told |= {"Partition": f"{run.split}, seed {run.seed} {run.inputs.partition}"}
     told |= {f"Weights {name}": checksum for name, checksum in run.inputs.weights.items()}
     for title, name in {"Device": "device", "Engine": "engine", "Precision": "precision"}.items():
-        told[title] = ", then ".join(run.throughout(name))
+        told[title] = run.in_turn(name)
     told |= {"Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items())}
     told |= {"Versions of formulas": ", ".join(f"{name} {version}" for name, version in run.numerics.items())}
     told |= {"Commit": run.commit, "Source": run.source or "", "Started": run.started, "Finished": run.finished or ""}
