@@ -448,6 +448,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
 
 def test_lists_as_json(hetfl_: Run) -> None:
     assert found(hetfl_, "tables") == [{"table": "small", "trains": 2, "prints": 2, "done": 2, "in git": 0}]
+    assert hetfl_("tables").stdout.splitlines()[-1].split() == ["small", "2", "2", "2", "0"]
     assert [cell["status"] for cell in found(hetfl_, "cells small")] == ["done", "done"]
     assert found(hetfl_, "cells small --settings")[1]["settings"]["mu"]["value"] == 0.1
     assert found(hetfl_, "superseded") == []
