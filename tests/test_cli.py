@@ -282,6 +282,8 @@ def test_finished_runs_in_git_have_curves_and_a_status(
     assert "unknown run 'smal'; did you mean 'small'?" in str(hetfl_("curve smal", fails=True).exception)
     cell, whole = "small/fedavg/fedavg/iid-s0", trained / "runs/small/fedavg/fedavg/iid-s0"
     assert "the final models are the same" in hetfl_(f"diff {cell} {whole}").stdout
+    other = trained / "runs/small/fedprox/fedprox/iid-s0"
+    assert "the final models are different" in hetfl_(f"diff {cell} {other}").stdout
     *results, time = found(hetfl_, f"diff runs/{cell} {whole}")["results"]
     # A compact record has the seconds of each phase of a round in hundredths.
     rounds = [json.loads(line) for line in (whole / "rounds.jsonl").read_text().splitlines()]
@@ -446,6 +448,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
 
 def test_lists_as_json(hetfl_: Run) -> None:
     assert found(hetfl_, "tables") == [{"table": "small", "trains": 2, "prints": 2, "done": 2, "in git": 0}]
+    assert hetfl_("tables").stdout.splitlines()[-1].split() == ["small", "2", "2", "2", "0"]
     assert [cell["status"] for cell in found(hetfl_, "cells small")] == ["done", "done"]
     assert found(hetfl_, "cells small --settings")[1]["settings"]["mu"]["value"] == 0.1
     assert found(hetfl_, "superseded") == []

@@ -58,6 +58,7 @@ MISTAKES = [
     ("experimnts", {}, "params.yaml: unknown setting 'experimnts'; did you mean 'experiments'?"),
     ("compute/device", "gpu", "compute.device: 'gpu' should match"),
     ("data/cifar", {}, "data: unknown data set 'cifar'"),
+    ("data/My_birds", {"path": "b"}, "data: 'My_birds' is not a name; use lower-case letters, digits and dashes"),
     ("data/digits/test", 2000, "data.digits.test: 2000 plus public 600 must be less than the 1797 images"),
     (
         "partitions/digits/splits/iid/scheme",

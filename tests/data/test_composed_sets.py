@@ -358,7 +358,7 @@ def test_five_resizes_as_pillow_does(channels: int) -> None:
         ({"per_dataset": 1005}, "per_dataset: 1005 should be a multiple of 10"),
         (
             {"per_dataset": 310},
-            "per_dataset 310 needs 31 training images of each class, class 0 of svhn has 30; use at",
+            "per_dataset 310 needs 31 training images of each class, class 0 of svhn has 30; use at most 300$",
         ),
         ({"test": 1}, "test: 1 should be less than 1"),
         ({"size": 0}, "size: 0 should be greater"),

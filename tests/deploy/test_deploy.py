@@ -27,6 +27,7 @@ from deployment_files import NODE, PARAMS, SERVER, rehearse, write
 from typer.testing import CliRunner
 
 from hetfl.cli import app
+from hetfl.data.inputs import InputSettings
 from hetfl.data.store import Dataset, Subset, read_card, read_dataset, write_dataset
 from hetfl.deploy.agreement import Agreement, agreement, check_agreement, public_checksum
 from hetfl.deploy.cards import class_counts, client_card, client_checksums, write_cards
@@ -674,6 +675,23 @@ def test_a_servers_card_has_the_counts_of_each_client(rehearsed, tmp_path, chang
     with pytest.raises(HetflError) as error:
         class_counts(cell, workspace)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_client_may_lack_a_class(rehearsed, tmp_path):
+    shutil.copytree(rehearsed / "server", tmp_path, dirs_exist_ok=True)
+    workspace = Workspace(tmp_path)
+    (cell,) = cells(load_params(workspace.params), "tiny")
+    path = workspace.partition("digits", "iid", 0) / "card.json"
+    write_json(path, read_json(path) | {"class_counts": {"train": [[9, 0], [0, 9]], "test": [[4, 0], [0, 4]]}})
+    assert class_counts(cell, workspace).train == [[9, 0], [0, 9]]
+
+
+def test_a_node_normalises_images_as_the_experiment_says(rehearsed):
+    worker = Worker(read_node(rehearsed / "node-1.yaml"))
+    (cell,) = cells(worker.params, "tiny")
+    asked = InputSettings(mean=(0.25, 0.5, 0.75), std=(0.5, 0.5, 0.25))
+    (model,) = {*worker._engine(cell.model_copy(update={"input": asked}), 2).models}
+    assert (model.spec.mean, model.spec.std) == (asked.mean, asked.std)
 
 
 def test_a_node_has_only_clients_that_its_cell_has(rehearsed):

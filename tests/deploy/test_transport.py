@@ -173,6 +173,13 @@ def test_a_node_without_a_key_whose_name_cannot_be_read_is_not_there(transport):
     assert transport._online() == {"south"}
 
 
+def test_a_node_that_flower_knows_and_cannot_reach_is_not_there(transport):
+    assert transport._online() == {"north", "south"}
+    nodes = [NodeInfo(node_id=NODES["north"], status="offline"), NodeInfo(node_id=NODES["south"], status="online")]
+    transport._grid.get_nodes = lambda: nodes
+    assert transport._online() == {"south"}
+
+
 def test_bytes_are_counted_once_and_each_way(transport):
     transport.send("north", b"request")
     assert transport.receive(["north"], 5) == ("north", b"answer")

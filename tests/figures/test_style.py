@@ -8,6 +8,7 @@ from pathlib import Path
 from hetfl.experiments.plan import load_params
 from hetfl.figures.style import NEAR_HUNDRED, PALETTE, canvas, look, looks, near_hundred
 from hetfl.methods import METHODS
+from hetfl.tables.catalogue import table_entries, table_names
 
 
 def test_a_method_looks_the_same_in_every_table() -> None:
@@ -26,12 +27,10 @@ def test_a_method_looks_the_same_in_every_table() -> None:
 
 
 def test_the_methods_that_papers_compare_have_different_colours() -> None:
-    fedtgp = ["lg-fedavg", "fedgen", "fml", "fedkd", "feddistill", "fedproto", "fedtgp"]
-    fedhpl = ["fedgen", "fedgh", "fedproto", "fedtgp", "fedmd", "fedhe", "fedhpl"]
-    fgpt = ["pt-fedavg", "pfedhn", "fedmix", "fedmoon", "fedpr", "fed-dualprompt", "fgpt", "sgpt", "fgpt-fedmix"]
-    for compared in (fedtgp, fedhpl, fgpt):
-        index = looks({name: name for name in compared})
-        assert len({i % len(PALETTE) for i in index.values()}) == len(compared)
+    params = load_params(Path("papers/params.yaml"))
+    for name in table_names(params):
+        index = looks({entry.method: entry.method for entry in table_entries(name, params)})
+        assert len({i % len(PALETTE) for i in index.values()}) == len(index), name
 
 
 def test_further_rows_of_a_method_take_colours_that_are_free() -> None:

@@ -60,7 +60,7 @@ def test_unknown_names_suggest_known_ones(name: str, message: str):
             "x: resnet18.tv_in1k takes no deep prompts, since it has no",
         ),
         ("digits_resnet_small", {"prompts": "shallow"}, "takes no shallow prompts"),
-        ("mocov3_vit_base", {"prompts": "frame"}, "takes no frame"),
+        ("mocov3_vit_base", {"prompts": "frame"}, "takes no frame, .*; use deep, shallow or border"),
         (
             "vit_base_patch16_gap_224",
             {"prompts": "deep"},

@@ -320,7 +320,7 @@ def test_nobody_publishes_weights(name: str, tmp_path: Path):
             "cnn",
             {"prompts": "frame"},
             {},
-            "x: cnn takes no frame, since it is made for one size of images",
+            "x: cnn takes no frame, since it is made for one size of images; use border",
         ),
         ("htcnn1-h5", {"prompts": "frame"}, {}, "htcnn1-h5 takes no frame"),
         ("cnn", {}, {"size": 15}, "x: cnn: images of 15 pixels are too small; set a larger input.size"),

@@ -383,6 +383,14 @@ def test_a_run_that_diverged_does_not_set_the_range_of_a_figure(experiment: Path
     assert seeds[0] == 0 and seeds[1] > 40
 
 
+def test_a_row_that_sends_nothing_is_a_level_line_among_bytes(finished: Path, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+    with mock.patch("hetfl.figures.curves.save", lambda figure, path: drawn.append(figure) or []):
+        communication_figure(make(finished), records_below(finished), tmp_path)
+    lines = {line.get_label(): [*line.get_xdata()] for line in drawn[0].axes[0].lines}
+    assert lines["Local"] == [0, 1] and len(lines["FedHPL"]) > 2
+
+
 def test_close_to_100_percent_an_axis_is_logarithmic_in_the_errors(experiment: Path, tmp_path: Path) -> None:
     found: list[tuple[str, list[str], bool]] = []
 

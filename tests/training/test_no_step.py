@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from playing import play_round, start
@@ -86,3 +88,15 @@ def test_the_mean_loss_is_of_those_who_took_a_step(toy_engine):
     engine = toy_engine("fedavg", drop_last=True, batch_size=16)
     _, line = play_round(engine, start(engine, Draws(0))[0], Draws(0).at(1))
     assert line.loss[0] == 0 and line.mean_loss == pytest.approx(sum(line.loss) / 2)
+
+
+@pytest.mark.parametrize("engine", LOCAL_ENGINES)
+def test_a_phase_without_a_step_leaves_no_optimiser_to_the_next_round(toy_engine, monkeypatch, engine):
+    reference = toy_engine("fedavg", momentum=0.9)
+    first = reference.method.phases(1)[0]
+    for steps in (1, 0):
+        phases = (first, replace(first, epochs=steps))
+        monkeypatch.setattr(reference.method, "phases", lambda round, phases=phases: phases)
+        chosen = make_engine(reference.method, reference.federation, engine)
+        play_round(chosen, start(chosen, Draws(0))[0], Draws(0).at(1))
+        assert not any(state.optimiser for state in chosen.client_states().values()), steps

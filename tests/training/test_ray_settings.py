@@ -62,6 +62,7 @@ def test_a_worker_tells_of_a_missing_input_and_answers_part_by_part():
 def test_equal_clients_are_dealt_in_turn_and_others_by_their_work():
     assert dealt([1] * 5, 2) == [[0, 2, 4], [1, 3]]
     assert dealt([1, 1, 1, 9], 2) == [[3], [0, 1, 2]]
+    assert dealt([1, 2, 3, 9], 2) == [[3], [0, 1, 2]]
     # Every second one is large, and in turn one of two actors would have 76 % of the work.
     sizes = [2_365_770, 582_026, 2_628_426, 844_682, 5_250_378, 1_631_626, 5_513_034, 1_894_282]
     loads = [sizes[client % 8] for client in range(20)]

@@ -369,6 +369,10 @@ def test_a_host_that_is_asked_twice_gives_the_same_bytes(toy_engine, tmp_path):
     assert host.answer(ask) == first
     assert Here(engine, HOSTS, folder=tmp_path).made().answer(ask) == first
     assert [update.client for update in Reply.from_bytes(first).updates] == [0, 1, 2]
+    one = Request(Question(kind="train", round=1), [Task(0, downlink)]).to_bytes()
+    assert Reply.from_bytes(host.answer(one)).error is None and host.answer(ask) == first
+    # Only the latest round can be asked again, so that a long run fills no disk.
+    assert [path.name.split("-")[0] for path in tmp_path.glob("answers/*")] == ["000001"] * 2
     wrong = Request(Question(run="another", kind="train", round=1), [Task(0, downlink)]).to_bytes()
     assert "is of the run 'another', this host takes part in ''" in (Reply.from_bytes(host.answer(wrong)).error or "")
 

@@ -107,8 +107,8 @@ def heat_map() -> Colormap:
 _METHODS = {
     "fedhpl": 0, "fedtgp": 1, "fedproto": 2, "fedgen": 3, "fedgh": 4, "fedmd": 5, "fedhe": 6, "fml": 7, "fedkd": 8,
     "feddistill": 9, "fgpt": 10, "sgpt": 11, "pt-fedavg": 12, "fed-dualprompt": 13, "pfedhn": 14, "lg-fedavg": 15,
-    "fedmix": 16, "fedavg": 17, "fedprox": 18, "scaffold": 19, "fedbabu": 20, "fedrep": 21, "pfedpt": 22,
-    "pfedpg": 23, "fedmoon": 25, "fedpr": 27, "fgpt-fedmix": 28,
+    "fedmix": 16, "fedavg": 17, "fedprox": 18, "scaffold": 19, "fedrep": 21, "pfedpt": 22,
+    "pfedpg": 23, "fedbabu": 24, "fedmoon": 25, "fedpr": 27, "fgpt-fedmix": 28,
 }
 # fmt: on
 _OTHERS = 30

@@ -45,10 +45,8 @@ class ClientRun:
     seconds: float = 0.0
 
     def skip(self, phase: Phase) -> None:
-        """Pass a phase in which the client has no sample to train on."""
+        """Pass a phase in which the client takes no step; what an earlier one left for it goes with it."""
         self.slots = next_slots(self.slots, phase, {})
-        if not self.steps:
-            self.loss = torch.zeros_like(self.loss)
 
 
 class Trainer(Protocol):
