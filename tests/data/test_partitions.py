@@ -31,6 +31,7 @@ from hetfl.data.partitions import (
     read_partition,
     write_partition,
 )
+from hetfl.data.partitions.shares import settle
 from hetfl.data.store import Dataset
 from hetfl.draws import Draws
 from hetfl.errors import HetflError
@@ -273,6 +274,16 @@ def test_broken_promise_is_found_where_subsets_are_pooled(
     else:
         with pytest.raises(HetflError, match=message):
             check_partition(partition, scheme, dataset)
+
+
+def test_a_surplus_is_taken_from_the_largest_count_that_may_become_smaller() -> None:
+    def settled(wanted: list[int], least: list[int], total: int) -> list[int]:
+        given = np.array(wanted)
+        return settle(given, given / given.sum(), total, np.array(least), np.full(len(wanted), 100)).tolist()
+
+    assert settled([5, 5, 4], [0, 0, 0], 8) == [3, 3, 2]
+    assert settled([5, 5, 4], [5, 0, 0], 8) == [5, 2, 1]
+    assert settled([2, 5, 4], [2, 4, 0], 7) == [2, 4, 1]
 
 
 @every_scheme

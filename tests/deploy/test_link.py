@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -133,6 +134,19 @@ def test_a_node_connects_once_its_worker_is_ready(
     starting._commands = {"worker": [sys.executable, "-c", ready], "link": [sys.executable, "-c", told]}
     assert starting.run() == 2
     assert (tmp_path / "told").read_text() == "0\n"
+
+
+def test_the_processes_of_a_node_are_asked_to_end(rehearsed: Path, tmp_path: Path) -> None:
+    """So that a worker can put down its state, and before anything kills them."""
+    file = rehearsed / "node-0.yaml"
+    joined, ready, told = Supervisor(file, read_node(file), False), tmp_path / "ready", tmp_path / "told"
+    waits = f"open({str(ready)!r}, 'w')\ntry:\n    time.sleep(60)\nexcept SystemExit:\n    open({str(told)!r}, 'w')"
+    code = f"import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit())\n{waits}"
+    joined._running["worker"] = process = subprocess.Popen([sys.executable, "-c", code])
+    while not ready.exists():
+        time.sleep(0.01)
+    joined.stop()
+    assert process.poll() == 0 and told.exists()
 
 
 def test_a_node_joins_once(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

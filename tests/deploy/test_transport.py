@@ -198,6 +198,14 @@ def test_seconds_that_a_node_cannot_have_worked_are_none(transport, seconds):
     assert transport.take_carried()["north"].worked == 0
 
 
+def test_seconds_that_a_node_worked_are_counted(transport):
+    transport._grid.header["seconds"] = 1e-9
+    for _ in range(2):
+        transport.send("north", b"request")
+        assert transport.receive(["north"], 5) == ("north", b"answer")
+    assert transport.take_carried()["north"].worked == 2e-9
+
+
 def test_what_was_carried_for_a_run_that_failed_is_not_counted_in_the_next_one(transport):
     transport.send("north", b"request")
     assert transport.receive(["north"], 5) == ("north", b"answer")

@@ -68,6 +68,19 @@ def test_nothing_is_tried_before_it_can_be_compared():
     assert device.train(1) == 2
 
 
+def test_a_round_in_which_another_cell_began_or_ended_tells_nothing():
+    device = Device({1: 1, 2: 2})
+    device.train(1)
+    device.now += 10
+    device.together.begins(Path("other"), "kind")
+    for folder, seconds in ((Path("other"), 1.0), (Path("0"), 10.0)):
+        device.together.told(Event(folder, None, [make_round(1).model_copy(update={"seconds": {"a": seconds}})]))
+    assert device.together._seconds == {}
+    device.now += 10
+    device.together.told(Event(Path("0"), None, [make_round(2).model_copy(update={"seconds": {"a": 10.0}})]))
+    assert device.together._seconds == {(Path("0"), 2): [10.0]}
+
+
 def test_what_was_measured_is_used_from_the_beginning():
     device = Device({4: 3, 8: 3}, {"kind": {2: 1.9, 4: 3.0, 8: 3.0}})
     assert device.train(1) == 4
