@@ -19,6 +19,7 @@ from hetfl.models import build
 from hetfl.models.base import Model, ModelOptions
 from hetfl.models.outline import outline
 from hetfl.training.blank import Holdings
+from hetfl.training.rounds import play_fine_tuning
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,17 @@ def test_bytes_are_those_of_a_real_round(method, held, two_rounds):
         return
     assert (second.up, second.down) == (real.up.bytes, real.down.bytes)
     assert rehearsal.start().up == played.registration.up.bytes
+
+
+@pytest.mark.parametrize("method", ["fedbabu", "fedrep"])
+def test_fine_tuning_takes_what_it_does_after_a_real_round(method, held, toy_engine):
+    engine, settings = toy_engine(method, batch_size=8, finetune_epochs=2), {"finetune_epochs": 2}
+    state, _ = start(engine, Draws(0))
+    state, _ = play_round(engine, state, Draws(0).at(1))
+    line = play_fine_tuning(engine, state.server, Draws(0).at(2))
+    found = rehearse(held, method, most_varied(method), **settings).end()
+    assert found.down == line.down.bytes > 0 and found.up == line.up.bytes == 0
+    assert found.trained == 2 * (15 + 19 + 26)
 
 
 @pytest.mark.parametrize("method", ["fedproto", "feddistill"])
