@@ -81,11 +81,12 @@ def test_an_unknown_time_is_not_a_small_one(table_10):
     assert ", at most 60 min" in summary(most)
     guessed = Plan([replace(most.left[0], source="operations")], [], "cpu: test", 1)
     assert "roughly at most 60 min" in summary(guessed)
-    unread = replace(made.left[0], cell=table_10[1], load=None)  # its data set is not there
+    # A row's images, operations and bytes are unknown if those of one of its cells are, as without its data set.
+    unread = replace(made.left[0], cell=table_10[1], load=None)
     (line,) = (
         row for row in render(replace(made, forecasts=[made.left[0], unread])).splitlines() if "fedtgp-" in row
     )
-    assert line.count("?") == 5  # and none that leaves that cell out
+    assert line.count("?") == 5
     done = Plan([forecast(table_10[0], Status("done", 1000, 1000))], [], "cpu: test", 1)
     assert summary(done) == "plan: 1 done; nothing to train"
 

@@ -664,26 +664,25 @@ def test_each_client_of_a_rehearsal_tests_on_its_own_samples(tmp_path_factory):
     ],
 )
 def test_a_servers_card_has_the_counts_of_each_client(rehearsed, tmp_path, change, said):
-    shutil.copytree(rehearsed / "server", tmp_path, dirs_exist_ok=True)
-    workspace = Workspace(tmp_path)
-    (cell,) = cells(load_params(workspace.params), "tiny")
-    path = workspace.partition("digits", "iid", 0) / "card.json"
-    card = read_json(path)
-    write_json(
-        path, {**card, "class_counts": change} if change else {k: card[k] for k in card if k != "class_counts"}
-    )
     with pytest.raises(HetflError) as error:
-        class_counts(cell, workspace)
+        counts_of_a_card(rehearsed, tmp_path, change)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_client_may_lack_a_class(rehearsed, tmp_path):
+    counts = {"train": [[9, 0], [0, 9]], "test": [[4, 0], [0, 4]]}
+    assert counts_of_a_card(rehearsed, tmp_path, counts).model_dump() == counts
+
+
+def counts_of_a_card(rehearsed, tmp_path, written):
+    """What a server reads from a card with these counts; None: without any."""
     shutil.copytree(rehearsed / "server", tmp_path, dirs_exist_ok=True)
     workspace = Workspace(tmp_path)
     (cell,) = cells(load_params(workspace.params), "tiny")
     path = workspace.partition("digits", "iid", 0) / "card.json"
-    write_json(path, read_json(path) | {"class_counts": {"train": [[9, 0], [0, 9]], "test": [[4, 0], [0, 4]]}})
-    assert class_counts(cell, workspace).train == [[9, 0], [0, 9]]
+    card = {name: value for name, value in read_json(path).items() if name != "class_counts"}
+    write_json(path, card | ({"class_counts": written} if written else {}))
+    return class_counts(cell, workspace)
 
 
 def test_a_node_normalises_images_as_the_experiment_says(rehearsed):

@@ -140,10 +140,17 @@ def test_the_processes_of_a_node_are_asked_to_end(rehearsed: Path, tmp_path: Pat
     """So that a worker can put down its state, and before anything kills them."""
     file = rehearsed / "node-0.yaml"
     joined, ready, told = Supervisor(file, read_node(file), False), tmp_path / "ready", tmp_path / "told"
-    waits = f"open({str(ready)!r}, 'w')\ntry:\n    time.sleep(60)\nexcept SystemExit:\n    open({str(told)!r}, 'w')"
-    code = f"import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit())\n{waits}"
+    code = f"""
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+try:
+    open({str(ready)!r}, "w")
+    time.sleep(60)
+except SystemExit:
+    open({str(told)!r}, "w")
+"""
     joined._running["worker"] = process = subprocess.Popen([sys.executable, "-c", code])
-    while not ready.exists():
+    while process.poll() is None and not ready.exists():
         time.sleep(0.01)
     joined.stop()
     assert process.poll() == 0 and told.exists()
