@@ -209,14 +209,24 @@ def test_a_point_of_the_scaling_curves(script, tmp_path):
     work = scaling.CURVES["model"].work("digits_vit_small.random")
     point = scaling.measure(work, "sequential", 1, CPU)
     assert point["engine"] == "sequential" and point["seconds"] > point["clients"] > 0
+    # Memory is what the point adds to its own process; a test's process may have used more before.
+    assert point["memory"] >= 0
     points = [
-        {"curve": name, "value": value, **point, "seconds": float(2**place), "parameters": 4.0**place}
+        {
+            "curve": name,
+            "value": value,
+            **point,
+            "seconds": 2.0**place,
+            "memory": 3.0**place,
+            "parameters": 4.0**place,
+        }
         for name, curve in scaling.CURVES.items()
         for place, value in enumerate(curve.values)
     ]
     assert scaling.slope([one for one in points if one["curve"] == "model"]) == pytest.approx(0.5)
     told = scaling.report(points, 1, CPU, 0.5)
-    assert "Clients per round (ViT, prompts trained), times 64: seconds times 8" in told
+    assert "Clients per round (ViT, prompts trained), times 64: seconds times 8 " in told
+    assert "memory times 27." in told
     scaling.draw(points, tmp_path / "plot.svg")
     assert "Clients per round" in (tmp_path / "plot.svg").read_text()
 
