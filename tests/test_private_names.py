@@ -15,7 +15,9 @@ from hetfl.models import parts
 
 ROOT = Path(hetfl.__file__).parent
 PRIVATE = {
-    "torch_private.py": r"\btorch(\.\w+)*\._[a-z]|\._(foreach_|cdata\b|BatchNorm\b|(parameters|buffers|modules)\b)",
+    "torch_private.py": (
+        r"\btorch(\.\w+)*\._[a-z]|\._(foreach_|(version|cdata|BatchNorm|parameters|buffers|modules)\b)"
+    ),
     "models/parts.py": r"\btimm(\.\w+)*\._[a-z]|\._pos_embed\b",
 }
 """The module that may use what a pattern finds."""
@@ -31,6 +33,14 @@ def copied():
     tensors = [torch.ones(2), torch.ones(3)]
     torch_private.copy_to_all(tensors, [torch.zeros(2), torch.full((3,), 2.0)])
     return [tensor.tolist() for tensor in tensors] == [[0.0, 0.0], [2.0, 2.0, 2.0]]
+
+
+def counted():
+    tensor = torch.zeros(3)
+    tensor.detach()[1:].add_(1)
+    with torch.inference_mode():
+        inference = torch.zeros(3).add_(1)
+    return [torch_private.changes(each) for each in (tensor, tensor.clone(), inference)] == [1, 0, 0]
 
 
 def mapped():
@@ -69,6 +79,7 @@ def embedded():
 NAMES = {
     "torch._foreach_add_": added,
     "torch._foreach_copy_": copied,
+    "Tensor._version": counted,
     "torch._C._cuda_clearCublasWorkspaces": lambda: callable(torch._C._cuda_clearCublasWorkspaces),
     "torch._C._functorch.is_batchedtensor": mapped,
     "torch._C.DisableTorchFunction": without_modes,

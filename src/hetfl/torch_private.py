@@ -22,6 +22,11 @@ def copy_to_all(tensors: list[Tensor], others: list[Tensor]) -> None:
     torch._foreach_copy_(tensors, others)
 
 
+def changes(tensor: Tensor) -> int:
+    """How often the memory of a tensor was changed in place; 0 of an inference tensor, where nothing counts it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def forget_workspaces() -> None:
     """Give back the memory that products of matrices on CUDA keep from call to call."""
     torch._C._cuda_clearCublasWorkspaces()

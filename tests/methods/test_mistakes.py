@@ -12,7 +12,7 @@ from toy import LOCAL_ENGINES
 
 from hetfl.data.inputs import InputSettings
 from hetfl.experiments.rehearsal import Rehearsal
-from hetfl.message import Message
+from hetfl.message import Message, flatten, group, ungrouped
 from hetfl.methods import METHODS
 from hetfl.methods.fedavg import FedAvg
 from hetfl.methods.mistakes import MistakeError, located
@@ -139,6 +139,91 @@ def test_what_only_training_can_show_names_the_file_of_the_method(method, wrong,
     played = toy_engine("own")
     with pytest.raises(MistakeError, match=rf"^{HERE}: {wrong}"):
         run(make_engine(played.method, played.federation, engine))
+
+
+class Momentum(FedAvg):
+    """Remembers and averages in place, as is natural in torch."""
+
+    numerics = 1
+
+    def initial_server(self, models, registrations, draws):
+        first = super().initial_server(models, registrations, draws)
+        return first | {"mean": {name: torch.zeros_like(tensor) for name, tensor in first.group("model").items()}}
+
+    def receive(self, message, memory):
+        return Message({**message, **flatten({"memory": memory})})
+
+    def adopt(self, params, received):
+        return super().adopt(params, ungrouped(received))
+
+    def remember(self, work):
+        return group(work.received, "memory") or {"count": torch.zeros(())}
+
+
+class AtTheServer(Momentum):
+    numerics = 1
+
+    def aggregate(self, server, uplinks, draws):
+        after = super().aggregate(server, uplinks, draws)
+        for name, tensor in server.group("mean").items():
+            tensor.mul_(0.9).add_(after.group("model")[name])
+        return after
+
+
+class InTheMessage(Momentum):
+    numerics = 1
+
+    def downlink(self, server, client):
+        message = super().downlink(server, client)
+        for tensor in message.values():
+            tensor.mul_(0.9)
+        return message
+
+
+class AtTheClient(Momentum):
+    numerics = 1
+
+    def remember(self, work):
+        kept = super().remember(work)
+        kept["count"].add_(1)
+        return kept
+
+
+class InTheTurn(AtTheClient):
+    """The parameters of which a client's state is made."""
+
+    numerics = 1
+
+    def remember(self, work):
+        return {"bias": work.params["head.bias"].mul_(0.5)}
+
+
+@pytest.mark.parametrize("engine", LOCAL_ENGINES)
+@pytest.mark.parametrize(
+    ("method", "function", "name"),
+    [
+        (AtTheServer, "aggregate", "mean/"),
+        (InTheMessage, "downlink", "model/"),
+        (AtTheClient, "remember", "memory/count"),
+        (InTheTurn, "remember", "head.bias"),
+    ],
+)
+def test_what_others_still_use_may_not_change_in_place(method, function, name, engine, toy_engine, monkeypatch):
+    monkeypatch.setitem(METHODS, "own", method)
+    played = toy_engine("own")
+    with pytest.raises(MistakeError) as told:
+        run(make_engine(played.method, played.federation, engine))
+    assert str(told.value).startswith(
+        f"{line_of(getattr(method, function))}: {method.__name__}.{function} changed '{name}"
+    )
+    assert str(told.value).endswith("' in place; it should make a new tensor")
+
+
+@pytest.mark.parametrize("engine", LOCAL_ENGINES)
+def test_new_tensors_may_change_in_place(engine, toy_engine, monkeypatch):
+    monkeypatch.setitem(METHODS, "own", Momentum)
+    played = toy_engine("own")
+    run(make_engine(played.method, played.federation, engine))
 
 
 def test_an_error_in_the_work_of_a_client_is_not_one_of_aggregate(toy_engine, monkeypatch):

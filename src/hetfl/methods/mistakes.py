@@ -7,7 +7,8 @@ away from the method, in an engine.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache, wraps
 from pathlib import Path
 from traceback import walk_tb
@@ -18,11 +19,16 @@ import torch
 from torch import Tensor
 
 from hetfl.errors import HetflError, one_line
+from hetfl.torch_private import changes
 
 Function = Callable[..., Any]
 
 DIMENSIONS = {"objective": (0, "a scalar"), "predict": (2, "scores [B, C]")}
 """Of the tensors that some functions return."""
+
+BETWEEN = "aggregate", "after_turn", "downlink", "receive", "adopt", "uplink", "remember"
+"""Functions that make messages and states. What they are given stays in use, by other clients or by a resume point
+that is being written, and may not be changed in place."""
 
 ABOVE = "hetfl.training.", "hetfl.deploy."
 """Packages that call methods, and that methods call through the uplinks only."""
@@ -60,12 +66,15 @@ def located(error: BaseException, modules: Iterable[str]) -> MistakeError | None
 def checked(function: Function, declared: Function) -> Function:
     """A function of a method whose arguments and results are those of the contract.
 
+    Functions of :data:`BETWEEN` must leave the tensors in their arguments as they are.
+
     Args:
         function: of a method.
         declared: the contract's function of this name.
 
     Raises:
-        MistakeError: it takes other arguments; called, it raises this if it returns something else.
+        MistakeError: it takes other arguments; called, it raises this if it returns something else or
+            changes a tensor that it may not change.
     """
     code = function.__code__
     place = f"{_shown(code.co_filename)}:{code.co_firstlineno}: {_function(code)}"
@@ -73,10 +82,15 @@ def checked(function: Function, declared: Function) -> Function:
     if len(takes) != len(wanted) and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         raise MistakeError(f"{place} takes ({', '.join(takes)}); it should take ({', '.join(wanted)})")
     dimensions, shape = DIMENSIONS.get(declared.__name__, (None, ""))
+    given = _given if declared.__name__ in BETWEEN else lambda *values: []
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        before = [(name, tensor, changes(tensor)) for name, tensor in given(*args, *kwargs.values())]
         result = function(*args, **kwargs)
+        for name, tensor, version in before:
+            if changes(tensor) != version:
+                raise MistakeError(f"{place} changed {name!r} in place; it should make a new tensor")
         if not _fits(result, _hint(declared)):
             right = str(inspect.signature(declared).return_annotation)
             raise MistakeError(f"{place} returned {_brief(result)}; it should return {right}")
@@ -90,6 +104,15 @@ def checked(function: Function, declared: Function) -> Function:
 def mistaken(method: object, found: str) -> MistakeError:
     """What an engine found wrong with the results of several functions of a method."""
     return MistakeError(f"{_shown(inspect.getfile(type(method)))}: {found}")
+
+
+def _given(*values: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in mappings, and in the mappings of a client's work, by name."""
+    for value in values:
+        mappings = vars(value).values() if is_dataclass(value) else [value]
+        for mapping in mappings:
+            if isinstance(mapping, Mapping):
+                yield from ((name, tensor) for name, tensor in mapping.items() if isinstance(tensor, Tensor))
 
 
 @cache
