@@ -51,8 +51,8 @@ COLUMNS = {
 HEAD = """\
 # Ledger
 
-Every number that the papers print in a table, with ours beside it. `hetfl ledger` writes this page,
-[`results/ledger.csv`](results/ledger.csv) and the totals in the [README](../README.md) from what is in git: the
+Every number that FedHPL, FedTGP and FGPT print in a results table, with ours beside it. `hetfl ledger` writes this
+page, [`results/ledger.csv`](results/ledger.csv) and the totals in the [README](../README.md) from what is in git: the
 compact records in `results/`, the settings, the printed numbers and the computed tables.
 
 - **match**, **better**, **worse**: accuracies are compared by intervals of two standard deviations of a run around
@@ -69,7 +69,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
   used yet, *hours* if it only takes time.
 - Where a cell has also been run with another choice that the paper or its code leaves open, a line below its table
   has that run's number and its difference to the printed one.
-- Hours are of training on the named device, all processes and seeds added up. The commit is that of the newest run.
+- Rounds and hours are of all seeds together; hours are of training on the named device, all processes added up. The
+  commit is that of the newest run.
 - A number in brackets leads to a remark: on a printed number that looks inherited, inconsistent or implausible, or on
   what is counted beside it.
 """
