@@ -46,6 +46,23 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
+def append_text(path: Path, text: str) -> None:
+    """Add whole lines to a file that exists; on disk before the call returns.
+
+    Raises:
+        OSError: it cannot be written; no part of the text stays.
+    """
+    before = path.stat().st_size
+    try:
+        with writing(path), path.open("a") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        os.truncate(path, before)
+        raise
+
+
 def _number(error: OSError) -> int | None:
     """The number of an error; from its text where it has none, as with ``shutil.copytree``. None: it says nothing."""
     if error.errno is not None:

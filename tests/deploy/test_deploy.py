@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -35,7 +36,7 @@ from hetfl.deploy.certs import make_certificates
 from hetfl.deploy.handover import HandoverError, ask, serve
 from hetfl.deploy.processes import PARENT, free_port, new_secret
 from hetfl.deploy.rehearse import write_deployment
-from hetfl.deploy.sent import noted_error
+from hetfl.deploy.sent import note, noted_error
 from hetfl.deploy.settings import read_node, read_server
 from hetfl.deploy.superlink import Control, check_address, direct, environment, start
 from hetfl.deploy.worker import Worker, joined
@@ -286,6 +287,42 @@ def test_certificates_are_checked_by_a_client_that_knows_the_authority(folder, t
         shake_hands(folder / "certs", other / "authority.crt", "localhost")
     with pytest.raises(ssl.SSLCertVerificationError, match="[Hh]ostname"):
         shake_hands(folder / "certs", folder / "certs/authority.crt", "fl.example.org")
+
+
+def test_a_full_disk_leaves_no_part_of_a_key_and_the_same_command_goes_on(tmp_path):
+    folder = tmp_path / "certs"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError) as told:
+            make_certificates(folder, ["localhost"], ["north"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told.value.filename == str(folder / "authority.key") and not [*folder.iterdir()]
+    assert "server.key" in {path.name for path in make_certificates(folder, ["localhost"], ["north"])}
+
+
+def test_who_sees_into_a_folder_that_was_there_stays_as_it_was(tmp_path):
+    tmp_path.chmod(0o755)
+    make_certificates(tmp_path, ["localhost"], [])
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert all(stat.S_IMODE(key.stat().st_mode) == 0o600 for key in tmp_path.glob("*.key"))
+
+
+def test_a_full_disk_tears_no_line_of_what_a_node_sent(rehearsed, tmp_path):
+    node = read_node(rehearsed / "node-1.yaml").model_copy(update={"folder": tmp_path})
+    note(node, [{"error": "first"}])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError) as told:
+            note(node, [{"error": "x" * 200}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told.value.filename == str(tmp_path / "sent.jsonl")
+    note(node, [{"error": "last"}])
+    lines = (tmp_path / "sent.jsonl").read_text().splitlines()
+    assert [json.loads(line)["error"] for line in lines] == ["first", "last"]
 
 
 def test_nodes_are_added_to_certificates_that_stay(folder):

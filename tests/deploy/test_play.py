@@ -115,3 +115,23 @@ def test_a_run_begins_with_all_nodes_and_goes_on_without_those_that_stay_away(
     assert waits() == [patience, patience], "for those to be told of the finished run, and before the other goes on"
     shutil.rmtree(server.project / "runs" / "tiny" / "fedavg")
     assert waits() == [patience, None], "before one goes on, and before one begins"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"batch_size": 2000, "drop_last": True}, "drop_last leaves out every batch, since batch_size is 2000"),
+        ({"batch_size": 1}, "batch_size is 1, and the batch normalisation of"),
+    ],
+)
+def test_settings_that_do_not_fit_the_samples_are_refused_before_nodes_are_asked(
+    changes: dict[str, Any], told: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(play, "FlowerTransport", Near)
+    monkeypatch.setattr(Near, "waits", [])
+    tiny = PARAMS["experiments"]["tiny"] | {"rows": {"fedavg": {"settings": changes}}}
+    folder = rehearse(tmp_path_factory.mktemp("play"), PARAMS | {"experiments": {"tiny": tiny}})
+    server = read_server(folder / "server.yaml")
+    with pytest.raises(FailedCellsError, match=told):
+        play.serve(server, insecure=False)
+    assert not Near.waits and not (server.project / "runs").exists()

@@ -253,17 +253,17 @@ def test_one_sample_may_be_on_the_edge_of_a_client_with_few(finished) -> None:
         ("fedmd", {"alignment_samples": 10}, None),
     ],
 )
-def test_settings_that_do_not_fit_the_samples_are_refused(toy_engine, toy_data, method, settings, told) -> None:
+def test_settings_that_do_not_fit_the_samples_are_refused(toy_engine, method, settings, told) -> None:
     # The clients have 15, 19 and 26 samples.
     engine = toy_engine(method, "homogeneous" if method == "fedhpl" else "resnets", **settings)
-    setup = Setup(engine.method, engine.federation, DRAWS, toy_data)
+    public = 103 if method == "fedmd" else None
     resolved = engine.method.settings.model_dump()
     cell = Cell.model_construct(experiment="toy", row=method, method=method, split="iid", seed=0, settings=resolved)
     if told is None:
-        check_samples(cell, setup)
+        check_samples(cell, engine.method, engine.federation.clients, public)
         return
     with pytest.raises(HetflError, match=told) as caught:
-        check_samples(cell, setup)
+        check_samples(cell, engine.method, engine.federation.clients, public)
     assert "\n" not in str(caught.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -119,9 +120,9 @@ def rehearse(
         from hetfl.targets import cells_of
 
         names = write_deployment(cells_of(targets, params), targets, workspace, to, nodes, address)
-    print(f"hetfl serve {to}/server.yaml")
+    print(f"hetfl serve {quote(str(to / 'server.yaml'))}")
     for name in names:
-        print(f"hetfl join {to}/{name}.yaml")
+        print(f"hetfl join {quote(str(to / f'{name}.yaml'))}")
 
 
 @app.command(rich_help_panel=DEPLOY)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hetfl.deploy.settings import NODE_NAME
 from hetfl.errors import HetflError
+from hetfl.files import writing
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -85,16 +86,22 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
             )
 
     written: list[Path] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    if not folder.exists():  # who sees into a folder that was there is up to its owner
+        folder.mkdir(parents=True)
+        folder.chmod(0o700)
     begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     pem, openssh, plain = serialization.Encoding.PEM, serialization.Encoding.OpenSSH, serialization.NoEncryption()
     pkcs8, ssh = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
 
     def write(name: str, content: bytes, mode: int) -> None:
         path = folder / name
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
+        with writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            try:
+                file.write(content)
+                file.flush()
+            except OSError:
+                path.unlink()  # half a key
+                raise
         written.append(path)
 
     def key_of(name: str, form: serialization.PrivateFormat) -> EllipticCurvePrivateKey:

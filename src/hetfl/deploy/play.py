@@ -17,7 +17,7 @@ from hetfl.deploy.settings import Server
 from hetfl.deploy.transport import FlowerTransport
 from hetfl.draws import Draws
 from hetfl.errors import FailedCellsError, HetflError
-from hetfl.experiments.cell import Elsewhere, run_cell
+from hetfl.experiments.cell import Elsewhere, check_samples, run_cell
 from hetfl.experiments.events import Callback
 from hetfl.experiments.identity import fingerprint, inputs
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, load_params
@@ -127,6 +127,8 @@ def play(
         models = [built[name] for name in cell.dealt(len(counts.train))]
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
+        shared_samples = shared.subset_sizes[cell.public.subset] if shared and cell.public else None
+        check_samples(cell, method, clients, shared_samples)
         data = client_checksums(cell, workspace)
         checksum = public_checksum(shared, cell.public.subset) if shared and cell.public else ""
         agreed = agreement(cell, workspace, [*built], identity, card.class_names, data, checksum)

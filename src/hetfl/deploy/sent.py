@@ -12,6 +12,7 @@ from typing import Any
 from hetfl.deploy.handover import HandoverError
 from hetfl.deploy.settings import Node
 from hetfl.errors import one_line
+from hetfl.files import append_text
 
 _FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/:;,'\"()]+/)+")
 """The folders of an absolute path, without its last part."""
@@ -20,8 +21,9 @@ _FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/:;,'\"()]+/)+")
 def note(node: Node, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append lines to a node's ``sent.jsonl``, with the time."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    with (node.folder / "sent.jsonl").open("a") as file:
-        file.writelines(json.dumps({"time": at, **line}) + "\n" for line in lines)
+    path = node.folder / "sent.jsonl"
+    path.touch()
+    append_text(path, "".join(json.dumps({"time": at, **line}) + "\n" for line in lines))
 
 
 def without_places(node: Node, text: str) -> str:

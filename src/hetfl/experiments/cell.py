@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from hetfl.experiments.stop import Stop, never, terminable
 from hetfl.experiments.superseded import Superseded
 from hetfl.experiments.versions import kept_features, used
 from hetfl.methods import Method, create
+from hetfl.methods.base import Client
 from hetfl.models.outline import outline
 from hetfl.schema import FORMAT, ClassCounts, Inputs, Parameters, Round, Run
 from hetfl.training import rounds
@@ -207,7 +208,8 @@ def run_cell(
         noted: Callable[[Round], Round]
         if elsewhere is None:
             setup: Setup | Elsewhere = (here := set_up(cell, workspace, device, compute))
-            check_samples(cell, here)
+            shared = here.federation.data[0].public_images
+            check_samples(cell, here.method, here.federation.clients, None if shared is None else len(shared))
             engines, noted = _engine(cell, workspace.root, here, compute, identity), as_it_is
         else:
             setup = (there := elsewhere(identity))
@@ -224,26 +226,30 @@ def run_cell(
         return True
 
 
-def check_samples(cell: Cell, setup: Setup) -> None:
+def check_samples(cell: Cell, method: Method, clients: Sequence[Client], public: int | None) -> None:
     """Check that the settings fit the samples that the partition gives the clients.
+
+    Args:
+        cell: the cell.
+        method: that it follows.
+        clients: all of them.
+        public: how many public samples there are; None: the cell has no public data.
 
     Raises:
         HetflError: no client could take a step, batches are single samples, which batch normalisation cannot train
             on, or the alignment set is larger than the public one.
     """
     at, size = f"{cell.path}", int(cell.settings["batch_size"])
-    data, clients = setup.federation.data, setup.federation.clients
-    shared = data[0].public_images
-    if shared is not None and (wanted := cell.settings.get("alignment_samples", 0)) > len(shared):
+    if public is not None and (wanted := cell.settings.get("alignment_samples", 0)) > public:
         raise HetflError(
-            f"{at}: alignment_samples is {wanted}, the public set has {len(shared)} samples; use at most as many"
+            f"{at}: alignment_samples is {wanted}, the public set has {public} samples; use at most as many"
         )
-    phases = [phase for phase in setup.method.phases(1) if phase.data == "own" and phase.epochs]
+    phases = [phase for phase in method.phases(1) if phase.data == "own" and phase.epochs]
     norms = [bool(client.model.groups.get("buffers")) for client in clients]
     if size == 1 and any(norms):
         name = clients[norms.index(True)].model.name
         raise HetflError(f"{at}: batch_size is 1, and the batch normalisation of {name} needs at least 2 samples")
-    samples = [len(own.train) for own in data]
+    samples = [client.samples for client in clients]
     if phases and not any(
         used_samples(many, phase, norm) for phase in phases for many, norm in zip(samples, norms, strict=True)
     ):

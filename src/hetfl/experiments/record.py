@@ -22,7 +22,7 @@ import hetfl
 from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
 from hetfl.experiments.plan import around, parts_of
-from hetfl.files import clear_leftovers, write_json, write_text, writing
+from hetfl.files import append_text, clear_leftovers, write_json, write_text
 from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds, troubles
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
@@ -102,15 +102,7 @@ class Record:
 
     def append(self, line: Round) -> None:
         """Add one round; on disk before the call returns."""
-        before = self._rounds.stat().st_size
-        try:
-            with writing(self._rounds), self._rounds.open("a") as file:
-                file.write(_line(line))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            os.truncate(self._rounds, before)  # so that no part of the line stays
-            raise
+        append_text(self._rounds, _line(line))
         self.tell(rounds=[line])
 
     def lines(self) -> list[Round]:
