@@ -105,7 +105,7 @@ def test_the_core_runs_and_cells_travel_between_machines_without_dvc_and_mlflow(
     workspace, reads = Workspace(here), Inputs(dataset="d", partition="p", weights={})
     found = fingerprint(cell, reads)
     lines = [make_round(0), make_round(1)]
-    of_cell = {"settings": cell.settings, "partition": cell.partition}
+    of_cell = {"dataset": cell.dataset, "settings": cell.settings, "partition": cell.partition}
     write_record(workspace.runs, cell.path, lines, fingerprint=found, inputs=reads, **of_cell)
     write_metrics(workspace.evaluations, cell.path, fingerprint=found)
     told = core(

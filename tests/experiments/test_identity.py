@@ -262,6 +262,25 @@ def test_a_record_of_a_partition_with_other_settings_counts_only_if_they_draw_th
     assert own_differences(run, edited, workspace) == ["partition's clients 3, now 4"]
 
 
+def test_a_record_of_another_data_set_counts_only_if_it_has_the_same_content(prepared):
+    cell, workspace, _ = prepared
+    reads = inputs(cell, workspace)
+    run = make_run(
+        fingerprint=fingerprint(cell, reads),
+        inputs=reads,
+        settings=cell.settings,
+        partition=cell.partition,
+        dataset="toy",
+    )
+    assert own_differences(run, cell, workspace) == []
+    other = cell.model_copy(update={"dataset": "other"})
+    assert own_differences(run, other, workspace) == ["data set toy, now other"]
+    write_json(workspace.dataset("other") / "card.json", {"checksum": "0" * 64})
+    assert own_differences(run, other, workspace) == ["data set toy, now other"]
+    write_json(workspace.dataset("other") / "card.json", {"checksum": reads.dataset})  # it has been renamed
+    assert own_differences(run, other, workspace) == []
+
+
 def test_why_a_record_no_longer_counts(every, monkeypatch):
     cell = next(cell for cell in every if cell.method == "fedprox")
     run = make_run(

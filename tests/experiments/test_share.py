@@ -43,7 +43,7 @@ def write(workspace: Workspace, cell: Cell, status: str = "complete", rounds: in
     """A record of a cell, finished with its evaluation or in progress with a resume point."""
     found = fingerprint(cell, reads)
     lines = [make_round(number) for number in range(rounds + 1)]
-    of_cell = {"settings": cell.settings, "partition": cell.partition}
+    of_cell = {"dataset": cell.dataset, "settings": cell.settings, "partition": cell.partition}
     write_record(workspace.runs, cell.path, lines, status, fingerprint=found, inputs=reads, **of_cell)
     if status == "complete":
         write_metrics(workspace.evaluations, cell.path, fingerprint=found)

@@ -45,7 +45,7 @@ def write(
 ) -> str:
     found = fingerprint(cell, reads)
     lines = [make_round(number) for number in range(rounds + 1)]
-    changes = {"partition": cell.partition, **changes}
+    changes = {"dataset": cell.dataset, "partition": cell.partition, **changes}
     changes |= {"fingerprint": found, "inputs": reads, "settings": cell.settings}
     write_record(workspace.runs, cell.path, lines, state, **changes)
     if state == "running":

@@ -65,6 +65,8 @@ def write_cell(
     known = "f" * 64 if planned is None else fingerprint(planned, trained().run.inputs)
     described = {"fingerprint": known, "rounds": rounds, "class_counts": counts, "settings": settings}
     described["partition"] = planned.partition if planned else {"classes": [2 * (k + 1) for k in range(CLIENTS)]}
+    if planned:
+        described["dataset"] = planned.dataset
     write_record(root / "runs", entry.path(seed), lines, **described)
     average, lowest, highest = (float(value) for value in (final.mean(), final.min(), final.max()))
     metrics = {"accuracy": final.tolist(), "average": average, "lowest": lowest, "highest": highest}

@@ -72,14 +72,29 @@ def differences(run: Run, cell: Cell, inputs: Inputs) -> list[str]:
 def own_differences(run: Run, cell: Cell, workspace: Workspace) -> list[str]:
     """As :func:`differences`, for a record whose inputs need not be here: judged by those that it names itself.
 
-    Its partition must have been drawn with the settings of today, or be the one that is drawn here with these.
+    Its data sets must have the names of today, or be what lies here under these. Its partition must have been drawn
+    with the settings of today, or be the one that is drawn here with these.
     """
-    found = differences(run, cell, run.inputs)
+    found = [*_other_data(run, cell, workspace), *differences(run, cell, run.inputs)]
     if found or not (redrawn := _redrawn(run, cell)):
         return found
     with suppress(HetflError):
         return [] if _partition_checksum(cell, workspace) == run.inputs.partition else redrawn
     return redrawn
+
+
+def _other_data(run: Run, cell: Cell, workspace: Workspace) -> list[str]:
+    """The data sets that are others now."""
+    named = [("data set", run.dataset, run.inputs.dataset, cell.dataset)]
+    if run.public and run.inputs.public and cell.public:
+        named.append(("public data set", run.public["dataset"], run.inputs.public, cell.public.dataset))
+
+    def here(dataset: str, what: str) -> str | None:
+        with suppress(HetflError):
+            return _checksum(dataset, workspace, what)
+        return None
+
+    return [f"{what} {was}, now {now}" for what, was, read, now in named if was != now and here(now, what) != read]
 
 
 def _redrawn(run: Run, cell: Cell) -> list[str]:
