@@ -63,6 +63,21 @@ def append_text(path: Path, text: str) -> None:
         raise
 
 
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that must not exist yet, readable from its beginning only by those whom ``mode`` allows.
+
+    Raises:
+        OSError: it exists, or cannot be written; no part of it stays.
+    """
+    with writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        try:
+            file.write(content)
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
+
+
 def _number(error: OSError) -> int | None:
     """The number of an error; from its text where it has none, as with ``shutil.copytree``. None: it says nothing."""
     if error.errno is not None:

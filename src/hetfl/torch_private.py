@@ -23,7 +23,7 @@ def copy_to_all(tensors: list[Tensor], others: list[Tensor]) -> None:
 
 
 def changes(tensor: Tensor) -> int:
-    """How often the memory of a tensor was changed in place; 0 of an inference tensor, where nothing counts it."""
+    """How often a tensor's memory was changed in place; 0 for an inference tensor, of which torch keeps no count."""
     return 0 if tensor.is_inference() else tensor._version
 
 

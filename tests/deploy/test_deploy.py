@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,15 +290,21 @@ def test_certificates_are_checked_by_a_client_that_knows_the_authority(folder, t
         shake_hands(folder / "certs", folder / "certs/authority.crt", "fl.example.org")
 
 
-def test_a_full_disk_leaves_no_part_of_a_key_and_the_same_command_goes_on(tmp_path):
-    folder = tmp_path / "certs"
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Stands for a full disk: no file grows beyond so many bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
-        with pytest.raises(OSError) as told:
-            make_certificates(folder, ["localhost"], ["north"])
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_no_part_of_a_key_and_the_same_command_goes_on(tmp_path):
+    folder = tmp_path / "certs"
+    with files_of_at_most(100), pytest.raises(OSError) as told:
+        make_certificates(folder, ["localhost"], ["north"])
     assert told.value.filename == str(folder / "authority.key") and not [*folder.iterdir()]
     assert "server.key" in {path.name for path in make_certificates(folder, ["localhost"], ["north"])}
 
@@ -312,13 +319,8 @@ def test_who_sees_into_a_folder_that_was_there_stays_as_it_was(tmp_path):
 def test_a_full_disk_tears_no_line_of_what_a_node_sent(rehearsed, tmp_path):
     node = read_node(rehearsed / "node-1.yaml").model_copy(update={"folder": tmp_path})
     note(node, [{"error": "first"}])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(OSError) as told:
-            note(node, [{"error": "x" * 200}])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(100), pytest.raises(OSError) as told:
+        note(node, [{"error": "x" * 200}])
     assert told.value.filename == str(tmp_path / "sent.jsonl")
     note(node, [{"error": "last"}])
     lines = (tmp_path / "sent.jsonl").read_text().splitlines()

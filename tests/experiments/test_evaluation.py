@@ -254,7 +254,7 @@ def test_one_sample_may_be_on_the_edge_of_a_client_with_few(finished) -> None:
     ],
 )
 def test_settings_that_do_not_fit_the_samples_are_refused(toy_engine, method, settings, told) -> None:
-    # The clients have 15, 19 and 26 samples.
+    # The clients have 15, 19 and 26 samples, and the public set 103.
     engine = toy_engine(method, "homogeneous" if method == "fedhpl" else "resnets", **settings)
     public = 103 if method == "fedmd" else None
     resolved = engine.method.settings.model_dump()

@@ -142,7 +142,7 @@ def test_what_only_training_can_show_names_the_file_of_the_method(method, wrong,
 
 
 class Momentum(FedAvg):
-    """Remembers and averages in place, as is natural in torch."""
+    """Has a state at the server and one at each client; its copies change in place."""
 
     numerics = 1
 
@@ -157,7 +157,8 @@ class Momentum(FedAvg):
         return super().adopt(params, ungrouped(received))
 
     def remember(self, work):
-        return group(work.received, "memory") or {"count": torch.zeros(())}
+        kept = group(work.received, "memory") or {"count": torch.zeros(())}
+        return {name: tensor.clone().add_(1) for name, tensor in kept.items()}
 
 
 class AtTheServer(Momentum):
@@ -184,13 +185,11 @@ class AtTheClient(Momentum):
     numerics = 1
 
     def remember(self, work):
-        kept = super().remember(work)
-        kept["count"].add_(1)
-        return kept
+        return {name: t.add_(1) for name, t in group(work.received, "memory").items()} or super().remember(work)
 
 
-class InTheTurn(AtTheClient):
-    """The parameters of which a client's state is made."""
+class InTheParameters(Momentum):
+    """Of which a client's state is made."""
 
     numerics = 1
 
@@ -205,7 +204,7 @@ class InTheTurn(AtTheClient):
         (AtTheServer, "aggregate", "mean/"),
         (InTheMessage, "downlink", "model/"),
         (AtTheClient, "remember", "memory/count"),
-        (InTheTurn, "remember", "head.bias"),
+        (InTheParameters, "remember", "head.bias"),
     ],
 )
 def test_what_others_still_use_may_not_change_in_place(method, function, name, engine, toy_engine, monkeypatch):
@@ -220,7 +219,7 @@ def test_what_others_still_use_may_not_change_in_place(method, function, name, e
 
 
 @pytest.mark.parametrize("engine", LOCAL_ENGINES)
-def test_new_tensors_may_change_in_place(engine, toy_engine, monkeypatch):
+def test_copies_may_change_in_place(engine, toy_engine, monkeypatch):
     monkeypatch.setitem(METHODS, "own", Momentum)
     played = toy_engine("own")
     run(make_engine(played.method, played.federation, engine))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hetfl.deploy.settings import NODE_NAME
 from hetfl.errors import HetflError
-from hetfl.files import writing
+from hetfl.files import write_new
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -86,7 +85,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
             )
 
     written: list[Path] = []
-    if not folder.exists():  # who sees into a folder that was there is up to its owner
+    if not folder.exists():  # one that was there stays as open as its owner made it
         folder.mkdir(parents=True)
         folder.chmod(0o700)
     begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
@@ -95,13 +94,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) 
 
     def write(name: str, content: bytes, mode: int) -> None:
         path = folder / name
-        with writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            try:
-                file.write(content)
-                file.flush()
-            except OSError:
-                path.unlink()  # half a key
-                raise
+        write_new(path, content, mode)
         written.append(path)
 
     def key_of(name: str, form: serialization.PrivateFormat) -> EllipticCurvePrivateKey:

@@ -127,10 +127,12 @@ def play(
         models = [built[name] for name in cell.dealt(len(counts.train))]
         rows = [torch.tensor(row) for row in counts.train]
         clients = tuple(Client(k, model, rows[k]) for k, model in enumerate(models))
-        shared_samples = shared.subset_sizes[cell.public.subset] if shared and cell.public else None
-        check_samples(cell, method, clients, shared_samples)
+        samples, checksum = None, ""
+        if shared and cell.public:
+            samples = shared.subset_sizes[cell.public.subset]
+            checksum = public_checksum(shared, cell.public.subset)
+        check_samples(cell, method, clients, public=samples)
         data = client_checksums(cell, workspace)
-        checksum = public_checksum(shared, cell.public.subset) if shared and cell.public else ""
         agreed = agreement(cell, workspace, [*built], identity, card.class_names, data, checksum)
         transport.headers = {
             name: agreed.of(clients).model_dump(mode="json") for name, clients in transport.clients.items()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetfl.errors import HetflError
+from hetfl.files import write_new
 
 LONGEST = 8.0
 """Seconds between two starts of work that ends at once, see :func:`keep_running`."""
@@ -33,8 +34,7 @@ def new_secret(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "secret"
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(32))
+    write_new(path, secrets.token_bytes(32), 0o600)
     return path
 
 

@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 DIMENSIONS = {"objective": (0, "a scalar"), "predict": (2, "scores [B, C]")}
 """Of the tensors that some functions return."""
 
-BETWEEN = "aggregate", "after_turn", "downlink", "receive", "adopt", "uplink", "remember"
+BETWEEN = "aggregate", "after_turn", "downlink", "receive", "adopt", "register", "uplink", "remember"
 """Functions that make messages and states. What they are given stays in use, by other clients or by a resume point
 that is being written, and may not be changed in place."""
 
@@ -82,11 +82,12 @@ def checked(function: Function, declared: Function) -> Function:
     if len(takes) != len(wanted) and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         raise MistakeError(f"{place} takes ({', '.join(takes)}); it should take ({', '.join(wanted)})")
     dimensions, shape = DIMENSIONS.get(declared.__name__, (None, ""))
-    given = _given if declared.__name__ in BETWEEN else lambda *values: []
+    watched = declared.__name__ in BETWEEN
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = [(name, tensor, changes(tensor)) for name, tensor in given(*args, *kwargs.values())]
+        given = _tensors_in(*args, *kwargs.values()) if watched else ()
+        before = [(name, tensor, changes(tensor)) for name, tensor in given]
         result = function(*args, **kwargs)
         for name, tensor, version in before:
             if changes(tensor) != version:
@@ -106,8 +107,8 @@ def mistaken(method: object, found: str) -> MistakeError:
     return MistakeError(f"{_shown(inspect.getfile(type(method)))}: {found}")
 
 
-def _given(*values: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in mappings, and in the mappings of a client's work, by name."""
+def _tensors_in(*values: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of mappings, and of the mappings that a dataclass such as a client's work has, by name."""
     for value in values:
         mappings = vars(value).values() if is_dataclass(value) else [value]
         for mapping in mappings:
