@@ -261,6 +261,8 @@ def test_broken_promise_is_found(scheme: Scheme, train: tuple[np.ndarray, ...], 
         ),
         (Practical(clients=2), (indices(1, 2), indices(3)), "sample 1 of train is both a training and a test sample"),
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2, 3), indices(3)), None),
+        (ClassSubsets(clients=2, classes=(1, 1)), (indices(2, 3), indices()), None),
+        (ClassSubsets(clients=2, classes=(1, 1)), (indices(), indices()), "no client has a test sample; use another"),
         (ClassSubsets(clients=2, classes=(1, 1)), (indices(2), indices(0)), "sample 0 of train is both"),
     ],
 )

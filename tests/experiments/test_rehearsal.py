@@ -81,6 +81,12 @@ def test_images_are_those_that_clients_train_on_and_are_tested_on(held):
     assert few.trained == 8 + 16 + 24
 
 
+def test_a_client_may_have_no_test_sample(held):
+    """The first of an architecture, too, whose test is counted for all clients that have it."""
+    some = replace(held, test=[held.test[0][:0], held.test[0][:4], held.test[0][:6]])
+    assert rehearse(some, "lg-fedavg", "resnets").rounds(1, 1, seed=0).seen == 10
+
+
 @pytest.mark.parametrize("method", ["fedhpl", "fedtgp", "fedgh", "fedmd", "fedhe", "fgpt"])
 def test_images_that_are_only_looked_at_are_those_of_a_real_round(method, held, toy_engine, monkeypatch):
     """Those of tests and of statistics, of every client."""

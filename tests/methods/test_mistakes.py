@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from playing import run
+from pydantic import ValidationError
 from toy import LOCAL_ENGINES
 
 from hetfl.data.inputs import InputSettings
+from hetfl.draws import Draws
 from hetfl.experiments.rehearsal import Rehearsal
 from hetfl.message import Message, flatten, group, ungrouped
 from hetfl.methods import METHODS
@@ -19,6 +21,7 @@ from hetfl.methods.mistakes import MistakeError, located
 from hetfl.methods.registry import mistake
 from hetfl.models import build
 from hetfl.training.blank import Holdings
+from hetfl.training.client_run import alignment_index
 from hetfl.training.contract import contracts
 from hetfl.training.engines import make_engine
 
@@ -45,10 +48,10 @@ def rehearse(method: type[FedAvg], monkeypatch: pytest.MonkeyPatch) -> Rehearsal
         ("uplink", {}, "returned a dict; it should return Message"),
         ("downlink", torch.ones(1), "returned a tensor of shape [1]; it should return Message"),
         ("objective", torch.ones(4), "returned a tensor of shape [4]; it should return a scalar"),
-        ("objective", 0.5, "returned a float; it should return Tensor"),
+        ("objective", 0.5, "returned 0.5; it should return Tensor"),
         ("predict", torch.zeros(3), "returned a tensor of shape [3]; it should return scores [B, C]"),
         ("phases", ["body"], "returned a list of 'body'; it should return Sequence[Phase]"),
-        ("adopt", {"w": 1}, "returned a dict of a int; it should return dict[str, Tensor]"),
+        ("adopt", {"w": 1}, "returned a dict of 1; it should return dict[str, Tensor]"),
         ("statistics_source", "onw", "returned 'onw'; it should return StatisticsSource"),
     ],
 )
@@ -61,6 +64,58 @@ def test_a_wrong_result_is_found_before_training(hook, result, wrong, monkeypatc
     with pytest.raises(MistakeError) as told:
         rehearse(own, monkeypatch)
     assert str(told.value).startswith(line_of(getattr(own, hook))) and str(told.value).endswith(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"optimiser": "adamw"}, "Phase.optimiser is 'adamw'; it should be 'sgd' or 'adam'"),
+        ({"trains": ["body"]}, "Phase.trains is a list of 'body'; it should be a valid tuple"),
+        ({"epochs": 1.5}, "Phase.epochs is 1.5; it should be a valid integer"),
+        ({"batch_size": 0}, "Phase.batch_size is 0; it should be greater than 0"),
+        ({"lr": "0.1"}, "Phase.lr is '0.1'; it should be a valid number"),
+        ({"clip": float("nan")}, "Phase.clip is nan; it should be a finite number"),
+        ({"data": "public"}, "uses public samples and is given none; write public = True in the class"),
+    ],
+)
+def test_a_phase_that_nobody_can_train_is_found_before_training(changes, wrong, monkeypatch):
+    class Own(FedAvg):
+        numerics = 1
+
+        def phases(self, round):
+            return [self.phase(**changes)]
+
+    with pytest.raises((MistakeError, ValidationError)) as raised:
+        rehearse(Own, monkeypatch)
+    told = str(mistake(raised.value) or raised.value)
+    assert told.startswith(f"{HERE}:") and told.endswith(wrong) and "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong"),
+    [
+        (torch.arange(3), ""),
+        (torch.tensor([0.0, 1.0]), r"a tensor torch.float32 \[2\]; it should return indices \[n\] torch.int64"),
+        (torch.tensor(1), r"a tensor torch.int64 \[\]; it should return indices"),
+        (torch.tensor([0, 999]), r"indices from 0 to 999; those of the public samples are 0 to \d+$"),
+        (torch.tensor([-1, 0]), r"indices from -1 to 0; those"),
+    ],
+)
+def test_public_samples_are_drawn_from_those_that_there_are(index, wrong, toy_engine, monkeypatch):
+    class Own(METHODS["fedmd"]):
+        numerics = 1
+
+        def alignment(self, labels, draws):
+            return index
+
+    monkeypatch.setitem(METHODS, "own", Own)
+    played = toy_engine("own")
+    data = played.federation.data[0]
+    if not wrong:
+        assert alignment_index(played.method, data, Draws(0, 1)).equal(index)
+        return
+    with pytest.raises(MistakeError, match=rf"^{HERE}: alignment returned {wrong}"):
+        alignment_index(played.method, data, Draws(0, 1))
 
 
 def test_a_function_that_takes_other_arguments_is_refused_where_it_is_defined():

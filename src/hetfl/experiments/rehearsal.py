@@ -288,8 +288,9 @@ class Rehearsal:
             if (model := self.models[task.client]) not in passes:
                 before = Counter(model.seen)
                 params, received = engine.tested_with(task, draws)
-                images = self.federation.data[task.client].test_images
-                predict(engine.method, model, params, received, images, torch.zeros(1, dtype=torch.int64))
+                # Of its training samples, since a client may have none to test with.
+                images, index = self.federation.data[task.client].train_images, torch.zeros(1, dtype=torch.int64)
+                predict(engine.method, model, params, received, images, index)
                 passes[model] = dict(model.seen - before)
         tests = held.test
         if same_for_all(engine.method, self.models):

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from hetfl.config import Settings
@@ -75,9 +85,9 @@ class MethodSettings(Settings):
         return value
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 class Phase:
-    """One part of a round's local training.
+    """One part of a round's local training. A value of another type or out of range is a ``ValidationError``.
 
     Attributes:
         trains: the parameter groups that train; the others stay as they are.
@@ -96,16 +106,16 @@ class Phase:
     """
 
     trains: tuple[str, ...]
-    epochs: int
-    batch_size: int
-    optimiser: str
-    lr: float
-    momentum: float
-    weight_decay: float
+    epochs: NonNegativeInt
+    batch_size: PositiveInt
+    optimiser: Literal["sgd", "adam"]
+    lr: NonNegativeFloat
+    momentum: NonNegativeFloat
+    weight_decay: NonNegativeFloat
     keep_optimiser: bool
     drop_last: bool = False
     shuffle: bool = True
-    clip: float | None = None
+    clip: PositiveFloat | None = None
     clipped: tuple[tuple[str, ...], ...] = ()
     gathers: bool = True
     data: Literal["own", "public", "alignment"] = "own"

@@ -16,6 +16,7 @@ from types import CodeType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from hetfl.errors import HetflError, one_line
@@ -60,7 +61,7 @@ def located(error: BaseException, modules: Iterable[str]) -> MistakeError | None
         elif name in modules:
             places.pop(name, None)  # the order is that of the last places
             places[name] = f"{_shown(frame.f_code.co_filename)}:{line}, in {_function(frame.f_code)}"
-    return MistakeError(f"{' > '.join(places.values())}: {one_line(error)}") if places else None
+    return MistakeError(f"{' > '.join(places.values())}: {_told(error)}") if places else None
 
 
 def checked(function: Function, declared: Function) -> Function:
@@ -107,6 +108,15 @@ def mistaken(method: object, found: str) -> MistakeError:
     return MistakeError(f"{_shown(inspect.getfile(type(method)))}: {found}")
 
 
+def _told(error: Exception) -> str:
+    """An error in one line; of values that a class refuses, the first."""
+    if not isinstance(error, ValidationError):
+        return one_line(error)
+    first = error.errors(include_url=False)[0]
+    right = first["msg"].replace("Input should be", "it should be")
+    return f"{error.title}.{'.'.join(map(str, first['loc']))} is {_brief(first['input'])}; {right}"
+
+
 def _tensors_in(*values: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of mappings, and of the mappings that a dataclass such as a client's work has, by name."""
     for value in values:
@@ -148,7 +158,7 @@ def _brief(value: Any) -> str:
     if isinstance(value, list | tuple | dict) and value:
         inside = next(iter(value.values() if isinstance(value, dict) else value))
         return f"a {type(value).__name__} of {_brief(inside)}"
-    return f"a {type(value).__name__}"
+    return repr(value) if isinstance(value, bool | int | float) else f"a {type(value).__name__}"
 
 
 def _function(code: CodeType) -> str:

@@ -73,19 +73,45 @@ def linked(phases: Sequence[Phase]) -> list[Phase]:
 
 
 def phase_data(method: Method, data: ClientData, phase: Phase, draws: Draws) -> tuple[DeviceImages, Tensor]:
-    """Images and the indices [n] int64 of those that a client trains on in a phase."""
+    """Images and the indices [n] int64 of those that a client trains on in a phase.
+
+    Raises:
+        MistakeError: see :func:`public_images`, :func:`alignment_index`.
+    """
     if phase.data == "own":
         return data.train_images, data.train
-    assert data.public_images is not None
+    images = public_images(method, data)
     if phase.data == "public":
-        return data.public_images, torch.arange(len(data.public_images), device=data.train.device)
-    return data.public_images, alignment_index(method, data, draws)
+        return images, torch.arange(len(images), device=data.train.device)
+    return images, alignment_index(method, data, draws)
+
+
+def public_images(method: Method, data: ClientData) -> DeviceImages:
+    """The images that clients and server share.
+
+    Raises:
+        MistakeError: the method has none.
+    """
+    if data.public_images is None:
+        raise mistaken(method, "uses public samples and is given none; write public = True in the class")
+    return data.public_images
 
 
 def alignment_index(method: Method, data: ClientData, draws: Draws) -> Tensor:
-    """The indices [n] int64 of a round's public samples, the same for every client."""
-    assert data.public_images is not None
-    return method.alignment(data.public_images.labels.cpu(), draws).to(data.train.device)
+    """The indices [n] int64 of a round's public samples, the same for every client.
+
+    Raises:
+        MistakeError: the method has no public samples, or draws something else.
+    """
+    labels = public_images(method, data).labels
+    index = method.alignment(labels.cpu(), draws)
+    if index.dtype != torch.int64 or index.dim() != 1:
+        found = f"{index.dtype} {list(index.shape)}"
+        raise mistaken(method, f"alignment returned a tensor {found}; it should return indices [n] torch.int64")
+    if len(index) and not (0 <= index.min() and index.max() < len(labels)):
+        found = f"indices from {index.min()} to {index.max()}"
+        raise mistaken(method, f"alignment returned {found}; those of the public samples are 0 to {len(labels) - 1}")
+    return index.to(data.train.device)
 
 
 def epoch_order(samples: int, phase: Phase, draws: Draws, client: int, number: int, epoch: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from hetfl.data.batches import DeviceImages
 from hetfl.draws import Draws
 from hetfl.methods.base import Method, Statistics
-from hetfl.training.client_run import ClientRun, alignment_index
+from hetfl.training.client_run import ClientRun, alignment_index, public_images
 
 
 @torch.no_grad()
@@ -36,10 +36,10 @@ def statistics_of(
     elif source == "alignment":
         params = run.params
         index = alignment_index(method, data, draws.at(draws.round + 1))
-        assert data.public_images is not None
-        size = data.public_images.large_batch(model.largest_map)
+        images = public_images(method, data)
+        size = images.large_batch(model.largest_map)
         rows = torch.arange(len(index), device=index.device).split(size)
-        parts = zip(data.public_images.batches(index, size), rows, strict=True)
+        parts = zip(images.batches(index, size), rows, strict=True)
         batches = (replace(batch, rows=part) for batch, part in parts)
     elif source == "training":
         # It took no step: statistics of no samples, from which a method makes a message without rows.
