@@ -42,7 +42,7 @@ def test_a_trained_run_comes_back(tmp_path):
 def test_what_few_runs_have_comes_back_too(tmp_path):
     """Clients without test samples, rounds without a test, other inference rules, divergence, fine-tuning."""
     counts = {"train": [[2, 0, 0], [0, 0, 5]], "test": [[1, 0, 2], [0, 0, 0]]}
-    run = make_run(status="complete", class_counts=counts, diverged=1)
+    run = make_run(status="complete", class_counts=counts, clients=2, diverged=1)
     untested = {"accuracy": None, "pooled": None, "extra": {}, "train_accuracy": None}
     tested = {"accuracy": [1 / 3, None], "pooled": 1 / 3, "train_accuracy": [0.5, 0.6]}
     odd = {"accuracy": [0.123, None], "pooled": 0.123, "train_accuracy": [0.5, 0.6]}  # no number of samples
@@ -103,6 +103,8 @@ def test_a_run_in_progress_has_no_numbers(tmp_path):
         ('"played":', '"plaid":', "lacks played"),
         ('"round": [0,1,2', '"round": [0,1,2,3', "a column has 3 values, there are 4 rounds"),
         ('"format": 1', '"format": 9', "is of format 9, and this hetfl reads up to 1; use a newer hetfl"),
+        ('"up.bytes"', '"up.bits"', "it should have up.bytes"),
+        ('"clients": 5', '"clients": 6', "accuracy has 5 columns, there are 6 clients"),
         ('"status": "complete"', '"status": "done"', "has run.status 'done'"),
         ("}\n}\n", "}\n", "is not JSON"),
     ],

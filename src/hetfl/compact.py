@@ -78,6 +78,14 @@ class Curves(Part):
     diagnostics: dict[str, Column] = {}
     diverged: Column = []
 
+    @field_validator("sizes", mode="after")
+    @classmethod
+    def _all_sizes(cls, sizes: dict[str, Column]) -> dict[str, Column]:
+        for name in (f"{way}.{unit}" for way in WAYS for unit in UNITS):
+            if name not in sizes:
+                raise ValueError(f"it should have {name}")
+        return sizes
+
     @model_validator(mode="after")
     def _lengths_agree(self) -> Self:
         tested = [self.test, *self.extra.values()]
@@ -117,6 +125,14 @@ class Compact(Part):
     @classmethod
     def _unpack(cls, run: Any) -> Any:
         return run if isinstance(run, Run) else _with_counts(run, _spread)
+
+    @model_validator(mode="after")
+    def _clients_agree(self) -> Self:
+        for tested in [self.curves.test, *self.curves.extra.values()] if self.curves else []:
+            columns = len(tested.accuracy)
+            if columns != self.run.clients and any(value is not None for value in _values(tested.pooled)):
+                raise ValueError(f"accuracy has {columns} columns, there are {self.run.clients} clients")
+        return self
 
     @property
     def finished(self) -> bool:

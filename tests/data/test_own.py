@@ -98,6 +98,25 @@ def test_a_folder_that_is_not_divided_gets_its_test_images_by_a_keyed_draw(tmp_p
     assert all((alone.subset(name).labels == first.subset(name).labels).all() for name in first.subsets)
 
 
+def test_folders_that_dvc_would_not_look_into_are_refused(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", ("train", "test"), each=1)
+    (tmp_path / "linked").symlink_to(folder)
+    assert look("mine", OwnSettings(path="linked"), tmp_path).class_names == ("ant", "bee")
+    for place in ("train/cow", "train/bee/more"):
+        (folder / place).symlink_to(folder / "train" / "ant")
+        with pytest.raises(HetflError, match=f"{place}: is a link to a folder, which DVC does not look into; put the"):
+            prepared(tmp_path)
+        (folder / place).unlink()
+
+
+def test_a_share_may_not_be_all_of_a_class(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "images", each=5)
+    for image in sorted((folder / "bee").iterdir())[1:]:
+        image.unlink()
+    with pytest.raises(HetflError, match=r"data\.mine\.test: 0\.6 leaves class 'bee' no image to train on; set a small"):
+        prepared(tmp_path, test=0.6)
+
+
 def test_val_is_for_testing_where_nothing_else_is(tmp_path: Path) -> None:
     write_images(tmp_path / "images", ("train", "val"), each=2)
     assert {*prepared(tmp_path).subsets} == {"train", "test"}
@@ -111,13 +130,33 @@ def test_images_are_cut_or_stretched_and_kept_in_colour_or_grey(tmp_path: Path) 
     assert prepared(tmp_path, size=4).subset("train").images[0].min() == 255  # the white centre
     stretched = prepared(tmp_path, size=4, fit="stretch", grey=True).subset("train").images
     assert stretched.shape == (2, 4, 4, 1) and stretched[0].min() < 100
-    # Palettes, transparency, 16 bits and turned photographs are images too.
-    for number, image in enumerate(
-        (Image.new("P", (4, 4)), Image.new("RGBA", (4, 4), (0, 0, 0, 0)), Image.new("I;16", (4, 4)))
-    ):
+    # Palettes and transparency are images too.
+    for number, image in enumerate((Image.new("P", (4, 4)), Image.new("RGBA", (4, 4), (0, 0, 0, 0)))):
         image.save(tmp_path / "images" / "train" / "bee" / f"other{number}.png")
     found = prepared(tmp_path, size=4).subset("train").images
-    assert len(found) == 5 and (found[3] == 255).all()  # what is transparent is white
+    assert len(found) == 4 and (found[3] == 255).all()  # what is transparent is white
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff", "pgm"])
+def test_16_bits_of_grey_become_8(suffix: str, tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 16).round().astype(np.uint16).reshape(4, 4)
+    ants = write_images(tmp_path / "images", ("train", "test"), each=1) / "train" / "ant"
+    if suffix == "pgm":
+        (ants / "0.pgm").write_bytes(b"P5 4 4 65535\n" + ramp.astype(">u2").tobytes())
+    else:
+        Image.fromarray(ramp).save(ants / f"0.{suffix}")
+    if suffix != "png":
+        (ants / "0.png").unlink()
+    found = prepared(tmp_path, size=4, grey=True).subset("train").images[0, ..., 0]
+    assert (found.ravel() == np.arange(0, 256, 17)).all()
+
+
+@pytest.mark.parametrize("pixels", [np.full((4, 4), 0.5, np.float32), np.full((4, 4), 70_000, np.int32)])
+def test_grey_without_a_known_white_is_refused(pixels: np.ndarray, tmp_path: Path) -> None:
+    ants = write_images(tmp_path / "images", ("train", "test"), each=1) / "train" / "ant"
+    Image.fromarray(pixels).save(ants / "1.tiff")
+    with pytest.raises(HetflError, match=r"1\.tiff: is not .*where white is unknown; save 8 or 16 bits"):
+        prepared(tmp_path, size=4)
 
 
 def exif(orientation: int, *more: tuple[int, int, int, int]) -> bytes:

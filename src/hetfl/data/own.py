@@ -235,7 +235,7 @@ def divided(name: str, settings: OwnSettings, found: Found, images: np.ndarray) 
         images: uint8 [N, h, w, C], in their order.
 
     Raises:
-        HetflError: a share that is held out is no image.
+        HetflError: a share that is held out is no image, or all of a class.
     """
     labels = np.array([found.class_names.index(sample.label) for sample in found.samples], dtype=np.int64)
     everything, parts = Subset(images, labels), np.array([sample.subset or "train" for sample in found.samples])
@@ -246,12 +246,14 @@ def divided(name: str, settings: OwnSettings, found: Found, images: np.ndarray) 
     for part, share in (("test", settings.test), ("public", settings.public)):
         if part not in subsets and share:
             kept, out = held_out(subsets["train"].labels, share, draws, f"data:own:{part}")
-            if not len(out) or not len(kept):
-                raise HetflError(
-                    f"params.yaml: data.{name}.{part}: {share} of each class is no image; set a larger share"
-                )
-            subsets[part] = take(subsets["train"], out)
-            subsets["train"] = take(subsets["train"], kept)
+            at = f"params.yaml: data.{name}.{part}: {share}"
+            if not len(out):
+                raise HetflError(f"{at} of each class is no image; set a larger share")
+            before, subsets["train"] = subsets["train"], take(subsets["train"], kept)
+            subsets[part] = take(before, out)
+            if lost := {*before.labels.tolist()} - {*subsets["train"].labels.tolist()}:
+                label = found.class_names[min(lost)]
+                raise HetflError(f"{at} leaves class {label!r} no image to train on; set a smaller share or add images")
     return {part: subsets[part] for part in ("public", "train", "val", "test") if part in subsets}
 
 
@@ -308,10 +310,24 @@ def _opened(content: bytes, name: str) -> Image.Image:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             image.load()
             turn = _turn(image)
-            return image.copy() if turn is None else image.transpose(turn)
+            found = image if image.mode[0] not in "IF" else _of_8_bits(image)
+            return found.copy() if turn is None else found.transpose(turn)
     except Exception as error:  # Pillow lets those of its own conversions through
         reason = str(error).partition(" <")[0]
         raise HetflError(f"{name}: is not a readable image ({reason}); mend or remove it") from error
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 16 bits in 8, which Pillow's own conversion would only cut off at white.
+
+    Raises:
+        ValueError: the file does not say which of its values is white.
+    """
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError(f"grey pixels from {pixels.min()} to {pixels.max()}, where white is unknown; save 8 or 16 bits")
+    white = pixels == image.info.get("transparency", -1)
+    return Image.fromarray(np.where(white, 255, np.round(pixels / 257)).astype(np.uint8))
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
@@ -328,7 +344,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 def _fitted(image: Image.Image, settings: OwnSettings) -> Image.Image:
     """The image in the size that is stored, bilinearly with antialiasing."""
     if image.mode not in ("L", "RGB"):
-        # Palettes and 16 bits cannot be resized as they are; what is transparent becomes white.
+        # Palettes cannot be resized as they are; what is transparent becomes white.
         image = image.convert("RGBA" if "transparency" in image.info or "A" in image.mode else "RGB")
         if image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -339,12 +355,17 @@ def _fitted(image: Image.Image, settings: OwnSettings) -> Image.Image:
 
 
 def _image_files(folder: Path) -> Iterator[tuple[str, str, Path]]:
-    """Subset, class and path of each image below folders by class, in order of the names."""
+    """Subset, class and path of each image below folders by class, in order of the names.
+
+    Raises:
+        HetflError: a folder inside is a link, or a name is not UTF-8.
+    """
     parts = {part.name: SUBSETS[part.name.lower()] for part in _folders(folder) if part.name.lower() in SUBSETS}
     roots = [(subset, folder / part) for part, subset in parts.items()] if "train" in parts.values() else []
     for subset, root in roots or [("", folder)]:
         for of_class in _folders(root):
             for path in sorted(of_class.rglob("*")):
+                _check_link(path)
                 if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file():
                     _check_encoding(path)
                     yield subset, of_class.name, path
@@ -358,8 +379,17 @@ def _check_encoding(path: Path) -> None:
         raise HetflError(f"{os.fsencode(path)!r}: its name is not UTF-8; rename it") from error
 
 
+def _check_link(path: Path) -> None:
+    """Check that DVC looks into a folder, so that a change of its images is seen."""
+    if path.is_symlink() and path.is_dir():
+        raise HetflError(f"{path}: is a link to a folder, which DVC does not look into; put the folder itself there")
+
+
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    for path in found:
+        _check_link(path)
+    return found
 
 
 def _images(folder: Path) -> Found:
