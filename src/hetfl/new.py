@@ -28,6 +28,9 @@ from hetfl.tables.catalogue import table_names
 PARENT = "fedavg"
 """The method that a new one is written as the difference from."""
 
+LONGEST = 100
+"""The most characters of a name, from which names of folders and files are made."""
+
 METHOD = Template('''\
 """$title: what it changes about FedAvg, in one sentence.
 
@@ -382,8 +385,9 @@ def _block(params: Params, experiment: str, root: Path) -> dict[str, Any]:
 
 def _check_method(name: str) -> str:
     """The name of a new method's file, without suffix."""
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise HetflError(f"{name}: is not a name of a method; use lower-case letters, digits and single dashes")
+    _check_name(name, "a method")
+    if not name[0].isalpha():
+        raise HetflError(f"{name}: is not a name of a method; begin with a letter")
     stem, cls = name.replace("-", ""), _class_name(name)
     if name in METHODS or (Path(hetfl.__file__).parent / "methods" / f"{stem}.py").exists() or stem == "parts":
         raise HetflError(f"{name}: there is a method or file of this name (src/hetfl/methods/{stem}.py); use another")
@@ -395,6 +399,8 @@ def _check_method(name: str) -> str:
 def _check_name(name: str, kind: str) -> None:
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise HetflError(f"{name}: is not a name of {kind}; use lower-case letters, digits and single dashes")
+    if len(name) > LONGEST:
+        raise HetflError(f"{name}: has {len(name)} characters, a name of {kind} at most {LONGEST}; use a shorter one")
 
 
 def _class_name(name: str) -> str:

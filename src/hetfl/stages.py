@@ -234,12 +234,17 @@ def _download(name: str, params: Params) -> Stage:
 def _own_data(name: str, params: Params) -> Stage:
     settings = params.data.own[name]
     return {
-        "desc": f"prepare {settings.title or name}",
+        "desc": f"prepare {_literal(settings.title or name)}",
         "cmd": f"python pipeline/prepare.py {name}",
-        "deps": [settings.path, "pipeline/prepare.py", *sources(_SOURCE / "data" / "own.py")],
+        "deps": [_literal(settings.path), "pipeline/prepare.py", *sources(_SOURCE / "data" / "own.py")],
         "params": [f"data.{name}"],
         "outs": [f"data/{name}"],
     }
+
+
+def _literal(text: str) -> str:
+    """A text of the settings as DVC reads it, which would put a value in place of ``${key}``."""
+    return text.replace("${", r"\${")
 
 
 def title_of(dataset: str, params: Params) -> str:
@@ -253,7 +258,7 @@ def _pretrain(name: str, params: Params) -> Stage:
     numerics = versions.keys_of_pretraining(settings.models)
     numerics += ["augmentation"] if settings.input.transform() else []
     return {
-        "desc": f"train backbones on {title_of(settings.dataset, params)}, {settings.subset}",
+        "desc": f"train backbones on {_literal(title_of(settings.dataset, params))}, {settings.subset}",
         "cmd": f"python pipeline/pretrain.py {name}",
         "deps": [f"data/{settings.dataset}"],
         "params": [f"pretrain.{name}", {versions.FILE: sorted(numerics)}],
@@ -335,7 +340,7 @@ def _table(name: str, params: Params, every: Sequence[Unit]) -> Stage:
         deps = [*_results(_folders(trained_for(entries, every), every)), *(COUNTED_ON if counted else [])]
         title = table_spec(name, params).title
     return {
-        "desc": title,
+        "desc": _literal(title),
         "cmd": f"python pipeline/table.py {name}",
         "deps": [*deps, "pipeline/table.py", "src/hetfl/figures", "src/hetfl/tables", "src/hetfl/report"],
         **_shown(used, params, shared),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dvc.repo import Repo
 from settings_files import EMBEDDED_PARAMS, PAPER_PARAMS, PAPERS, ROOT
 
 from hetfl import stages
@@ -262,6 +263,18 @@ def test_an_experiment_of_ones_own_has_its_stages(tmp_path: Path) -> None:
         stages.check(own(tmp_path), tmp_path)
     assert stages.write(own(tmp_path), tmp_path) == ["dvc.yaml"]
     stages.check(own(tmp_path), tmp_path)
+
+
+def test_dvc_takes_titles_and_paths_as_they_are(tmp_path: Path) -> None:
+    raw = read("params.yaml")
+    raw["data"]["mine"] = {"path": "my ${images}", "title": "the ${best}", "size": 8}
+    raw["experiments"]["digits-fgpt"]["title"] = "costs ${HOME} 1"
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    (tmp_path / "dvc.yaml").write_text(stages.files(load_params(tmp_path / "params.yaml"))["dvc.yaml"])
+    found = {stage.name: stage for stage in Repo.init(tmp_path, no_scm=True).index.stages}
+    assert found["digits-fgpt"].desc == "costs ${HOME} 1"
+    assert found["download-mine"].desc == "prepare the ${best}"
+    assert "my ${images}" in [dep.def_path for dep in found["download-mine"].deps]
 
 
 def test_a_row_of_its_own_models_is_watched(tmp_path: Path) -> None:
