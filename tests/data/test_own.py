@@ -104,7 +104,9 @@ def test_folders_that_dvc_would_not_look_into_are_refused(tmp_path: Path) -> Non
     assert look("mine", OwnSettings(path="linked"), tmp_path).class_names == ("ant", "bee")
     for place in ("train/cow", "train/bee/more"):
         (folder / place).symlink_to(folder / "train" / "ant")
-        with pytest.raises(HetflError, match=f"{place}: is a link to a folder, which DVC does not look into; put the"):
+        with pytest.raises(
+            HetflError, match=f"{place}: is a link to a folder, which DVC does not look into; put the"
+        ):
             prepared(tmp_path)
         (folder / place).unlink()
 
@@ -113,7 +115,9 @@ def test_a_share_may_not_be_all_of_a_class(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", each=5)
     for image in sorted((folder / "bee").iterdir())[1:]:
         image.unlink()
-    with pytest.raises(HetflError, match=r"data\.mine\.test: 0\.6 leaves class 'bee' no image to train on; set a small"):
+    with pytest.raises(
+        HetflError, match=r"data\.mine\.test: 0\.6 leaves class 'bee' no image to train on; set a small"
+    ):
         prepared(tmp_path, test=0.6)
 
 

@@ -35,6 +35,10 @@ def test_a_method_declares_the_version_of_its_formulas() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
+        (
+            create_model("Settings", __base__=METHODS["fedavg"].Settings, kept=(set, {1})),
+            "Settings.kept: is a set, which no YAML has; use text or a tuple",
+        ),
         (type("Settings", (), {"step": 1.0}), "Settings: is not derived from the settings of the class's parent"),
         (
             create_model("Settings", __base__=METHODS["fedavg"].Settings, step=(float, ...)),

@@ -51,6 +51,17 @@ def rehearse(method: type[FedAvg], monkeypatch: pytest.MonkeyPatch) -> Rehearsal
         ("objective", 0.5, "returned 0.5; it should return Tensor"),
         ("predict", torch.zeros(3), "returned a tensor of shape [3]; it should return scores [B, C]"),
         ("phases", ["body"], "returned a list of 'body'; it should return Sequence[Phase]"),
+        (
+            "observe",
+            {"a": 1, "b": "x"},
+            "returned a dict of 'x'; it should return Mapping[str, Number | list[Number]]",
+        ),
+        ("remember", {1: torch.ones(1)}, "returned a dict with the key 1; it should return Tensors"),
+        (
+            "predict",
+            torch.zeros(1, 2),
+            "scores [1, 2]; it should return a row for each image with a score for each class, [1, 3]",
+        ),
         ("adopt", {"w": 1}, "returned a dict of 1; it should return dict[str, Tensor]"),
         ("statistics_source", "onw", "returned 'onw'; it should return StatisticsSource"),
     ],
@@ -60,10 +71,11 @@ def test_a_wrong_result_is_found_before_training(hook, result, wrong, monkeypatc
         return result
 
     function.__qualname__ = f"Own.{hook}"
-    own = type("Own", (FedAvg,), {hook: function, "numerics": 1})
+    own = type("Own", (FedAvg,), {hook: function, "numerics": 1, "__module__": __name__})
     with pytest.raises(MistakeError) as told:
         rehearse(own, monkeypatch)
-    assert str(told.value).startswith(line_of(getattr(own, hook))) and str(told.value).endswith(wrong)
+    place = f"{HERE}: predict" if "scores [1" in wrong else line_of(getattr(own, hook))
+    assert str(told.value).startswith(place) and str(told.value).endswith(wrong)
 
 
 @pytest.mark.parametrize(

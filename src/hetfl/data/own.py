@@ -253,7 +253,9 @@ def divided(name: str, settings: OwnSettings, found: Found, images: np.ndarray) 
             subsets[part] = take(before, out)
             if lost := {*before.labels.tolist()} - {*subsets["train"].labels.tolist()}:
                 label = found.class_names[min(lost)]
-                raise HetflError(f"{at} leaves class {label!r} no image to train on; set a smaller share or add images")
+                raise HetflError(
+                    f"{at} leaves class {label!r} no image to train on; set a smaller share or add images"
+                )
     return {part: subsets[part] for part in ("public", "train", "val", "test") if part in subsets}
 
 
@@ -325,7 +327,9 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     """
     pixels = np.asarray(image)
     if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError(f"grey pixels from {pixels.min()} to {pixels.max()}, where white is unknown; save 8 or 16 bits")
+        raise ValueError(
+            f"grey pixels from {pixels.min()} to {pixels.max()}, where white is unknown; save 8 or 16 bits"
+        )
     white = pixels == image.info.get("transparency", -1)
     return Image.fromarray(np.where(white, 255, np.round(pixels / 257)).astype(np.uint8))
 

@@ -32,6 +32,7 @@ from hetfl.draws import Draws
 from hetfl.message import Message, ServerState, Tensors
 from hetfl.methods.mistakes import checked
 from hetfl.models.base import Model, ModelOptions
+from hetfl.schema import Figure, Number
 
 MOST = 1_000_000
 """The largest integer that a method's setting may have; only seeds may be larger."""
@@ -447,7 +448,7 @@ class Method(ABC):
         """What a client keeps for its next round besides its parameters; asked in round 0 too if it trains then."""
         return {}
 
-    def observe(self, work: Work) -> dict[str, Any]:
+    def observe(self, work: Work) -> Mapping[str, Number | list[Number]]:
         """Figures and lists of figures about a client for the record; they are not sent."""
         return {}
 
@@ -485,11 +486,11 @@ class Method(ABC):
         """Parameters of a network of the server's own, which the papers count among the trainable ones."""
         return {}
 
-    def diagnostics(self, server: ServerState) -> dict[str, Any]:
+    def diagnostics(self, server: ServerState) -> Mapping[str, Figure]:
         """Figures about the server's new state for the record."""
         return {}
 
-    def compare(self, uplinks: Sequence[Message]) -> dict[str, Any]:
+    def compare(self, uplinks: Sequence[Message]) -> Mapping[str, Figure]:
         """Figures about a round's messages for the record.
 
         Args:

@@ -95,7 +95,7 @@ def checked(function: Function, declared: Function) -> Function:
                 raise MistakeError(f"{place} changed {name!r} in place; it should make a new tensor")
         if not _fits(result, _hint(declared)):
             right = str(inspect.signature(declared).return_annotation)
-            raise MistakeError(f"{place} returned {_brief(result)}; it should return {right}")
+            raise MistakeError(f"{place} returned {_brief(result, _hint(declared))}; it should return {right}")
         if dimensions is not None and result.dim() != dimensions:
             raise MistakeError(f"{place} returned {_brief(result)}; it should return {shape}")
         return result
@@ -144,11 +144,13 @@ def _fits(value: Any, hint: Any) -> bool:
         return False
     if kind is None or inner[-1] is ...:
         return True
-    return all(_fits(each, inner[-1]) for each in (value.values() if isinstance(value, Mapping) else value))
+    if isinstance(value, Mapping):
+        return all(_fits(name, inner[0]) and _fits(each, inner[-1]) for name, each in value.items())
+    return all(_fits(each, inner[-1]) for each in value)
 
 
-def _brief(value: Any) -> str:
-    """A value in a few words."""
+def _brief(value: Any, hint: Any = Any) -> str:
+    """A value in a few words; of a collection, a key or part that has not its type, if there is one."""
     if value is None:
         return "nothing"
     if isinstance(value, Tensor):
@@ -156,7 +158,12 @@ def _brief(value: Any) -> str:
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, list | tuple | dict) and value:
-        inside = next(iter(value.values() if isinstance(value, dict) else value))
+        inner = get_args(hint) or (Any, Any)
+        parts = [*value.values()] if isinstance(value, dict) else [*value]
+        for key in value if isinstance(value, dict) else ():
+            if not _fits(key, inner[0]):
+                return f"a dict with the key {_brief(key)}"
+        inside = next((part for part in parts if not _fits(part, inner[-1])), parts[0])
         return f"a {type(value).__name__} of {_brief(inside)}"
     return repr(value) if isinstance(value, bool | int | float) else f"a {type(value).__name__}"
 

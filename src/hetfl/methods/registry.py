@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ def register_method(name: str) -> Callable[[M], M]:
 
     Raises:
         HetflError: a method of another file has this name, or the class does not declare its ``numerics``; its
-            settings are none of a method, or one has no default.
+            settings are none of a method, or one has no default or one that cannot be written down.
     """
 
     def add(cls: M) -> M:
@@ -36,6 +37,14 @@ def register_method(name: str) -> Callable[[M], M]:
         # A protocol's settings are read by themselves.
         if needed := [name for name, known in cls.Settings.model_fields.items() if known.is_required()]:
             raise HetflError(f"{place}.Settings.{needed[0]}: has no default; give it one")
+        for setting, default in cls.Settings().model_dump().items():
+            try:
+                json.dumps(default)
+            except TypeError:
+                kind = type(default).__name__
+                raise HetflError(
+                    f"{place}.Settings.{setting}: is a {kind}, which no YAML has; use text or a tuple"
+                ) from None
         METHODS[name] = cls
         return cls
 

@@ -108,7 +108,7 @@ def alignment_index(method: Method, data: ClientData, draws: Draws) -> Tensor:
     if index.dtype != torch.int64 or index.dim() != 1:
         found = f"{index.dtype} {list(index.shape)}"
         raise mistaken(method, f"alignment returned a tensor {found}; it should return indices [n] torch.int64")
-    if len(index) and not (0 <= index.min() and index.max() < len(labels)):
+    if len(index) and not (index.min() >= 0 and index.max() < len(labels)):
         found = f"indices from {index.min()} to {index.max()}"
         raise mistaken(method, f"alignment returned {found}; those of the public samples are 0 to {len(labels) - 1}")
     return index.to(data.train.device)

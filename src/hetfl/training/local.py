@@ -228,9 +228,15 @@ def predict(
     """The classes [n] int64 that a method's inference rule predicts for the images at ``index`` [n].
 
     See :class:`Predictions` for what is no class.
+
+    Raises:
+        MistakeError: the rule gives something else than a score per image and class.
     """
-    parts = [
-        predicted_classes(method.predict(model, params, batch, received))
-        for batch in images.batches(index, images.large_batch(model.largest_map))
-    ]
+    parts = []
+    for batch in images.batches(index, images.large_batch(model.largest_map)):
+        scores, classes = method.predict(model, params, batch, received), method.num_classes
+        if len(scores) != len(batch.labels) or scores.shape[1] < classes:
+            wanted = f"a row for each image with a score for each class, [{len(batch.labels)}, {classes}]"
+            raise mistaken(method, f"predict returned scores {list(scores.shape)}; it should return {wanted}")
+        parts.append(predicted_classes(scores))
     return torch.cat(parts) if parts else index.new_empty(0)

@@ -211,7 +211,9 @@ def check_partition(partition: Partition, settings: Scheme, dataset: Dataset, wh
             "use fewer clients or another seed"
         )
     if not any(map(len, partition.test or [dataset.labels(partition.test_from)])):
-        raise HetflError(f"{where}: no client has a test sample; use another scheme, or hold more samples out for testing")
+        raise HetflError(
+            f"{where}: no client has a test sample; use another scheme, or hold more samples out for testing"
+        )
     _check_holders(partition, settings, dataset, where)
     least = settings.least(np.bincount(labels, minlength=dataset.num_classes))
     short = np.argwhere(partition.class_counts(labels, dataset.num_classes) < least)
