@@ -22,6 +22,7 @@ class Server:
             until ``go`` is set; ``whole``: Range is ignored; ``shifted``: another range than the one asked for;
             ``gzip``: it claims a Content-Encoding; ``badlength``: Content-Length is no number; ``redirect``;
             ``loop``: a redirect to itself; or the number of an HTTP error.
+        retry_after: the header of this name in the answer to an HTTP error, if there is one.
         requests: of each request its path and its Range, or an empty string.
         sent: bytes of content that were sent in all.
         go: ends every silence.
@@ -30,6 +31,7 @@ class Server:
     url: str
     content: bytes
     faults: list[str] = field(default_factory=list)
+    retry_after: str = ""
     requests: list[tuple[str, str]] = field(default_factory=list)
     sent: int = 0
     go: Event = field(default_factory=Event)
@@ -45,7 +47,11 @@ def serve(content: bytes) -> Iterator[Server]:
             server.requests.append((self.path, requested))
             fault = server.faults.pop(0) if server.faults else ""
             if fault.isdigit():
-                self.send_error(int(fault))
+                self.send_response(int(fault))
+                self.send_header("Content-Length", "0")
+                if server.retry_after:
+                    self.send_header("Retry-After", server.retry_after)
+                self.end_headers()
             elif fault in ("redirect", "loop"):
                 self.send_response(302)
                 self.send_header("Location", self.path if fault == "loop" else "/moved")

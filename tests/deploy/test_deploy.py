@@ -630,7 +630,9 @@ def test_errors_leave_a_node_without_its_paths_and_are_noted(rehearsed, tmp_path
         + "has no states of clients from before round 1; a host that "
         + ("lost them cannot go on")
     )
-    broken = HandoverError(f"{node.project}/params.yaml: no; {node.clients[1]}/card.json: no; /etc/x/y.txt is no key")
+    broken = HandoverError(
+        f"{node.project}/params.yaml: no; {node.clients[1]}/card.json: no; /etc/my x/y.txt is no key"
+    )
     other = noted_error(node, broken)
     assert other == "node.project/params.yaml: no; node.clients.1/card.json: no; y.txt is no key"
     noted = [json.loads(line)["error"] for line in (node.folder / "sent.jsonl").read_text().splitlines()]

@@ -104,6 +104,15 @@ CASES = {
         lambda content, _: another(content, observed={f"x{number}": 1.0 for number in range(101)}),
         "^sent 101 figures, at most 100 are allowed$",
     ),
+    "a name that is a text": (
+        lambda content, _: another(content, observed={"<b>x</b>": 1.0}),
+        "^sent a figure named '<b>x</b>'; letters, digits and _./:- are allowed$",
+    ),
+    "a long name": (lambda content, _: another(content, observed={"x" * 101: 1.0}), "^sent a figure named 'x{60}'; "),
+    "a long figure": (
+        lambda content, _: another(content, observed={"x": [0.0] * 10_001}),
+        "^sent 10001 numbers as one figure, at most 10000 are allowed$",
+    ),
     "a long reason": (
         lambda content, _: Reply(Reply.from_bytes(content).question, error="no\n\x1b[2J" + 999 * "o").to_bytes(),
         r"^cannot answer: no  \[2Jo{278}$",

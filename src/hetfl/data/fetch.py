@@ -20,6 +20,8 @@ ATTEMPTS = 5
 """Attempts in a row that bring no new byte, before the next address or the error."""
 WAIT = 1.0
 """Seconds before the attempt after one that brought bytes; doubled before each later one."""
+LONGEST_WAIT = 60.0
+"""The most seconds before another attempt where the server asks for some with ``Retry-After``."""
 MOST = 2**33
 """Size limit in bytes of a file whose size is not known."""
 TIMEOUT = (10.0, 30.0)
@@ -137,11 +139,11 @@ class Sources:
 
 
 class _DownloadError(Exception):
-    """A failed download; ``passing`` says whether another attempt may succeed."""
+    """A failed download; ``passing`` says whether another attempt may succeed, after ``wait`` seconds at least."""
 
-    def __init__(self, reason: str, passing: bool) -> None:
+    def __init__(self, reason: str, passing: bool, wait: float = 0.0) -> None:
         super().__init__(reason)
-        self.passing = passing
+        self.passing, self.wait = passing, wait
 
 
 def _fetch(url: str, part: Path, file: RemoteFile) -> None:
@@ -165,7 +167,8 @@ def _fetch(url: str, part: Path, file: RemoteFile) -> None:
             most = max(most, have)
             if not error.passing or failed == ATTEMPTS:
                 raise
-        time.sleep(WAIT * 2 ** (failed - 1))
+            wait = max(WAIT * 2 ** (failed - 1), error.wait)
+        time.sleep(wait)
 
 
 def _size(path: Path) -> int:
@@ -175,6 +178,7 @@ def _size(path: Path) -> int:
 def _continue(url: str, part: Path, file: RemoteFile) -> None:
     """Download the rest of ``part``, or all of it if the server cannot continue a download."""
     import requests
+    from urllib3 import Retry
     from urllib3.exceptions import HTTPError, TimeoutError
 
     have = _size(part)
@@ -186,7 +190,8 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
                 return  # the part is complete, or of another file; the checksum decides
             if not response.ok:
                 passing = response.status_code >= 500 or response.status_code in (408, 429)
-                raise _DownloadError(f"{url}: HTTP {response.status_code} {response.reason}", passing)
+                wait = Retry(retry_after_max=LONGEST_WAIT).get_retry_after(response.raw) or 0.0
+                raise _DownloadError(f"{url}: HTTP {response.status_code} {response.reason}", passing, wait)
             continues = response.status_code == 206
             have = have if continues else 0
             length = response.raw.length_remaining
@@ -202,6 +207,8 @@ def _continue(url: str, part: Path, file: RemoteFile) -> None:
                         raise _DownloadError(reason, passing=continues)  # the part may be of something else
                     out.write(chunk)
                     advance(len(chunk))
+    except requests.TooManyRedirects as error:
+        raise _DownloadError(f"{url}: is redirected without end", passing=False) from error
     except (requests.RequestException, HTTPError) as error:
         if isinstance(error, requests.Timeout | TimeoutError):
             reason = "timed out"

@@ -14,8 +14,8 @@ from hetfl.deploy.settings import Node
 from hetfl.errors import one_line
 from hetfl.files import append_text
 
-_FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/:;,'\"()]+/)+")
-"""The folders of an absolute path, without its last part."""
+_FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\n/:;,'\"()]+/)+")
+"""The folders of an absolute path, without its last part; they may have spaces in their names."""
 
 
 def note(node: Node, lines: Iterable[Mapping[str, Any]]) -> None:

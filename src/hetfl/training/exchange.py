@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -238,6 +239,11 @@ LONGEST = 1e9
 """Seconds that nothing takes: 30 years."""
 MOST_FIGURES = 100
 """Names of figures of one client."""
+MOST_NUMBERS = 10_000
+"""Numbers of one of them."""
+MARKS = "_./:-"
+NAME = re.compile(rf"[\w{MARKS}]{{1,100}}", re.ASCII)
+"""A figure's name, which is part of a record's and of MLflow's."""
 LARGEST = 1e308
 """Whole numbers have no bound, and those beyond this one are no float, as whoever reads a record wants them."""
 
@@ -258,7 +264,12 @@ def _check_figures(update: Update) -> None:
         raise HetflError("sent figures that are not numbers") from error
     if len(figures) > MOST_FIGURES:
         raise HetflError(f"sent {len(figures)} figures, at most {MOST_FIGURES} are allowed")
-    for figure in figures.values():
-        for number in figure if isinstance(figure, list) else [figure]:
+    for name, figure in figures.items():
+        if not NAME.fullmatch(name):
+            raise HetflError(f"sent a figure named {in_short(name, 60)!r}; letters, digits and {MARKS} are allowed")
+        numbers = figure if isinstance(figure, list) else [figure]
+        if len(numbers) > MOST_NUMBERS:
+            raise HetflError(f"sent {len(numbers)} numbers as one figure, at most {MOST_NUMBERS} are allowed")
+        for number in numbers:
             if isinstance(number, int) and abs(number) > LARGEST:
                 raise HetflError(f"sent a figure beyond {LARGEST:g}")
