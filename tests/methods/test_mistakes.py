@@ -185,10 +185,18 @@ class NoGradient(FedAvg):
         return super().objective(model, params, batch, received, phase).detach()
 
 
+class UnknownGroup(FedAvg):
+    numerics = 1
+
+    def keeps(self):
+        return ("head", "bodi")
+
+
 @pytest.mark.parametrize("engine", LOCAL_ENGINES)
 @pytest.mark.parametrize(
     ("method", "wrong"),
     [
+        (UnknownGroup, r"keeps returned head, bodi: unknown parameter group 'bodi'; did you mean 'body'\?"),
         (
             WrongShape,
             r"after the client took over what the server sent, \S+ has the shape \[\d+\]; that of \S+ is \[",

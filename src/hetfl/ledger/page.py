@@ -138,7 +138,10 @@ def _noises(repeated: Mapping[str, list[list[float]]]) -> str:
     ]
     if not told:
         return f"{NOISE} points are assumed, since no cell has two runs yet that did not diverge."
-    return f"{'; '.join(told)}; for others {NOISE} points are assumed."
+    return (
+        f"{'; '.join(told)}; for others {NOISE} points are assumed, and in tables for all, as a table knows only its "
+        "own cells."
+    )
 
 
 def title_of(paper: str) -> str:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from hetfl.draws import Draws
+from hetfl.errors import HetflError
 from hetfl.message import Message
 from hetfl.methods.base import Method
+from hetfl.methods.mistakes import mistaken
 from hetfl.models.base import Model
 from hetfl.schema import ClassCounts
 from hetfl.training.state import ClientState
@@ -191,9 +193,16 @@ class Engine(Protocol):
 
 
 def own_names(method: Method, model: Model) -> set[str]:
-    """The parameters that a client keeps to itself."""
-    # Running statistics of batch normalisation stay with their client in every method.
-    return set(model.names([*method.keeps(), "buffers"]))
+    """The parameters that a client keeps to itself.
+
+    Raises:
+        MistakeError: the model has not the groups that the method names.
+    """
+    try:
+        # Running statistics of batch normalisation stay with their client in every method.
+        return set(model.names([*method.keeps(), "buffers"]))
+    except HetflError as error:
+        raise mistaken(method, f"keeps returned {', '.join(method.keeps())}: {error}") from error
 
 
 def same_for_all(method: Method, models: Sequence[Model]) -> bool:
