@@ -20,7 +20,7 @@ ATTEMPTS = 5
 """Attempts in a row that bring no new byte, before the next address or the error."""
 WAIT = 1.0
 """Seconds before the attempt after one that brought bytes; doubled before each later one."""
-LONGEST_WAIT = 60.0
+LONGEST_WAIT = 60
 """The most seconds before another attempt where the server asks for some with ``Retry-After``."""
 MOST = 2**33
 """Size limit in bytes of a file whose size is not known."""
