@@ -7,10 +7,12 @@ import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from golden_numbers import FOLDER, check, figures, recording, unmoved
 from playing import play_round, start
+from record_factory import make_round
 
 from hetfl.data.batches import DeviceImages, InputSpec, class_counts, class_sums
 from hetfl.data.corruptions import CORRUPTIONS
@@ -136,6 +138,18 @@ def test_golden_evaluation(exact_engine, request):
             },
         }
         versions |= lineage(METHODS[method])
+    # Clients of whom each has another accuracy, and one no test sample.
+    made = np.array([[[4, 1, 0], [2, 3, 1], [0, 0, 5]], [[1, 2, 0], [0, 0, 0], [3, 1, 1]], np.zeros((3, 3))], np.int64)
+    tests = {1: [0.2, 0.9, None], 2: [0.8, 0.5, None], 3: None, 4: [0.6, 0.4, None]}
+    lines = [
+        make_round(number, accuracy=test, pooled=test and (test[0] * 2 + test[1]) / 3, extra={})
+        for number, test in tests.items()
+    ]
+    found |= {
+        "made summary": summary(made),
+        "made best": best_round(lines),
+        "made window": evaluation.of_window(lines, {"window": 3}),
+    }
     versions |= lineage(MODELS["vit"]) | lineage(MODELS["grouped-vit"])
     check("evaluation", versions, found, "EVALUATION (experiments/versions.py)", request)
 
