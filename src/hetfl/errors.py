@@ -73,6 +73,7 @@ _REMEDIES = {
     errno.EPERM: "change its permissions or those of its folder",
     errno.EIO: "check the disk",
     errno.ESTALE: "check the network file system",
+    errno.EXDEV: "keep runs/, evaluations/ and .hetfl/ of a checkout on one disk",
     errno.ENAMETOOLONG: "use a shorter folder",
 }
 

@@ -51,14 +51,17 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 def record(
     workspace: Workspace,
     cell: Cell,
-    seconds: float,
+    seconds: float | dict[str, float],
     rounds: int,
     state: str = "running",
     best: int | None = None,
     **changes,
 ) -> None:
-    """Write a record of so many rounds, with more right answers from a best one on, and a point to go on from."""
-    measured = {"seconds": {"train": seconds}, "peak_memory": 7}
+    """Write a record of so many rounds, with more right answers from a best one on, and a point to go on from.
+
+    Their seconds are those of training where they are not told by part.
+    """
+    measured = {"seconds": seconds if isinstance(seconds, dict) else {"train": seconds}, "peak_memory": 7}
     lines = [make_round(0), *(make_round(r, **measured) for r in range(1, rounds + 1))]
     if best:
         lines[best:] = [make_round(r, pooled=1.0, **measured) for r in range(best, rounds + 1)]
@@ -173,6 +176,18 @@ def test_on_a_cpu_the_records_of_engines_that_train_clients_one_by_one_count_for
     assert seconds("ray", ray={"actors": 2}) == pytest.approx(997 * 2.0 / 2)
     assert seconds("ray", ray={"actors": 500}) == pytest.approx(997 * 2.0 / 20)
     assert seconds("batched") == 997 * 50.0
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("ray", (10 + 4) / 2 + 3 + 5 + 1), ("sequential", 17 / 2 + 5 + 1)])
+def test_processes_share_the_clients_work_and_not_the_servers(
+    workspace, params, table_10, monkeypatch, engine, expected
+):
+    """Tests that one process has timed are shared, too; those of an engine with processes are on the clock."""
+    parts = {"train": 10.0, "statistics": 4.0, "evaluate": 3.0, "server": 5.0, "resume": 1.0}
+    record(workspace, table_10[0], seconds=parts, rounds=3, engine=engine)
+    told = {"engine": "ray", "ray": RaySettings(actors=2)}
+    changed = params.model_copy(update={"compute": params.compute.model_copy(update=told)})
+    assert forecasts(table_10[:1], changed, workspace, CPU)[0].seconds == pytest.approx(997 * expected)
 
 
 def test_another_method_is_scaled_by_operations(workspace, params, table_10):

@@ -302,6 +302,12 @@ def test_why_a_record_no_longer_counts(every, monkeypatch):
     assert differences(older, changed, READS) == ["step 0.9, no setting now", "mu now 0.5, no setting then"]
     others = run.model_copy(update={"fingerprint": "f", "models": ["cnn"]})
     assert differences(others, cell, READS) == ["other models"]
+    public = {"dataset": "p", "subset": "train"}
+    moved = run.model_copy(
+        update={"fingerprint": "f", "public": public, "inputs": READS.model_copy(update={"public": "c"})}
+    )
+    now = cell.model_copy(update={"public": PublicSettings(dataset="p", subset="test")})
+    assert differences(moved, now, moved.inputs) == [f"public {public}, now {public | {'subset': 'test'}}"]
     monkeypatch.setattr(FedAvg, "numerics", 2)
     assert differences(run, cell, READS) == ["methods.fedprox 1.1, now 2.1"]
 

@@ -115,6 +115,14 @@ def test_an_unfinished_run_makes_way_for_the_copy_and_another_finished_one_is_ke
     assert needed_run(target).complete
 
 
+def test_nothing_is_left_of_a_run_that_is_finished_by_another_name(finished, untrained):
+    workspace, cell = finished
+    other = renamed(cell)
+    points = workspace.resume_points(other.path) / needed_run(workspace.runs / cell.path).fingerprint
+    points.mkdir(parents=True)
+    assert run_cell(other, workspace, CPU) and not workspace.resume_points(other.path).exists()
+
+
 def test_one_damaged_record_hides_no_whole_one(finished, untrained):
     workspace, cell = finished
     first, leftover = (workspace.runs / cell.path.parent / name for name in ("a-copy", ".iid-s0.x1"))

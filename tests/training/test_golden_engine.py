@@ -139,7 +139,9 @@ def test_golden_evaluation(exact_engine, request):
         }
         versions |= lineage(METHODS[method])
     # Clients of whom each has another accuracy, and one no test sample.
-    made = np.array([[[4, 1, 0], [2, 3, 1], [0, 0, 5]], [[1, 2, 0], [0, 0, 0], [3, 1, 1]], np.zeros((3, 3))], np.int64)
+    made = np.array(
+        [[[4, 1, 0], [2, 3, 1], [0, 0, 5]], [[1, 2, 0], [0, 0, 0], [3, 1, 1]], np.zeros((3, 3))], np.int64
+    )
     tests = {1: [0.2, 0.9, None], 2: [0.8, 0.5, None], 3: None, 4: [0.6, 0.4, None]}
     lines = [
         make_round(number, accuracy=test, pooled=test and (test[0] * 2 + test[1]) / 3, extra={})

@@ -164,7 +164,7 @@ def momentary(wanted: Sequence[Case], device: torch.device) -> bool:
 
     Operations say least of these: most of their time goes into calls, and they take several times longer.
     """
-    each = max(case.step + LOOKED * case.forward for case in wanted)
+    each = max((case.step + LOOKED * case.forward for case in wanted), default=0)
     return device.type == "cpu" and (1 + STEPS) * each <= MOMENT * REACHED * matmul_rate(device)
 
 

@@ -200,6 +200,7 @@ def run_cell(
             or namesakes.take_over(cell, workspace, identity)
         ):
             record.tell(record.read())
+            earlier.trim()  # the cell may have been interrupted before it was finished in another way
             return True
         if not mine or stop(None):
             return False

@@ -31,6 +31,7 @@ from hetfl.experiments.status import Status, status
 from hetfl.methods.registry import mistake
 from hetfl.schema import COMPUTED_UNDER, RUN, Round, Run, read_rounds, read_run, record_folders, sound_rounds
 from hetfl.training.blank import Holdings
+from hetfl.training.exchange import SECONDS
 from hetfl.training.memory import process_memory
 from hetfl.training.ray import RaySettings
 from hetfl.training.registry import ENGINES, resolve, within
@@ -92,10 +93,11 @@ def forecasts(cells: Sequence[Cell], params: Params, workspace: Workspace, devic
 
 
 class _Measured(NamedTuple):
-    """A record's rounds: mean seconds, how many there are, and the peak of memory in bytes."""
+    """A record's rounds: mean seconds that processes share, and of the rest; number; the peak of memory in bytes."""
 
     run: Run
-    seconds: float
+    shared: float
+    rest: float
     rounds: int
     memory: int
 
@@ -298,7 +300,7 @@ class Forecaster:
             kept = self._in_git.get(path)
             since = max([0, *(change.round for change in run.changes if change.model_fields_set & {*COMPUTED_UNDER})])
             if kept is not None and kept.curves is None:  # it goes on elsewhere, and git has its sums alone
-                told = _Measured(run, kept.seconds / kept.played, kept.played, kept.peak_memory or 0)
+                told = _Measured(run, kept.seconds / kept.played, 0.0, kept.played, kept.peak_memory or 0)
                 self._measured[path] = None if since else told
                 return self._measured[path]
             try:
@@ -306,9 +308,13 @@ class Forecaster:
             except HetflError:
                 every = []  # the status of that cell says so
             lines = [line for line in every if _is_round(line) and line.round >= since]
-            seconds = [sum(line.seconds.values()) for line in lines]
+            # Tests of an engine with processes are on the clock, and what its clients work is summed up.
+            engine = ENGINES.get(run.throughout("engine")[-1])
+            parts = SECONDS if engine and engine.own_processes else {*SECONDS, "evaluate"}
+            shared = [sum(line.seconds.get(part, 0.0) for part in parts) for line in lines]
+            rest = [sum(line.seconds.values()) - some for line, some in zip(lines, shared, strict=True)]
             peak = max([kept.peak_memory or 0 if kept else 0, *(line.peak_memory or 0 for line in lines)])
-            self._measured[path] = _Measured(run, mean(seconds), len(lines), peak) if lines else None
+            self._measured[path] = _Measured(run, mean(shared), mean(rest), len(lines), peak) if lines else None
         return self._measured[path]
 
     def _seconds(
@@ -317,14 +323,17 @@ class Forecaster:
         measured, words, scaled = self._records(cell)
         processes = self._processes(cell, rehearsal)
         if measured:
-            taken = [each.seconds * (self._share_of(each.run, rehearsal) if scaled else 1) for each in measured]
+            taken = [
+                (each.shared / processes + each.rest) * (self._share_of(each.run, rehearsal) if scaled else 1)
+                for each in measured
+            ]
             rounds = sum(each.rounds for each in measured)
             at = f"{rounds} round{'s' * (rounds != 1)} of {words}" + (", by operations" if scaled else "")
             beside = 1.0  # what comes before the first round and after the last one, as a factor
             if load and rehearsal:
                 alone = sum(self._load_of_rounds(cell, rehearsal, done, left).operations.values())
                 beside = sum(load.operations.values()) / alone if alone else 1.0
-            return left * mean(taken) * beside / processes, "records", at
+            return left * mean(taken) * beside, "records", at
         if load is None or rehearsal is None:
             if wrong := self._wrong.get(cell.path):
                 return None, "operations", f"that cannot be trained: {wrong}"

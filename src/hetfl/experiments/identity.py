@@ -125,7 +125,8 @@ def _one_sided(run: Run, cell: Cell) -> list[str]:
 
 def _flat(inputs: Inputs) -> dict[str, Any]:
     weights = {f"weights of {name}": value for name, value in inputs.weights.items()}
-    return {**inputs.as_json(), "weights": {}} | weights
+    named = {**inputs.as_json(), "weights": {}} | weights
+    return {"public data" if name == "public" else name: value for name, value in named.items()}
 
 
 def _short(value: Any) -> str:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetfl.data.archive import Member
 from hetfl.errors import HetflError
@@ -38,11 +38,14 @@ FORMAT = 1
 RUNS, EVALUATION, RESUME = "run", "evaluation", "resume"
 """Folders of a cell in an archive."""
 
+RECORD = (RUN, ROUNDS, MODEL)
+"""The files of a record."""
+
 Outcome = Literal["taken over", "there already", "further here", "kept as superseded", "refused"]
 
 
 class Manifest(BaseModel):
-    """What an archive holds.
+    """What an archive holds. It may come from anybody, and its names become paths.
 
     Attributes:
         format: see :data:`FORMAT`.
@@ -53,8 +56,18 @@ class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: int
-    fingerprints: dict[str, str]
+    fingerprints: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
     files: dict[str, str]
+
+    @model_validator(mode="after")
+    def _files_of_cells(self) -> Self:
+        for name in self.files:
+            cell, _, inner = name.rpartition("/")[0].rpartition("/")
+            if cell not in self.fingerprints or inner not in (RUNS, EVALUATION, RESUME):
+                raise ValueError(f"{name} is no file of a cell")
+            if inner == RUNS and name.rpartition("/")[2] not in RECORD:
+                raise ValueError(f"{name} is no file of a record")
+        return self
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,11 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
                 run = read_run(folder)
             if run is None:
                 continue
-            found = {f"{RUNS}/{file}": folder / file for file in (RUN, ROUNDS, MODEL)}
+            if run.complete and not Record(folder).is_complete(run.fingerprint):
+                raise HetflError(
+                    f"{folder}: the finished run lacks a file or a round; train it again or leave it out"
+                )
+            found = {f"{RUNS}/{file}": folder / file for file in RECORD}
             evaluation = workspace.evaluations / cell.path
             if read_metrics(evaluation, run) is not None:
                 found |= {f"{EVALUATION}/{file.name}": file for file in sorted(evaluation.glob("[!.]*"))}
@@ -204,6 +221,8 @@ def _take(name: str, expected: str, folder: Path, known: Mapping[str, Cell], wor
         return Taken(name, "refused", str(error).replace(f"{folder}/", ""))
     if run is None or run.fingerprint != expected:
         return Taken(name, "refused", "its run.json is not of the fingerprint that the archive states")
+    if run.complete and not Record(source / RUNS).is_complete(run.fingerprint):
+        return Taken(name, "refused", "its finished run lacks a file or a round")
     try:
         with FileLock(workspace.lock(cell.path), timeout=0):
             return _take_locked(cell, run, source, workspace)

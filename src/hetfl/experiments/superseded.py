@@ -103,13 +103,13 @@ class Superseded:
         if not (own := Record(self.cell)).finished:
             return
         records = self.records()
-        for record in records[: len(records) - KEEP]:
+        for record in records[:-KEEP]:
             self.remove(record)
         run = own.read()
         assert run is not None
         shutil.rmtree(self._points / run.fingerprint, ignore_errors=True)  # a file browser's files may be there
         interrupted = sorted(self._points.glob("[!.]*"), key=lambda folder: folder.stat().st_mtime)
-        for folder in interrupted[: len(interrupted) - KEEP]:
+        for folder in interrupted[:-KEEP]:
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # it is not empty, or not there
             self._points.rmdir()

@@ -88,7 +88,8 @@ def _ending(code: int | None) -> str:
         return "was killed by the system, probably for memory (fewer compute.jobs need less)"
     # A process that handles a signal says so by its status.
     number = -code if code and code < 0 else (code or 0) - 128
-    return f"was ended by {signal.Signals(number).name}" if number > 0 else f"ended with status {code}"
+    known = number in [*signal.Signals]
+    return f"was ended by {signal.Signals(number).name}" if known else f"ended with status {code}"
 
 
 def _work(pipe: Connection, do: Callable[[Task], str | None], threads: int) -> None:

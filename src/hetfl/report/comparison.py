@@ -95,9 +95,11 @@ def _problems(
     elif old["value"] is not None:
         if old["seeds"] != new["seeds"]:
             yield f"seeds {new['seeds']}, not {old['seeds']}"
-        values = zip(_accuracies(old, mean_alone), _accuracies(new, mean_alone), strict=False)
+        before, after = _accuracies(old, mean_alone), _accuracies(new, mean_alone)
         # Not a number is nowhere near another one.
-        moved = max((abs(after - before) for before, after in values), key=lambda by: (by != by, by))
+        moved = max(
+            (abs(after[name] - before[name]) for name in before.keys() & after), key=lambda by: (by != by, by)
+        )
         if not moved <= tolerance:
             yield f"an accuracy moved by {moved:.2f} points"
         if old.get("parameters") != new.get("parameters"):
@@ -121,15 +123,15 @@ def _sizes(cell: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _computed_by(table: Mapping[str, Any]) -> Any:
-    return table["provenance"].get("devices"), table["provenance"].get("versions", {}).get("torch")
+    return sorted(table["provenance"].get("devices") or ()), table["provenance"].get("versions", {}).get("torch")
 
 
-def _accuracies(cell: Mapping[str, Any], mean_alone: bool) -> list[float]:
-    """The cell's mean, and if wanted its lowest and highest client and every seed by itself."""
+def _accuracies(cell: Mapping[str, Any], mean_alone: bool) -> dict[str, float]:
+    """The cell's mean, and if wanted its lowest and highest client and every seed by itself, by name."""
     if mean_alone:
-        return [cell["value"]]
-    own = [cell[name] for name in ("value", "lowest", "highest") if cell.get(name) is not None]
-    return [*own, *(run["value"] for run in cell["provenance"])]
+        return {"value": cell["value"]}
+    own = {name: cell[name] for name in ("value", "lowest", "highest") if cell.get(name) is not None}
+    return own | {f"seed {run['seed']}": run["value"] for run in cell["provenance"]}
 
 
 def _varies(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:

@@ -119,7 +119,7 @@ class Watch:
             self._callback(Event(folder, run.model_copy(update={"status": "running"}), lines))
         elif lines:
             self._callback(Event(folder, None, lines))
-        self._told[folder] = max([known or 0, *(line.round for line in lines)])
+        self._told[folder] = max([-1 if known is None else known, *(line.round for line in lines)])
         if run.complete:
             self._callback(Event(folder, run))
             del self._identities[folder]

@@ -81,8 +81,10 @@ class Local:
                     folder = self._workspace.runs / worker.done.cell.path
                     reason = worker.result()
                     place.ends(folder)
-                    if not worker.process.is_alive():
+                    # After an error a GPU may do nothing more for the process that had it.
+                    if not worker.process.is_alive() or (reason and place.device.type != "cpu"):
                         place.workers.remove(worker)
+                        end([worker])
                     if reason:
                         failures[folder] = reason
         except BaseException:

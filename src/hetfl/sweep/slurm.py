@@ -129,12 +129,12 @@ class Slurm:
         """Wait for all jobs. Jobs that have not begun in time are taken back."""
         failures: dict[Path, str] = {}
         missing: dict[Path, float] = {}
-        late = False
+        taken_back: set[str] | None = None
         while jobs:
             time.sleep(POLL)
             watch.look()
-            if time.time() > until and not late:
-                late = True
+            if time.time() > until and taken_back is None:
+                taken_back = _queued(array, "--states=PENDING") or set()
                 _slurm("scancel", "--state=PENDING", array)
             queued = _queued(array)
             for folder, job in list(jobs.items()):
@@ -142,11 +142,13 @@ class Slurm:
                 if not ended and (queued is None or job.job_id in queued):
                     missing.pop(folder, None)
                     continue
-                since = missing.setdefault(folder, time.time())
-                if ended or late or time.time() - since > GONE:
+                if not ended and job.job_id in (taken_back or ()):
                     del jobs[folder]
-                    reason = _reason(job) if ended or not late else None
-                    if reason:
+                    continue
+                since = missing.setdefault(folder, time.time())
+                if ended or time.time() - since > GONE:
+                    del jobs[folder]
+                    if reason := _reason(job):
                         failures[folder] = reason
         watch.look()
         return failures
@@ -163,9 +165,9 @@ def _reason(job: Any) -> str | None:
     return reason
 
 
-def _queued(array: str) -> set[str] | None:
-    """The jobs of an array that wait or run; None if Slurm does not answer."""
-    listed = _slurm("squeue", "--noheader", "--array", "--jobs", array, "--format", "%i")
+def _queued(array: str, *options: str) -> set[str] | None:
+    """The jobs of an array that wait or run, or as squeue's options narrow them; None if Slurm does not answer."""
+    listed = _slurm("squeue", "--noheader", "--array", "--jobs", array, "--format", "%i", *options)
     if listed.returncode == 0:
         return set(listed.stdout.split())
     return set() if "Invalid job id" in listed.stderr else None

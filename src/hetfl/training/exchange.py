@@ -36,13 +36,15 @@ class Exchange:
 
     Attributes:
         down, up: the size of all messages so far.
-        waited: seconds that the server waited for clients.
+        waited: seconds that the server waited for clients, those included in which it made their downlinks.
+        made: seconds in which it made downlinks.
         failed: why there is no valid uplink, by client.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.down, self.up, self.waited = Size(), Size(), 0.0
+        self.down, self.up = Size(), Size()
+        self.waited = self.made = 0.0
         self.failed: dict[int, str] = {}
         self._held: dict[int, Message] = {}
         self._noted: dict[int, Update] = {}
@@ -62,7 +64,9 @@ class Exchange:
     def tasks(self, server: ServerState, clients: Iterable[int]) -> Iterator[Task]:
         """The task of each client, made when it is asked for."""
         for client in clients:
+            began = time.perf_counter()
             downlink = self.engine.method.downlink(server, client)
+            self.made += time.perf_counter() - began
             self.down += downlink.size
             yield Task(client, downlink)
 

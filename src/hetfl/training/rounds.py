@@ -79,7 +79,8 @@ def play_round(
     tests = tests_after(engine, following, draws)
     evaluated = _now(engine)
 
-    seconds = {"server": aggregated - began - exchange.waited, "evaluate": evaluated - aggregated}
+    served = aggregated - began - exchange.waited + exchange.made
+    seconds = {"server": served, "evaluate": evaluated - aggregated}
     diagnostics = {**(method.compare(compared) if compared else {}), **method.diagnostics(following)}
     return following, Round(
         round=draws.round,
@@ -106,7 +107,7 @@ def play_fine_tuning(engine: Engine, server: ServerState, draws: Draws, needed: 
     exchange.suffice(sum(1 for _ in tuned), len(everyone), needed)
     began = _now(engine)
     test = tested(engine, server, draws)
-    seconds = {**exchange.seconds, "server": 0.0, "evaluate": _now(engine) - began}
+    seconds = {**exchange.seconds, "server": exchange.made, "evaluate": _now(engine) - began}
     return Round(
         round=draws.round,
         fine_tuning=True,
