@@ -13,7 +13,6 @@ from hetfl.errors import HetflError
 from hetfl.experiments.forecast import Forecaster
 from hetfl.experiments.identity import own_differences
 from hetfl.experiments.plan import Workspace
-from hetfl.files import read_json, write_json
 from hetfl.report.shown import show_first
 from hetfl.schema import TROUBLES
 from hetfl.site.runs import Runs, records_of
@@ -21,36 +20,31 @@ from hetfl.site.tables import Rows, Table
 from hetfl.tables.curves import averaged
 from hetfl.tables.records import Record, Records
 
-NAME = "operations.json"
-"""Kept between reports, since counting takes some 0.1 s for each row of an experiment."""
-
 
 class Operations:
-    """Operations of the slowest client in a round, by fingerprint of the run; counted once."""
+    """Operations of the slowest client in a round, by fingerprint of the run; counted once.
+
+    Without the prepared data they are those of a partition of as many samples, with equally large classes.
+    """
 
     def __init__(self, workspace: Workspace, records: Records) -> None:
         self._workspace, self._records = workspace, records
-        self._file = workspace.scratch / NAME
-        self._known: dict[str, float] = read_json(self._file) if self._file.exists() else {}
+        self._known: dict[str, float | None] = {}
         self._forecaster: Forecaster | None = None
 
     def of(self, record: Record) -> float | None:
-        """Of a record's run; None where its settings are not those of the checkout any more, or data are missing."""
+        """Of a record's run; None where its settings are not those of the checkout any more."""
         key = record.run.fingerprint
         if key not in self._known:
-            count = self._count(record)
-            if count is None:
-                return None
-            self._known[key] = count
-            write_json(self._file, self._known)
-        return self._known.get(key)
+            self._known[key] = self._count(record)
+        return self._known[key]
 
     def _count(self, record: Record) -> float | None:
         cell = self._records.cell(Path(record.path.partition("/")[2]))
         if cell is None or own_differences(record.run, cell, self._workspace):
             return None
         if self._forecaster is None:
-            self._forecaster = Forecaster(self._records.params, self._workspace, torch.device("cpu"), exact=False)
+            self._forecaster = Forecaster(self._records.params, self._workspace, torch.device("cpu"))
         try:
             rehearsal = self._forecaster.rehearsal(cell)
         except HetflError:
