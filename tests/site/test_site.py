@@ -29,7 +29,7 @@ from hetfl.report.shown import best_cells, filled
 from hetfl.report.table import write_table
 from hetfl.schema import read_rounds
 from hetfl.site.build import build_site
-from hetfl.site.costs import NAME
+from hetfl.site.costs import Operations
 from hetfl.site.methods import _described, _said, _settings, certificates, idea
 from hetfl.site.prose import prose
 from hetfl.site.tables import tied
@@ -60,11 +60,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(root / "digits-homogeneous-curves.svg", drawing)
     # FedAvg computes twice as much as FedHPL.
     operations = {"fedhpl": 1e9, "fedavg": 2e9, "local": 1e9}
-    known = {
-        source["fingerprint"]: operations[cell["row"]] for cell in table["cells"] for source in cell["provenance"]
-    }
-    write_json(workspace.scratch / NAME, known)
-    build_site(workspace, NO_CELLS, ("fedhpl", "fedavg", "fedprox"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Operations, "of", lambda self, record: operations[record.run.row])
+        build_site(workspace, NO_CELLS, ("fedhpl", "fedavg", "fedprox"))
     return workspace.report
 
 
@@ -135,7 +133,10 @@ def test_a_report_without_tables(tmp_path: Path) -> None:
     assert "No tables yet" in pages(tmp_path)["index.html"]
 
 
-def test_costs_compare_rows_once_and_tell_of_runs_that_diverged(tmp_path: Path) -> None:
+def test_costs_compare_rows_once_and_tell_of_runs_that_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Operations, "of", lambda self, record: 1e9)
     for row, column in (("fedhpl", "iid"), ("fedavg", "iid"), ("fedhpl", "dirichlet")):
         write_cell(tmp_path, row, column, 0)
     folder = tmp_path / "runs/digits-homogeneous/fedavg/fedavg/iid-s0"
@@ -148,8 +149,6 @@ def test_costs_compare_rows_once_and_tell_of_runs_that_diverged(tmp_path: Path) 
     rows = {"fedhpl": "FedHPL", "fedavg": "FedAvg"}
     table = make(tmp_path, SPEC.model_copy(update={"rows": rows, "columns": columns, "entries": entries}))
     write_table(table, tmp_path / "tables")
-    known = {source["fingerprint"]: 1e9 for cell in table["cells"] for source in cell["provenance"]}
-    write_json(Workspace(tmp_path).scratch / NAME, known)
     page = pages(tmp_path / "tables", tmp_path)["costs.html"]
     told = re.search(r'id="costs-data">(.*?)</script>', page)
     assert told is not None
@@ -158,6 +157,23 @@ def test_costs_compare_rows_once_and_tell_of_runs_that_diverged(tmp_path: Path) 
     found = {line["row"]: (line["diverged"], line["troubles"]) for line in column["lines"]}
     assert column["title"] == "IID"
     assert found == {"FedHPL": (None, []), "FedAvg": (3, ["diverged: seed 0 in round 3"])}
+
+
+def test_costs_cut_no_seed_where_another_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operations, "of", lambda self, record: 1e9)
+    for row in ("fedhpl", "fedavg"):
+        for seed in (0, 1):
+            write_cell(tmp_path, row, "iid", seed)
+    folder = tmp_path / "runs/digits-homogeneous/fedhpl/fedhpl/iid-s1"
+    rewrite_rounds(folder, read_rounds(folder)[:-2])
+    entries = {row: {"iid": cell_spec(row, "iid", seeds=[0, 1])} for row in ("fedhpl", "fedavg")}
+    rows = {"fedhpl": "FedHPL", "fedavg": "FedAvg"}
+    table = make(tmp_path, SPEC.model_copy(update={"rows": rows, "columns": {"iid": "IID"}, "entries": entries}))
+    write_table(table, tmp_path / "tables")
+    told = re.search(r'id="costs-data">(.*?)</script>', pages(tmp_path / "tables", tmp_path)["costs.html"])
+    lines = json.loads(told[1])[0]["columns"][0]["lines"]
+    ends = [(line["row"], line["seed"], len(line["rounds"])) for line in lines]
+    assert ends == [("FedHPL", 0, ROUNDS + 1), ("FedHPL", 1, ROUNDS - 1), ("FedAvg", None, ROUNDS + 1)]
 
 
 def test_the_page_of_a_method_explains_the_marks_that_it_has(tmp_path: Path) -> None:
@@ -180,7 +196,32 @@ def test_a_run_that_changed_since_its_table_has_no_page(tmp_path: Path) -> None:
     write_json(path, read_json(path) | {"fingerprint": "0" * 64})
     found = pages(tmp_path / "tables", tmp_path)
     assert RUN not in found and RUN.replace("s0", "s1") in found
-    assert "The records of 1 of the 27 runs behind these numbers are not here any more" in found[TABLE]
+    assert "The records of 1 of the 27 runs behind these numbers are not in this checkout" in found[TABLE]
+
+
+def test_a_table_without_records_has_the_curves_that_lie_beside_it(tmp_path: Path) -> None:
+    write_experiment(tmp_path)
+    table = make(tmp_path)
+    write_table(table, tmp_path / "tables")
+    folder = tmp_path / "tables" / table["table"]
+    accuracy_curves(table, records_below(tmp_path), folder)
+    (folder / "curves.csv").write_text("row,column\n")
+    assert "Accuracy by round</h2>" not in pages(tmp_path / "tables", tmp_path)[TABLE]
+    shutil.rmtree(tmp_path / "runs")
+    found = pages(tmp_path / "tables", tmp_path)
+    assert "no page, and the curves are those that were drawn with them" in found[TABLE]
+    assert "Accuracy by round</h2>" in found[TABLE] and f'aria-label="{table["title"]}, curves"' in found[TABLE]
+    numbers = tmp_path / "tables/report/tables/digits-homogeneous-curves.csv"
+    assert numbers.read_text() == "row,column\n"
+    assert 'href="digits-homogeneous-curves.csv" download' in found[TABLE]
+
+
+def test_the_list_of_runs_marks_those_that_diverged(tmp_path: Path) -> None:
+    for row in ROWS:
+        write_cell(tmp_path, row, "iid", 0)
+    rewrite_run(tmp_path / "runs/digits-homogeneous/fedhpl/fedhpl/iid-s0", {"diverged": 2})
+    write_table(make(tmp_path), tmp_path / "tables")
+    assert pages(tmp_path / "tables", tmp_path)["runs/index.html"].count("diverged in round 2") == 1
 
 
 def test_the_overview_counts_the_ledger_s_lines_of_the_papers_project(tmp_path: Path) -> None:

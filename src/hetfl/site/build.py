@@ -24,6 +24,7 @@ from hetfl.ledger.page import counts, title_of
 from hetfl.ledger.page import page as ledger_page
 from hetfl.methods import METHODS
 from hetfl.report.formats import render_csv, render_latex
+from hetfl.report.make import CURVES
 from hetfl.report.shown import DIVERGED, FAILED, RANDOM, filled, read_table, show_bytes, show_count, show_setting
 from hetfl.report.table import build_table
 from hetfl.site.costs import Operations, cost_data
@@ -180,6 +181,7 @@ class _Site:
         for project in self.projects:
             for name, table in project.tables.items():
                 views[name] = table_view(table, project.runs, project.rows[name])
+                views[name] |= self._beside(project.workspace.tables / name, views[name])
                 self.page(f"tables/{name}.html", "table", table=views[name])
                 for suffix, render in (("csv", render_csv), ("tex", render_latex)):
                     self.file(f"tables/{name}.{suffix}", render(table))
@@ -189,7 +191,7 @@ class _Site:
         for path, view in pages.items():
             content = {key: value for key, value in view.items() if key != "curves"}
             self.page(path, "run", curves_of=view["curves"], shown_in=shown_in[view["record"].path], **content)
-        self.page("runs/index.html", "runs", runs=pages)
+        self.page("runs/index.html", "runs", runs=pages, diverged=DIVERGED)
         methods = [*self.methods(named, views)]
         for method in methods:
             self.page(f"methods/{method['name']}.html", "method", method=method)
@@ -218,6 +220,16 @@ class _Site:
             self.file(f"assets/{name}", (TEMPLATES / name).read_text())
         if pages or costs:
             self.file("assets/vega.js", _vega(self.workspace.scratch))
+
+    def _beside(self, folder: Path, view: Mapping[str, Any]) -> dict[str, Any]:
+        """What else lies in a table's folder: the curves as numbers, and drawn if the page has none of its own."""
+        name, numbers = view["name"], folder / CURVES
+        drawing = folder / f"{name}-curves.svg"
+        if numbers.exists():
+            self.file(f"tables/{name}-curves.csv", numbers.read_text())
+        drawn = drawing.exists() and not view["curves"] and not view["compares"]
+        title = f"{view['title']}, curves"
+        return {"numbers": numbers.exists(), "drawn": inline_svg(drawing, title, name) if drawn else ""}
 
     def methods(self, named: Collection[str], views: Mapping[str, Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
         """Some methods by title."""

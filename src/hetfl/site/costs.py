@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,7 +17,7 @@ from hetfl.report.shown import show_first
 from hetfl.schema import TROUBLES
 from hetfl.site.runs import Runs, records_of
 from hetfl.site.tables import Rows, Table
-from hetfl.tables.curves import averaged
+from hetfl.tables.curves import curves
 from hetfl.tables.records import Record, Records
 
 
@@ -58,44 +58,51 @@ def cost_data(tables: Mapping[str, tuple[Table, Rows]], runs: Runs, operations: 
     Columns of a table that reads one curve in several ways have the same lines; the first one of them is told.
 
     Returns:
-        By table: ``title`` and ``columns``; by column ``title`` and ``lines``; by line ``row``, its look, ``rounds``
-        of [accuracy in percent, bytes up, bytes down], of one participant and mean over seeds, ``operations`` of
-        the slowest client in a round, ``diverged``, the first round in which a run did, or null, and ``troubles`` in
-        words. The first of the rounds is the registration, without an accuracy.
+        By table: ``title`` and ``columns``; by column ``title`` and ``lines``; by line ``row``, its look, ``seed``,
+        null for the mean over all, ``rounds`` of [accuracy in percent, bytes up, bytes down], of one participant,
+        ``operations`` of the slowest client in a round, ``diverged``, the first round in which the run did, or null,
+        and ``troubles`` in words. The first of the rounds is the registration, without an accuracy.
     """
     found = []
     for table, rows in tables.values():
         columns: list[dict[str, Any]] = []
         for column, title in table["columns"].items():
             cells = [cell for cell in table["cells"] if cell["column"] == column and not cell["reading"]]
-            lines = [line for cell in cells if (line := _line(table, cell, rows, runs, operations))]
-            if len(lines) > 1 and lines not in [told["lines"] for told in columns]:
+            lines = [line for cell in cells for line in _lines(table, cell, rows, runs, operations)]
+            if len({line["row"] for line in lines}) > 1 and lines not in [told["lines"] for told in columns]:
                 columns.append({"title": title, "lines": lines})
         found += [{"name": table["table"], "title": table["title"], "columns": columns}] if columns else []
     return found
 
 
-def _line(
+def _lines(
     table: Table, cell: Mapping[str, Any], rows: Rows, runs: Runs, operations: Operations
-) -> dict[str, Any] | None:
+) -> Iterator[dict[str, Any]]:
+    """A cell's mean over seeds, or a line for each seed where :func:`hetfl.tables.curves.curves` has one."""
     records = records_of(cell, runs)
-    points = {at.round: at.percent for at in averaged(records, cell["statistic"], cell["reading"])}
-    if not points or (count := operations.of(records[0])) is None:
-        return None
-    told: list[list[float | None]] = []
-    for lines in zip(*(record.rounds for record in records), strict=False):
-        if lines[0].fine_tuning:
-            break
-        each = [
-            mean(getattr(line, way).bytes / max(1, len(line.participants)) for line in lines)
-            for way in ("up", "down")
-        ]
-        accuracy = points.get(lines[0].round)
-        told.append([None if accuracy is None else round(accuracy, 2), *(round(size) for size in each)])
-    found = {"row": table["rows"][cell["row"]], "kind": rows.kinds.get(cell["row"], ""), **rows.looks[cell["row"]]}
-    return found | {
-        "operations": count,
-        "rounds": told,
-        "diverged": min((record.diverged for record in records if record.diverged is not None), default=None),
-        "troubles": [f"{said}: {when}" for trouble, said in TROUBLES.items() if (when := show_first(trouble, cell))],
-    }
+    for curve in curves(records, cell["statistic"], cell["reading"]):
+        own = [record for record in records if curve.seed in (None, record.run.seed)]
+        if (count := operations.of(own[0])) is None:
+            continue
+        seeds = {record.run.seed for record in own}
+        mine = {**cell, "provenance": [source for source in cell["provenance"] if source["seed"] in seeds]}
+        points = {at.round: at.percent for at in curve.points}
+        told: list[list[float | None]] = []
+        for lines in zip(*(record.rounds for record in own), strict=False):
+            if lines[0].fine_tuning:
+                break
+            each = [
+                mean(getattr(line, way).bytes / max(1, len(line.participants)) for line in lines)
+                for way in ("up", "down")
+            ]
+            accuracy = points.get(lines[0].round)
+            told.append([None if accuracy is None else round(accuracy, 2), *(round(size) for size in each)])
+        look = {"kind": rows.kinds.get(cell["row"], ""), **rows.looks[cell["row"]]}
+        yield {"row": table["rows"][cell["row"]], "seed": curve.seed, **look} | {
+            "operations": count,
+            "rounds": told,
+            "diverged": curve.diverged,
+            "troubles": [
+                f"{said}: {when}" for trouble, said in TROUBLES.items() if (when := show_first(trouble, mine))
+            ],
+        }

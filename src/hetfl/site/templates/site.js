@@ -93,8 +93,9 @@ function chart(place, lines, { x, y, xTitle, title, log, height = 300, lower = 0
       end = { [x]: x === "round" ? before.round + Math.max(0.5, 0.03 * before.round) : line.tuned[x], [y]: line.tuned[y] };
       tuned.push({ row: line.row, text, seed: line.seed, [x]: before[x], level: level(before[y]), to: end[x], reached: level(end[y]), [y]: end[y] });
     }
-    const known = longest.get(line.row);
-    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], level: Math.max(domain[0], level(end[y])) });
+    // What comes after a divergence is the same for all rows, so a label stands at the height of the last sound round.
+    const known = longest.get(line.row), stands = level((line.diverged == null ? end : sound(line).at(-1))[y]);
+    if (!known || known[x] < end[x]) longest.set(line.row, { row: line.row, text, [x]: end[x], level: Math.max(domain[0], stands) });
   });
   const ends = [...longest.values()], limit = Math.min(165, 12 + 6.4 * Math.max(...ends.map(({ text }) => text.length)));
   const width = Math.max(150, Math.min(place.clientWidth || 320, 900) - 65 - limit);
@@ -212,14 +213,16 @@ function costs(form) {
   const lines = () => tables[fields.table.value].columns[fields.column.value].lines;
   const target = () => {
     const best = lines().map((line) => Math.max(...line.rounds.map(([accuracy]) => accuracy ?? 0))).sort((a, b) => a - b);
-    fields.target.max = Math.ceil(best.at(-1));
+    // Close to 100 % half a percent is more than what tells methods apart.
+    const step = (fields.target.step = best.at(-1) >= data("near-hundred").start ? 0.05 : 0.5);
+    fields.target.max = Math.ceil(best.at(-1) / step) * step;
     fields.target.value = Math.floor(best[best.length >> 1]);
   };
   const draw = () => {
     const chosen = Object.fromEntries(["up", "down", "latency", "speed"].map((name) => [name, Number(fields[name].value)]));
     if (!form.checkValidity()) return;
     const goal = Number(fields.target.value);
-    fields.shown.textContent = `${goal}`;
+    fields.shown.textContent = `${Number(goal.toFixed(2))}`;
     const runs = lines().map((line) => ({ line, rounds: timeline(line, chosen) }));
     for (const run of runs) run.reached = run.rounds.find(({ accuracy }) => accuracy !== null && accuracy >= goal);
     runs.sort((a, b) => (a.reached?.time ?? Infinity) - (b.reached?.time ?? Infinity));
@@ -227,14 +230,14 @@ function costs(form) {
     body.replaceChildren(...runs.map(({ line, rounds, reached }) => {
       const row = document.createElement("tr"), name = document.createElement("th");
       name.scope = "row";
-      name.textContent = line.row;
+      name.textContent = line.seed == null ? line.row : `${line.row}, seed ${line.seed}`;
       for (const text of [line.kind, ...line.troubles].filter(Boolean)) name.append(Object.assign(document.createElement("span"), { className: "kind", textContent: text }));
       row.append(name);
       const cell = (text, className = "") => row.append(Object.assign(document.createElement("td"), { textContent: text, className }));
       if (!reached) {
         const best = Math.max(...rounds.map(({ accuracy }) => accuracy ?? 0));
         cell("not reached", "empty");
-        cell(`best ${best.toFixed(1)} % in ${rounds.length - 1} rounds`, "text empty");
+        cell(`best ${best.toFixed(2)} % in ${rounds.length - 1} rounds`, "text empty");
         for (let i = 0; i < 3; i++) cell("");
       } else {
         cell(duration(reached.time));
