@@ -159,7 +159,10 @@ def test_a_single_run_is_on_the_data_set_and_split_of_the_experiment_that_it_is_
         ("sweep small --slurm partition=gpu", "--slurm: is for --on slurm, and this sweep is --on local"),
         ("sweep small --address auto", "--address: is for --on ray, and this sweep is --on local"),
         ("data digits --verify --seed 0", "--verify: checks files, and --check, --split and --seed draw splits"),
-        ("record small", "small: git keeps records of papers' tables and of rows with against only"),
+        (
+            "record small",
+            "small: have no record in git, which keeps those of papers' tables and of rows with against only",
+        ),
     ],
 )
 def test_a_mistyped_name_or_option_is_one_line(hetfl_: Run, line: str, message: str) -> None:
@@ -309,6 +312,16 @@ def test_compare_needs_a_folder_of_new_tables(tmp_path: Path) -> None:
     (tmp_path / "made/made.json").write_text("{}")
     done = CliRunner().invoke(app, ["compare", str(tmp_path), "nothing"])
     assert "nothing: is no folder; name one with new versions" in str(done.exception)
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "inf"])
+@pytest.mark.parametrize(
+    "command", ["compare a b --accuracy", "compare a b --size", "compare a b --elsewhere", "reproduce x --size"]
+)
+def test_tolerances_are_numbers_of_at_least_0(command: str, value: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), value])
+    option = command.split()[-1]
+    assert str(done.exception) == f"{option}: {float(value)} should be a number of at least 0"
 
 
 def test_compare_goes_on_behind_a_table_that_is_missing(hetfl_: Run, tmp_path: Path) -> None:

@@ -220,14 +220,17 @@ def test_the_lines_of_an_own_data_set_have_dvcs_form(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("RGB", (40, 50), "red").save(tmp_path / "pictures" / name / "0.jpg")
-    new_dataset("pets", tmp_path, tmp_path / "pictures", size=64, title="Our pets, at home")
+    new_dataset("pets", tmp_path, tmp_path / "pictures", size=64, title="Our pets, at home", clients=2)
     assert changes(before, (tmp_path / "params.yaml").read_text())[0] == []
     python(tmp_path, "-c", DVC_FORM.format(names=["params.yaml"]))
     with pytest.raises(HetflError, match="pets: is a data set already; use another name"):
         new_dataset("pets", tmp_path, tmp_path / "pictures")
     for size in (0, -5, 1500):
         with pytest.raises(HetflError, match=rf"^--size: size: {size} should be"):
-            new_dataset("others", tmp_path, tmp_path / "pictures", size=size)
+            new_dataset("others", tmp_path, tmp_path / "pictures", size=size, clients=2)
+    for clients in (0, 1000):
+        with pytest.raises(HetflError, match=rf"^--clients: {clients} should be from 1 to \d+, the number of images"):
+            new_dataset("others", tmp_path, tmp_path / "pictures", clients=clients)
     with pytest.raises(HetflError, match="Pets: is not a name of a data set"):
         new_dataset("Pets", tmp_path, tmp_path / "pictures")
 
@@ -296,6 +299,7 @@ METHODS = {
 }
 EXPERIMENTS = {
     "digits-fgpt": ({}, "digits-fgpt: is an experiment, a table or a stage already"),
+    "adhoc-digits": ({}, "adhoc-digits: runs of hetfl run have such names; use another"),
     "report": ({}, "report: is an experiment, a table or a stage already"),
     "My_Own": ({}, "My_Own: is not a name of an experiment"),
     "a": ({"dataset": "digit"}, "--dataset: unknown data set 'digit'; did you mean 'digits'"),

@@ -9,11 +9,8 @@ from hetfl.config import read_pairs
 from hetfl.data.inputs import InputSettings
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, cells, normalised
-from hetfl.experiments.settings import Experiment, Row
+from hetfl.experiments.settings import ADHOC, Experiment, Row
 from hetfl.methods import METHODS
-
-PREFIX = "adhoc-"
-"""Start of the names of the experiments that such cells belong to; the data set follows."""
 
 
 def assignments(pairs: Sequence[str], rounds: int | None = None) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def adhoc(
     experiment = template.model_copy(
         update={
             "file": "hetfl run",
-            "written": f"{PREFIX}{dataset}",
+            "written": f"{ADHOC}{dataset}",
             "title": f"Single runs on {dataset}",
             "dataset": dataset,
             "splits": {split: split},

@@ -20,6 +20,7 @@ from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.own import OwnSettings, layout_of, look, statistics
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, cells, check_fit, load_params
+from hetfl.experiments.settings import ADHOC
 from hetfl.experiments.versions import FILE, write_versions
 from hetfl.files import write_text
 from hetfl.methods import METHODS, method_class
@@ -204,6 +205,8 @@ def new_dataset(
     path = given.relative_to(root.resolve()).as_posix() if inside else str(given)
     raw: dict[str, Any] = {"path": path, "layout": layout, **({"title": title} if title else {})}
     found = look(name, validate(OwnSettings, raw, name), root)
+    if not 1 <= clients <= len(found.samples):
+        raise HetflError(f"--clients: {clients} should be from 1 to {len(found.samples)}, the number of images")
     stored = validate(OwnSettings, {"path": path, "size": SIZE if size is None else size}, "--size")
     mean, std, grey, side = statistics(found, stored)
     raw |= {"size": min(SIZE, side) if size is None else size, "grey": grey}
@@ -263,6 +266,8 @@ def new_experiment(
     _check_name(name, "an experiment")
     params = load_params(Workspace(root).params)
     taken = {*table_names(params), *params.experiments, *stages.stage_names(params)}
+    if name.startswith(ADHOC):
+        raise HetflError(f"{name}: runs of hetfl run have such names; use another")
     if name in taken:
         raise HetflError(f"{name}: is an experiment, a table or a stage already; use another name")
     if dataset not in params.partitions:

@@ -86,7 +86,9 @@ def train_cells(
     check_cells(chosen, params, root)
     device = pick_device(params.compute.device)
     wanted = {key: value for key, value in (("engine", engine), ("precision", precision)) if value is not None}
-    compute = validate(ComputeSettings, {**params.compute.model_dump(), **wanted}, "hetfl train")
+    compute = validate(
+        ComputeSettings, {**params.compute.model_dump(), **wanted}, " ".join(f"--{key}" for key in wanted)
+    )
     check_needs(chosen, params, workspace)
     expected = identities(chosen, workspace)
     params = params.model_copy(update={"compute": compute})

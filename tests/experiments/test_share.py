@@ -303,6 +303,20 @@ def test_a_run_on_another_partition_is_not_taken_for_the_cells(every, here, ther
     assert outcomes(path, every, there) == {cell.path.as_posix(): "kept as superseded"}
 
 
+def test_only_an_archive_is_replaced(every, here, tmp_path):
+    write(here, every[0])
+    other, archive = tmp_path / "params.yaml", tmp_path / "cells.tar"
+    for content in ("compute: {}", ""):
+        other.write_text(content)
+        with pytest.raises(HetflError, match="params.yaml: is there and is no archive of cells; name another file"):
+            export_cells(every[:1], here, other)
+        assert other.read_text() == content
+    for _ in range(2):
+        assert export_cells(every[:1], here, archive) == [every[0].path.as_posix()]
+    with pytest.raises(HetflError, match="it is a folder"):
+        import_cells(tmp_path, every, here)
+
+
 def test_nothing_to_export_is_said(every, here, tmp_path):
     with pytest.raises(HetflError, match="none of the 2 cells is finished or interrupted"):
         export_cells(every[:2], here, tmp_path / "cells.tar")

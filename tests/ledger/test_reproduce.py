@@ -138,6 +138,13 @@ def test_what_cannot_be_reproduced_is_one_line(hetfl):
     change('"rounds": 2', '"rounds": 3')
     change('"fingerprint": "', '"fingerprint": "0')
     assert "is stale (rounds 3, now 2); check out commit" in str(hetfl("reproduce", CELL).exception)
+    own = Path("params.yaml")
+    experiments = yaml.safe_load(Path("fedtgp/params.yaml").read_text())["experiments"]
+    mine = CELL.replace("fedtgp-toy", "mine")
+    own.write_text(
+        yaml.safe_dump({**yaml.safe_load(own.read_text()), "experiments": {"mine": experiments.popitem()[1]}})
+    )
+    assert f"{mine}: has no record in git, which keeps those of" in str(hetfl("reproduce", mine).exception)
     Path("results", f"{CELL}.json").unlink()
     assert "hetfl train fedtgp-toy, then hetfl record fedtgp-toy" in str(hetfl("reproduce", CELL).exception)
 

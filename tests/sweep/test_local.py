@@ -67,12 +67,13 @@ def test_a_training_stops_at_a_resume_point_and_goes_on_with_the_same_numbers(ma
     assert project.results(root)[name] == reference[name]
 
 
-def test_a_cell_that_another_process_trains_is_waited_for_until_the_deadline(made, tmp_path):
+def test_a_cell_that_another_process_trains_is_waited_for_until_the_deadline(made, tmp_path, capsys):
     workspace, _, cells = project.plan(project.copy(made, tmp_path / "project"))
     lock = workspace.lock(cells[0].path)
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
-        assert not run_cell(cells[0], workspace, CPU, stop=Deadline(time.time()))
+        assert not run_cell(cells[0], workspace, CPU, stop=Deadline(time.time() + 2.5))
+    assert capsys.readouterr().err == f"hetfl: {cells[0].path}: waiting for another process that trains it\n"
 
 
 def test_no_round_begins_that_would_end_too_late():

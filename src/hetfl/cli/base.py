@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -89,6 +90,8 @@ def _run(command: Callable[..., Any]) -> None:
             print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as end:
+        if end.code in ENDED:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already; impatience would only add a traceback
         unread = isinstance(end.__context__, BrokenPipeError)
         if unread:
             end.code = UNREAD
@@ -115,6 +118,13 @@ def _lacking(error: Exception) -> HetflError | None:
     if not isinstance(error, ModuleNotFoundError) or not error.name or error.name.startswith("hetfl"):
         return None
     return HetflError(f"{error.name}: is not installed, and this command needs it; pip install 'hetfl[pipeline]'")
+
+
+def tolerance(param: typer.CallbackParam, value: float | None) -> float | None:
+    """The value of an option that says how far numbers may differ."""
+    if value is not None and not 0 <= value < float("inf"):
+        raise HetflError(f"--{param.name}: {value} should be a number of at least 0")
+    return value
 
 
 def main() -> None:

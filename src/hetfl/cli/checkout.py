@@ -90,12 +90,12 @@ def record(
     from hetfl.experiments.plan import Workspace
     from hetfl.ledger.lines import printed_tables
     from hetfl.ledger.page import write_ledger
-    from hetfl.ledger.recording import kept_in_git, record_cells
+    from hetfl.ledger.recording import KEPT, kept_in_git, record_cells
     from hetfl.targets import needed_cells
 
     wanted = kept_in_git(needed_cells(targets, params), params)
     if not wanted:
-        raise HetflError(f"{', '.join(targets)}: git keeps records of papers' tables and of rows with against only")
+        raise HetflError(f"{', '.join(targets)}: have no record in git, {KEPT}")
     if source is not None and not (source / "runs").is_dir():
         raise HetflError(f"--from {source}: has no folder runs; name the project's folder, such as ../other/papers")
     found = record_cells(wanted, Workspace(source.resolve()) if source else workspace, workspace)

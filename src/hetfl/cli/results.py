@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import hetfl.cli.names as names
-from hetfl.cli.base import RESULTS, AsJson, app, doing, opened, print_json
+from hetfl.cli.base import RESULTS, AsJson, app, doing, opened, print_json, tolerance
 from hetfl.errors import HetflError, unknown
 
 
@@ -143,14 +143,20 @@ def report(
 def compare(
     reference: Annotated[Path, typer.Argument(help="A folder of tables, such as tables/.")],
     fresh: Annotated[Path, typer.Argument(help="A folder with new versions of these tables.")],
-    accuracy: Annotated[float, typer.Option(help="Allowed difference in percentage points.")] = 1.0,
+    accuracy: Annotated[
+        float, typer.Option(help="Allowed difference in percentage points.", callback=tolerance)
+    ] = 1.0,
     size: Annotated[
-        float, typer.Option(help="Allowed relative difference of message sizes that depend on training.")
+        float,
+        typer.Option(
+            help="Allowed relative difference of message sizes that depend on training.", callback=tolerance
+        ),
     ] = 0.0,
     elsewhere: Annotated[
         float | None,
         typer.Option(
-            help="Allowed difference of a mean, in percentage points, between processors or versions of torch."
+            help="Allowed difference of a mean, in percentage points, between processors or versions of torch.",
+            callback=tolerance,
         ),
     ] = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import hetfl.cli.names as names
-from hetfl.cli.base import TRAIN, Targets, app, doing, opened
+from hetfl.cli.base import TRAIN, Targets, app, doing, opened, tolerance
 from hetfl.errors import HetflError, either
 from hetfl.training.registry import choices
 
@@ -169,10 +169,17 @@ def reproduce(
     cell: Annotated[str, typer.Argument(help="A cell with a record in results/, as a path below runs/.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be trained.")] = False,
     accuracy: Annotated[
-        float, typer.Option(help="Allowed difference in percentage points on another device or with other versions.")
+        float,
+        typer.Option(
+            help="Allowed difference in percentage points on another device or with other versions.",
+            callback=tolerance,
+        ),
     ] = 1.0,
     size: Annotated[
-        float, typer.Option(help="Allowed relative difference there of message sizes that depend on training.")
+        float,
+        typer.Option(
+            help="Allowed relative difference there of message sizes that depend on training.", callback=tolerance
+        ),
     ] = 0.0,
 ) -> None:
     """Train a recorded cell anew, beside all others, and compare; fail if it differs by more than it may.

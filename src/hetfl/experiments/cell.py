@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -193,7 +194,7 @@ def run_cell(
     identity = fingerprint(cell, reads)
     record, earlier = Record(workspace.runs / cell.path, callback), Superseded(workspace, cell.path)
     lock = workspace.lock(cell.path)
-    with terminable(), _locked(lock, stop) as mine:
+    with terminable(), _locked(lock, stop, cell.path) as mine:
         if mine and (
             record.is_complete(identity)
             or earlier.restore(identity)
@@ -261,15 +262,18 @@ def check_samples(cell: Cell, method: Method, clients: Sequence[Client], public:
 
 
 @contextmanager
-def _locked(path: Path, stop: Stop) -> Iterator[bool]:
-    """Hold a lock once whoever has it gives it back; False if the time to stop comes first."""
-    lock = FileLock(path)
+def _locked(path: Path, stop: Stop, cell: Path) -> Iterator[bool]:
+    """Hold a cell's lock once whoever has it gives it back; False if the time to stop comes first."""
+    lock, told = FileLock(path), False
     while not lock.is_locked:
         try:
             lock.acquire(timeout=1)
         except Timeout:
             if stop(None):
                 break
+            if not told:
+                print(f"hetfl: {cell}: waiting for another process that trains it", file=sys.stderr, flush=True)
+                told = True
     try:
         yield lock.is_locked
     finally:

@@ -17,6 +17,7 @@ from hetfl.data.own import OwnSettings
 from hetfl.data.partitions import PartitionSettings, Scheme
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.settings import (
+    ADHOC,
     Experiment,
     Name,
     ProtocolSettings,
@@ -260,6 +261,8 @@ def load_params(path: Path) -> Params:
     found: dict[str, Experiment] = {}
     for file, blocks in written.items():
         for name, experiment in read_experiments(blocks, path.parent, file, params.protocols, inputs).items():
+            if name.startswith(ADHOC):
+                raise HetflError(f"{file}: experiments: {name!r}: runs of hetfl run have such names; use another")
             if name in found:
                 raise HetflError(f"{file}: experiments: {name!r} is in {found[name].file} already; use another name")
             found[name] = experiment

@@ -17,6 +17,9 @@ from hetfl.data.sets import CATALOGUE
 from hetfl.errors import HetflError, unknown
 from hetfl.methods import METHODS, method_class
 
+ADHOC = "adhoc-"
+"""Start of the names of the experiments that single runs of ``hetfl run`` belong to; the data set follows."""
+
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 """A name of an experiment, row or split, which is also used in names of folders and stages."""

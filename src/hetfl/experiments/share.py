@@ -88,8 +88,11 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
         The cells in the archive, as paths below ``runs/``.
 
     Raises:
-        HetflError: none of the cells is finished or interrupted, or a record is damaged; nothing was written.
+        HetflError: none of the cells is finished or interrupted, a record is damaged, or another file than an archive
+            would be replaced; nothing was written.
     """
+    if path.is_file() and not _begins_with_manifest(path):
+        raise HetflError(f"{path}: is there and is no archive of cells; name another file")
     fingerprints: dict[str, str] = {}
     files: dict[str, Path] = {}
     with ExitStack() as held:
@@ -123,6 +126,15 @@ def export_cells(cells: Sequence[Cell], workspace: Workspace, path: Path) -> lis
             raise HetflError(f"{workspace.runs}: {none}; train one first")
         _pack(path, fingerprints, files)
     return [*fingerprints]
+
+
+def _begins_with_manifest(path: Path) -> bool:
+    try:
+        with tarfile.open(path, "r:", tarinfo=Member) as archive:
+            first = archive.next()
+    except (tarfile.TarError, ValueError):
+        return False
+    return first is not None and first.name == MANIFEST
 
 
 def _pack(path: Path, fingerprints: dict[str, str], files: Mapping[str, Path]) -> None:
@@ -173,7 +185,8 @@ def import_cells(path: Path, every: Iterable[Cell], workspace: Workspace) -> lis
 def _unpack(path: Path, folder: Path) -> Manifest:
     """Write the files that an archive's manifest names, checked against it."""
     if not path.is_file():
-        raise HetflError(f"{path}: is no archive of cells (there is no such file)")
+        why = "it is a folder" if path.is_dir() else "there is no such file"
+        raise HetflError(f"{path}: is no archive of cells ({why})")
     try:
         with tarfile.open(path, "r:", tarinfo=Member) as archive:
             first = archive.next()

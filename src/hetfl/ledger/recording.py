@@ -40,6 +40,9 @@ class Recorded:
     why: str = ""
 
 
+KEPT = "which keeps those of papers' tables and of rows with against only"
+
+
 def kept_in_git(cells: Iterable[Cell], params: Params) -> list[Cell]:
     """The cells that have a compact record: of papers' experiments, and of those that compare rows with others.
 

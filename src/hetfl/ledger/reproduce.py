@@ -18,7 +18,7 @@ from hetfl.experiments.needs import check_needs
 from hetfl.experiments.plan import Cell, ComputeSettings, Params, Workspace, check_fit, weights_read
 from hetfl.experiments.record import libraries
 from hetfl.experiments.schedule import pick_device
-from hetfl.ledger.recording import compact_of
+from hetfl.ledger.recording import KEPT, compact_of, kept_in_git
 from hetfl.planning import clock
 from hetfl.report.comparison import compare_tables
 from hetfl.report.table import build_table
@@ -65,6 +65,8 @@ def plan_reproduction(cell: Cell, workspace: Workspace, params: Params) -> Plan:
     """
     records = Records(workspace, params)
     record, file = records.compact(cell.path), workspace.compact(cell.path)
+    if record is None and not kept_in_git([cell], params):
+        raise HetflError(f"{cell.path}: has no record in git, {KEPT}; name a cell of these")
     if record is None or not record.finished:
         lacks = "is not finished" if record else "does not exist"
         make = f"hetfl train {cell.experiment}, then hetfl record {cell.experiment}"

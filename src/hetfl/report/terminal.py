@@ -85,6 +85,8 @@ def runs_below(target: str, runs: Path, results: Path | None = None) -> list[Pat
     Raises:
         HetflError: there is none.
     """
+    if not target:
+        raise HetflError("a run's name is empty; name a run, or a folder of runs")
     for folder in (Path(target), runs / target.removeprefix("runs/")):
         if (folder / RUN).is_file():
             return [folder]
