@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from importlib.metadata import metadata
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 import hetfl
+from hetfl.tables.spec import several_seeds
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -55,3 +57,12 @@ def test_hooks_for_git_are_those_of_make_lint_and_need_no_network() -> None:
 def test_links_to_files_exist(page: str) -> None:
     for link in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
         assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+def test_committed_curves_say_whether_they_are_means_over_seeds() -> None:
+    drawn = [*ROOT.glob("tables/*/*-curves.svg"), *ROOT.glob("papers/tables/*/*-curves.svg")]
+    drawn += [*ROOT.glob("tables/*/*-communication.svg"), *ROOT.glob("papers/tables/*/*-communication.svg")]
+    assert len(drawn) > 20
+    for drawing in drawn:
+        table = json.loads((drawing.parent / f"{drawing.parent.name}.json").read_text())
+        assert ("ean over seeds" in drawing.read_text()) == several_seeds(table), drawing
