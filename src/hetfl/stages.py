@@ -18,8 +18,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
+
+import yaml
 
 import hetfl
 from hetfl.data.sets import CATALOGUE, MODULES
@@ -56,7 +59,7 @@ _FINDING = ("data/entry.py", "data/fetch.py")
 WIDTH = 100
 """Maximum length of a list or mapping on one line."""
 PLAIN = re.compile(r"[A-Za-z./][A-Za-z0-9 ./_+@=-]*")
-"""Strings that never need quotes in YAML."""
+"""Strings that need no quotes in YAML, unless they stand for another type, such as ``null``."""
 
 Stage = dict[str, Any]
 
@@ -505,5 +508,13 @@ def _flow(value: Any) -> str:
         return f"{{{', '.join(f'{key}: {_flow(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and _is_text(value):
+        return value
     # A JSON string is also a YAML string.
-    return value if isinstance(value, str) and PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
+
+
+@cache
+def _is_text(plain: str) -> bool:
+    """Whether YAML reads an unquoted string as that string."""
+    return bool(yaml.safe_load(plain) == plain)
