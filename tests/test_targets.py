@@ -38,6 +38,8 @@ def test_a_counted_table_has_no_cells_to_work_on(params):
 def test_a_mistyped_target_is_one_line_with_the_nearest_name(params):
     with pytest.raises(HetflError, match="did you mean 'fedtgp-table-10'"):
         cells_of(["fedtgp-tabel-10"], params)
+    with pytest.raises(HetflError, match="^adhoc-digits/fedavg: runs of hetfl run stand in no table; hetfl curve"):
+        cells_of(["adhoc-digits/fedavg"], params)
 
 
 def test_cells_are_picked_by_one_value_or_by_several():

@@ -17,6 +17,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,10 @@ from hetfl.tables.catalogue import ARITHMETIC_TABLES, table_entries, table_names
 from hetfl.tables.spec import Count, Entry
 
 ROOT = "dvc.yaml"
-_HEAD = "# Written by `hetfl stages` from params.yaml, */params.yaml and src/hetfl/tables/: do not edit.\n"
+_OURS = "# Written by `hetfl stages`"
+_HEAD = f"{_OURS} from params.yaml, */params.yaml and src/hetfl/tables/: do not edit.\n"
+_COMMAND = "python pipeline/"
+"""How the command of each of hetfl's stages begins."""
 _SOURCE = Path(hetfl.__file__).parent
 COUNTED_ON = [
     f"src/hetfl/{part}"
@@ -183,21 +187,38 @@ def stage_names(params: Params) -> set[str]:
 def stale(params: Params, root: Path) -> dict[str, str | None]:
     """The dvc.yaml files below ``root`` that are out of date, with their new content; None: the file must go."""
     wanted: dict[str, str | None] = dict(files(params))
-    there = [path.relative_to(root).as_posix() for path in parts_of(root, "dvc.yaml")]
-    wanted |= {file: None for file in there if file not in wanted}
+    there = [path for path in parts_of(root, "dvc.yaml") if path.read_text().startswith(_OURS)]
+    wanted |= {file: None for path in there if (file := path.relative_to(root).as_posix()) not in wanted}
     found = {file: (root / file).read_text() if (root / file).exists() else None for file in wanted}
     return {file: text for file, text in wanted.items() if found[file] != text}
 
 
 def write(params: Params, root: Path) -> list[str]:
-    """Update every dvc.yaml; returns the paths of those that were out of date."""
+    """Update every dvc.yaml; returns the paths of those that were out of date.
+
+    Raises:
+        HetflError: a stage that hetfl did not write would be lost; nothing was written.
+    """
     changed = stale(params, root)
+    for file in changed:
+        _check_ours(root / file)
     for file, text in changed.items():
         if text is None:
             (root / file).unlink()
         else:
             write_text(root / file, text)
     return [*changed]
+
+
+def _check_ours(path: Path) -> None:
+    with suppress(FileNotFoundError, yaml.YAMLError):  # nobody can use a file that is no YAML
+        content = yaml.safe_load(path.read_text())
+        found = content.get("stages") if isinstance(content, dict) else None
+        for name, stage in found.items() if isinstance(found, dict) else ():
+            command = (stage.get("do") or stage).get("cmd") if isinstance(stage, dict) else stage
+            if not str(command).startswith(_COMMAND):
+                where = "put it into a dvc.yaml in a folder of its own"
+                raise HetflError(f"{path}: {name}: is no stage of hetfl, which would remove it; {where}")
 
 
 def sources(module: Path) -> list[str]:

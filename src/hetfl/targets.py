@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Cell, Params, all_cells
+from hetfl.experiments.settings import ADHOC
 from hetfl.tables.catalogue import printed_by, table_names
 
 
@@ -30,6 +31,10 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
             if not within:
                 continue  # a table that is counted has no cells
         if not within:
+            if path.startswith(ADHOC):
+                raise HetflError(
+                    f"{target}: runs of hetfl run stand in no table; hetfl curve, diff and status take them"
+                )
             if "/" in path:
                 raise _unknown_cell(path, every, table_names(params))
             raise unknown("table, experiment or cell", target, [*table_names(params), *params.experiments])

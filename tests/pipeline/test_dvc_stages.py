@@ -265,6 +265,27 @@ def test_an_experiment_of_ones_own_has_its_stages(tmp_path: Path) -> None:
     stages.check(own(tmp_path), tmp_path)
 
 
+def test_what_hetfl_did_not_write_stays(tmp_path: Path) -> None:
+    params = own(tmp_path)
+    analysis, file = tmp_path / "analysis" / "dvc.yaml", tmp_path / "dvc.yaml"
+    analysis.parent.mkdir()
+    analysis.write_text("stages: {plot: {cmd: python plot.py}}\n")
+    assert stages.write(params, tmp_path) == ["dvc.yaml"] and analysis.exists()
+    ours = file.read_text()
+    file.write_text(ours.replace("stages:", "stages:\n  extra: {cmd: echo 1}", 1))
+    with pytest.raises(HetflError, match="dvc.yaml: extra: is no stage of hetfl, which would remove it; put it into"):
+        stages.write(params, tmp_path)
+    assert "extra: {cmd" in file.read_text()
+    # Of stages that hetfl wrote, those that params.yaml does not have any more go.
+    file.write_text(ours.replace("stages:", "stages:\n  old: {cmd: python pipeline/table.py old}", 1))
+    stages.write(params, tmp_path)
+    assert file.read_text() == ours
+    gone = tmp_path / "short" / "dvc.yaml"
+    gone.parent.mkdir()
+    gone.write_text(ours)
+    assert stages.write(params, tmp_path) == ["short/dvc.yaml"] and not gone.exists()
+
+
 def test_dvc_takes_titles_and_paths_as_they_are(tmp_path: Path) -> None:
     raw = read("params.yaml")
     raw["data"]["mine"] = {"path": "my ${images}", "title": "the ${best}", "size": 8}
