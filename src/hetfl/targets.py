@@ -33,7 +33,7 @@ def cells_of(targets: Sequence[str], params: Params) -> list[Cell]:
         if not within:
             if path.startswith(ADHOC):
                 raise HetflError(
-                    f"{target}: runs of hetfl run stand in no table; hetfl curve, diff and status take them"
+                    f"{target}: runs of hetfl run stand in no table; hetfl curve and hetfl diff take them"
                 )
             if "/" in path:
                 raise _unknown_cell(path, every, table_names(params))
