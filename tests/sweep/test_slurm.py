@@ -112,6 +112,26 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
+def test_a_job_that_was_lost_is_told_though_the_budget_ends_meanwhile(
+    made: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    """Jobs run one at a time: the first is killed, others begin and end in time, and the rest is taken back."""
+    root = project.copy(made, tmp_path / "project", rounds=LONG, seeds=2, long=LONG)
+    command = [project.HETFL, "sweep", project.NAME, "--on", "slurm", "--slurm=partition=low", "--budget", "35s"]
+    with subprocess.Popen(
+        command, cwd=root, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as sweep:
+        listed = ["squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i"]
+        until(lambda: cluster.tell(*listed))
+        killed = cluster.tell(*listed)
+        cluster.tell("scancel", "--signal=KILL", killed)
+        output, _ = sweep.communicate(timeout=TIMEOUT)
+    print(output)
+    assert sweep.returncode == 2 and output.count("Slurm ended its job") == 1
+    assert f"Slurm ended its job {killed}" in output and not cluster.tell("squeue", "--noheader")
+
+
+@pytest.mark.slow
 def test_jobs_that_are_preempted_or_reach_their_limit_give_the_same_records(
     made: Path, tmp_path: Path, cluster: Cluster
 ) -> None:
