@@ -299,7 +299,7 @@ METHODS = {
 }
 EXPERIMENTS = {
     "digits-fgpt": ({}, "digits-fgpt: is an experiment, a table or a stage already"),
-    "adhoc-digits": ({}, "adhoc-digits: runs of hetfl run have such names; use another"),
+    "adhoc-digits": ({}, "experiments: 'adhoc-digits': runs of hetfl run have such names; use another"),
     "report": ({}, "report: is an experiment, a table or a stage already"),
     "My_Own": ({}, "My_Own: is not a name of an experiment"),
     "a": ({"dataset": "digit"}, "--dataset: unknown data set 'digit'; did you mean 'digits'"),

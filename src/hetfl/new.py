@@ -20,7 +20,6 @@ from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.own import OwnSettings, layout_of, look, statistics
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, cells, check_fit, load_params
-from hetfl.experiments.settings import ADHOC
 from hetfl.experiments.versions import FILE, write_versions
 from hetfl.files import write_text
 from hetfl.methods import METHODS, method_class
@@ -266,8 +265,6 @@ def new_experiment(
     _check_name(name, "an experiment")
     params = load_params(Workspace(root).params)
     taken = {*table_names(params), *params.experiments, *stages.stage_names(params)}
-    if name.startswith(ADHOC):
-        raise HetflError(f"{name}: runs of hetfl run have such names; use another")
     if name in taken:
         raise HetflError(f"{name}: is an experiment, a table or a stage already; use another name")
     if dataset not in params.partitions:

@@ -19,7 +19,7 @@ FORMAT = 2
 """Format of the records that this version writes. It increases when a field changes its name or meaning or a required
 field is added. A record without a format has format 0; it may lack ``threads``, ``source`` and ``numerics``."""
 
-RUN, ROUNDS, MODEL = "run.json", "rounds.jsonl", "model.safetensors"
+RECORD = RUN, ROUNDS, MODEL = "run.json", "rounds.jsonl", "model.safetensors"
 """The files of a run record."""
 
 METRICS, PER_CLASS = "metrics.json", "per_class.csv"

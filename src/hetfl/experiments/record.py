@@ -23,7 +23,7 @@ from hetfl.errors import one_line
 from hetfl.experiments.events import Callback, Event
 from hetfl.experiments.plan import around, parts_of
 from hetfl.files import append_text, clear_leftovers, write_json, write_text
-from hetfl.schema import MODEL, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds, troubles
+from hetfl.schema import MODEL, RECORD, ROUNDS, RUN, Round, Run, last_round, read_run, sound_rounds, troubles
 from hetfl.tensors import read_metadata, write_tensors
 from hetfl.training.state import State
 
@@ -65,7 +65,7 @@ class Record:
 
         All lines of the rounds must be there, up to the one that the checkpoint is of, and all of the checkpoint.
         """
-        if not all((self.folder / name).exists() for name in (RUN, ROUNDS, MODEL)):
+        if not all((self.folder / name).exists() for name in RECORD):
             return False
         run = self.read()
         if run is None or not run.complete or run.fingerprint != fingerprint:

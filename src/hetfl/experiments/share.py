@@ -27,7 +27,7 @@ from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.files import atomic_path, sha256_file, writing
-from hetfl.schema import METRICS, MODEL, ROUNDS, RUN, Run, read_metrics, read_run
+from hetfl.schema import METRICS, RECORD, Run, read_metrics, read_run
 from hetfl.training.state import newest_round, point_files
 
 MANIFEST, MOST = "manifest.json", 64 * 2**20
@@ -37,9 +37,6 @@ FORMAT = 1
 
 RUNS, EVALUATION, RESUME = "run", "evaluation", "resume"
 """Folders of a cell in an archive."""
-
-RECORD = (RUN, ROUNDS, MODEL)
-"""The files of a record."""
 
 Outcome = Literal["taken over", "there already", "further here", "kept as superseded", "refused"]
 

@@ -41,6 +41,7 @@ class Recorded:
 
 
 KEPT = "which keeps those of papers' tables and of rows with against only"
+"""Of which cells git keeps records, see :func:`kept_in_git`."""
 
 
 def kept_in_git(cells: Iterable[Cell], params: Params) -> list[Cell]:

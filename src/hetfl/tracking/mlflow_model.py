@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from hetfl.errors import HetflError
 from hetfl.files import read_json, sha256_file, write_json
-from hetfl.schema import MODEL, ROUNDS, RUN, Run
+from hetfl.schema import MODEL, RECORD, RUN, Run
 from hetfl.tracking.mlflow_content import record_path
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def write_model(folder: Path, record: Path, run: Run, data: Path, copied: bool, 
         source.mkdir()
         write_json(source / REFERENCE, {"record": record_path(record), "sha256": sha256_file(record / MODEL)})
         if copied:
-            for name in (RUN, ROUNDS, MODEL):
+            for name in RECORD:
                 shutil.copyfile(record / name, source / name)
         with patch(UNASKED, create=True):
             mlflow.pyfunc.save_model(

@@ -36,7 +36,7 @@ class Exchange:
 
     Attributes:
         down, up: the size of all messages so far.
-        waited: seconds that the server waited for clients, those included in which it made their downlinks.
+        waited: seconds that the server waited for clients.
         made: seconds in which it made downlinks.
         failed: why there is no valid uplink, by client.
     """
@@ -66,7 +66,8 @@ class Exchange:
         for client in clients:
             began = time.perf_counter()
             downlink = self.engine.method.downlink(server, client)
-            self.made += time.perf_counter() - began
+            took = time.perf_counter() - began
+            self.made, self.waited = self.made + took, self.waited - took  # an engine asks while it is waited for
             self.down += downlink.size
             yield Task(client, downlink)
 

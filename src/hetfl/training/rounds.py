@@ -79,8 +79,7 @@ def play_round(
     tests = tests_after(engine, following, draws)
     evaluated = _now(engine)
 
-    served = aggregated - began - exchange.waited + exchange.made
-    seconds = {"server": served, "evaluate": evaluated - aggregated}
+    seconds = {"server": aggregated - began - exchange.waited, "evaluate": evaluated - aggregated}
     diagnostics = {**(method.compare(compared) if compared else {}), **method.diagnostics(following)}
     return following, Round(
         round=draws.round,
