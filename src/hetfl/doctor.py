@@ -17,6 +17,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import torch
+from joblib import cpu_count
 from rich.filesize import decimal
 
 import hetfl
@@ -207,7 +208,7 @@ def _device(params: Params) -> Finding:
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     fast = ", bfloat16" if multiplies_bfloat16(device) else ""
-    found = f"{device_name(device)}, {os.cpu_count()} cores, {decimal(memory)}{fast}; {many} cells at once"
+    found = f"{device_name(device)}, {cpu_count()} cores, {decimal(memory)}{fast}; {many} cells at once"
     return Finding("device", "good", found)
 
 

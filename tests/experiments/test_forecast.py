@@ -161,7 +161,7 @@ def test_records_of_other_machines_are_left_out(workspace, params, table_10):
 def test_on_a_cpu_the_records_of_engines_that_train_clients_one_by_one_count_for_each_other(
     workspace, params, table_10, monkeypatch
 ):
-    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(forecast, "cpu_count", lambda: 7)
     record(workspace, table_10[0], seconds=2.0, rounds=3, engine="ray")
     record(workspace, table_10[1], seconds=50.0, rounds=3, engine="batched")
 

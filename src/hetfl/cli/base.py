@@ -27,13 +27,14 @@ from hetfl.process import quick
 if TYPE_CHECKING:
     from hetfl.experiments.plan import Params, Workspace
 
+HELP = ("-h", "--help")
 app = typer.Typer(
     help="Reproducible tables of heterogeneous federated learning. `dvc repro TABLE` makes a table; these commands "
     "show what there is, train single cells, compare results, and add your own methods, data sets and experiments.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click does
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": [*HELP]},
 )
 
 LOOK, TRAIN, RESULTS = "See what there is", "Train and evaluate", "Results"
@@ -103,8 +104,9 @@ def _run(command: Callable[..., Any]) -> None:
 
 
 def _plays() -> bool:
-    """Whether this is a command or a stage of the pipeline that plays rounds."""
-    return not PLAYS.isdisjoint({Path(sys.argv[0]).stem, *sys.argv[1:]})
+    """Whether this is a command or a stage of the pipeline that plays rounds; its help does not."""
+    words = {Path(sys.argv[0]).stem, *sys.argv[1:]}
+    return not PLAYS.isdisjoint(words) and words.isdisjoint(HELP)
 
 
 def _mistake(error: Exception) -> HetflError | None:

@@ -64,7 +64,7 @@ def run_cell(
             help="One of its partitions; without it, the first of --like, or of all.", autocompletion=names.splits
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of partition and training.")] = 0,
     models: Annotated[
         str | None, typer.Option(help="A group of models of params.yaml.", autocompletion=names.model_groups)

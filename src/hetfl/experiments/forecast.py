@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from joblib import cpu_count
 
 from hetfl.compact import Compact, read_compact
 from hetfl.data.batches import NORMALISED_CACHE_BYTES
@@ -263,7 +263,7 @@ class Forecaster:
             return 1
         own: RaySettings = getattr(compute, compute.engine)
         gpus = torch.cuda.device_count() if self.device.type == "cuda" else 0
-        return own.processes(int(cell.partition["clients"]), compute.threads, os.cpu_count() or 1, gpus)
+        return own.processes(int(cell.partition["clients"]), compute.threads, cpu_count(), gpus)
 
     def _records(self, cell: Cell) -> tuple[list[_Measured], str, bool]:
         """The records whose rounds are most like the cell's, what they are, and whether they are scaled."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from joblib import cpu_count
 
 from hetfl.errors import one_line
 from hetfl.experiments.plan import ComputeSettings, Workspace
@@ -42,7 +42,7 @@ class Ray:
 
     def at_once(self, cells: int) -> int:
         """As set; otherwise as on this machine's CPUs, or one where the engine has processes of its own."""
-        many = 1 if self._compute.own_processes else max(1, (os.cpu_count() or 1) // self._compute.threads)
+        many = 1 if self._compute.own_processes else max(1, cpu_count() // self._compute.threads)
         return min(cells, self._compute.jobs or many)
 
     def do(self, order: Sequence[Choice], until: float, subscribers: Sequence[Subscriber]) -> dict[Path, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from joblib import cpu_count
 from pydantic import Field
 
 from hetfl.config import Settings
@@ -272,7 +273,7 @@ def cluster(address: str | None, cpus: int = 1, setting: str = "compute.ray.addr
         return ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        quiet |= {"include_dashboard": False, "num_cpus": max(cpus, os.cpu_count() or 1)}
+        quiet |= {"include_dashboard": False, "num_cpus": max(cpus, cpu_count())}
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or "local", **quiet)
