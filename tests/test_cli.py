@@ -590,7 +590,9 @@ def test_only_what_plays_rounds_says_that_it_continues_from_one(
     assert capsys.readouterr().err == f"interrupted{remark}\n"
 
 
-@pytest.mark.parametrize(("command", "status"), [("show small --json", 0), ("--help", base.UNREAD), ("run --help", base.UNREAD)])
+@pytest.mark.parametrize(
+    ("command", "status"), [("show small --json", 0), ("--help", base.UNREAD), ("run --help", base.UNREAD)]
+)
 def test_whoever_reads_the_output_may_have_enough_of_it(
     hetfl_: Run, trained: Path, command: str, status: int
 ) -> None:

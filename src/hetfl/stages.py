@@ -14,12 +14,10 @@ stage; a table then depends only on the methods that it prints.
 from __future__ import annotations
 
 import ast
-import json
-import re
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,8 +60,6 @@ _FINDING = ("data/entry.py", "data/fetch.py")
 
 WIDTH = 100
 """Maximum length of a list or mapping on one line."""
-PLAIN = re.compile(r"[A-Za-z./][A-Za-z0-9 ./_+@=-]*")
-"""Strings that need no quotes in YAML, unless they stand for another type, such as ``null``."""
 
 Stage = dict[str, Any]
 
@@ -115,14 +111,10 @@ def trained_for(entries: Iterable[Entry], every: Iterable[Unit]) -> list[Unit]:
 
 def trained_by(params: Params) -> dict[str, set[Path]]:
     """For every table, the cells that DVC trains for it: those of all stages that the table's stage depends on."""
-    every = units(params)
-    found = {}
+    every, found = units(params), {}
     for name in table_names(params):
-        folders = [
-            dep.removeprefix("runs/") for dep in _table(name, params, every)["deps"] if dep.startswith("runs/")
-        ]
-        within = [unit for unit in every if any(f"{unit.folder}/".startswith(f"{folder}/") for folder in folders)]
-        found[name] = {cell.path for unit in within for cell in unit.cells}
+        entries = [] if name in ARITHMETIC_TABLES else table_entries(name, params)
+        found[name] = {cell.path for unit in trained_for(entries, every) for cell in unit.cells}
     return found
 
 
@@ -137,11 +129,20 @@ def check(params: Params, root: Path) -> None:
 
 
 def files(params: Params) -> dict[str, str]:
-    """The content of every dvc.yaml, by its path.
+    """The text of every dvc.yaml, by its path.
 
     Raises:
         HetflError: a name contains a dot, which DVC interprets as a path into a mapping.
     """
+    return {file: _HEAD + _dump(content) for file, content in _contents(params).items()}
+
+
+def stage_names(params: Params) -> set[str]:
+    """The names of all stages."""
+    return {name for content in _contents(params).values() for name in content["stages"]}
+
+
+def _contents(params: Params) -> dict[str, dict[str, Any]]:
     for key, names in (("experiments", {e.written for e in params.experiments.values()}), ("models", params.models)):
         for name in names:
             if "." in name:
@@ -167,7 +168,7 @@ def files(params: Params) -> dict[str, str]:
         contents[ROOT]["metrics"] = [f"tables/{name}/metrics.yaml" for name in mine]
         contents[ROOT]["plots"] = [plot for name in mine for plot in _curves(name, params)]
         contents[ROOT]["plots"] += [_drawing(name) for name, figure in drawn.items() if _belongs(figure, mine)]
-    return {file: _HEAD + _dump(content) for file, content in contents.items()}
+    return contents
 
 
 def own(params: Params) -> list[str]:
@@ -177,11 +178,6 @@ def own(params: Params) -> list[str]:
 
 def _belongs(figure: Figure, experiments: Sequence[str]) -> bool:
     return bool(figure.experiments()) and {*figure.experiments()} <= {*experiments}
-
-
-def stage_names(params: Params) -> set[str]:
-    """The names of all stages."""
-    return {name for content in files(params).values() for name in re.findall(r"(?m)^  ([\w.-]+):", content)}
 
 
 def stale(params: Params, root: Path) -> dict[str, str | None]:
@@ -500,42 +496,35 @@ def _drawing(name: str) -> str:
     return f"figures/{name}/{name}.svg"
 
 
+class _Dumper(yaml.SafeDumper):
+    """YAML as DVC reads it, with what holds only scalars on one line where it fits."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        # DVC reads YAML 1.2, which has numbers that are strings in PyYAML's 1.1, such as 1e3.
+        return self.represent_scalar("tag:yaml.org,2002:str", text, None if text[:1].isalpha() else '"')
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        node = super().represent_sequence(tag, sequence, flow_style)
+        node.flow_style = _fits(node.value)
+        return node
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        node.flow_style = _fits([part for pair in node.value for part in pair])
+        return node
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _fits(parts: Sequence[yaml.Node]) -> bool:
+    scalars = [part.value for part in parts if isinstance(part, yaml.ScalarNode)]
+    return len(scalars) == len(parts) and sum(len(text) + 2 for text in scalars) <= WIDTH
+
+
 def _dump(content: Mapping[str, Any]) -> str:
-    """Nested mappings and lists as YAML, on one line where they fit."""
-    return "".join(f"{line}\n" for line in _lines(content))
-
-
-def _lines(value: Any) -> Iterator[str]:
-    entries = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
-    for key, inner in entries:
-        start = f"{key}:" if key else "-"
-        if not isinstance(inner, dict | list) or len(_flow(inner)) <= WIDTH and not _nested(inner):
-            yield f"{start} {_flow(inner)}"
-        elif key:
-            yield start
-            yield from (f"  {line}" for line in _lines(inner))
-        else:
-            first, *others = _lines(inner)
-            yield f"- {first}"
-            yield from (f"  {line}" for line in others)
-
-
-def _nested(value: Any) -> bool:
-    return any(isinstance(inner, dict) for inner in (value.values() if isinstance(value, dict) else value))
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_flow(inner)}' for key, inner in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
-    if isinstance(value, str) and PLAIN.fullmatch(value) and _is_text(value):
-        return value
-    # A JSON string is also a YAML string.
-    return json.dumps(value, ensure_ascii=False)
-
-
-@cache
-def _is_text(plain: str) -> bool:
-    """Whether YAML reads an unquoted string as that string."""
-    return bool(yaml.safe_load(plain) == plain)
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text

@@ -286,14 +286,15 @@ def test_what_hetfl_did_not_write_stays(tmp_path: Path) -> None:
     assert stages.write(params, tmp_path) == ["short/dvc.yaml"] and not gone.exists()
 
 
-def test_dvc_takes_titles_and_paths_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("title", ["true", "1e3", "0o17", "é: {x} # y", "- 'a' \"b\"", "long " * 60 + "title"])
+def test_dvc_takes_titles_and_paths_as_they_are(tmp_path: Path, title: str) -> None:
     raw = read("params.yaml")
     raw["data"]["mine"] = {"path": "my ${images}", "title": "the ${best}", "size": 8}
-    raw["experiments"]["digits-fgpt"]["title"] = "true"
+    raw["experiments"]["digits-fgpt"]["title"] = title
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
     (tmp_path / "dvc.yaml").write_text(stages.files(load_params(tmp_path / "params.yaml"))["dvc.yaml"])
     found = {stage.name: stage for stage in Repo.init(tmp_path, no_scm=True).index.stages}
-    assert found["digits-fgpt"].desc == "true"
+    assert found["digits-fgpt"].desc == title
     assert found["download-mine"].desc == "prepare the ${best}"
     assert "my ${images}" in [dep.def_path for dep in found["download-mine"].deps]
 
