@@ -143,7 +143,7 @@ def test_a_single_run_is_on_the_data_set_and_split_of_the_experiment_that_it_is_
         ("run --method fedavg --set round=1", "--set: fedavg: unknown setting 'round'; did you mean 'rounds'?"),
         ("run --method fedavg --set rounds", "--set: 'rounds' is no setting; write e.g. lr=0.01"),
         ("run --method fedavg --set lr=-1", "--set: lr: -1 should be greater than 0"),
-        ("run --method fedavg --rounds 0", "--set: rounds: 0 should be greater than or equal to 1"),
+        ("run --method fedavg --set rounds=0", "--set: rounds: 0 should be greater than or equal to 1"),
         ("run --method fedavg --seed 7", "--seed: 7 is not among partitions.digits.seeds [0, 1]; add it there"),
         ("train smal", "unknown experiment 'smal'; did you mean 'small'?"),
         ("train small --row fedpro", "--row: unknown row 'fedpro'; did you mean 'fedprox'?"),
@@ -169,6 +169,11 @@ def test_a_mistyped_name_or_option_is_one_line(hetfl_: Run, line: str, message: 
     done = hetfl_(line, fails=True)
     assert isinstance(done.exception, HetflError) and message in str(done.exception)
     assert len(str(done.exception).splitlines()) == 1
+
+
+def test_a_number_out_of_range_is_told_by_its_option(trained: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "--method", "fedavg", "--rounds", "0"])
+    assert done.exit_code == 2 and "'--rounds': 0 is not in the range" in done.output
 
 
 def test_evaluate_tests_what_is_trained(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
