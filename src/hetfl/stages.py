@@ -14,7 +14,6 @@ stage; a table then depends only on the methods that it prints.
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -496,22 +495,25 @@ def _drawing(name: str) -> str:
     return f"figures/{name}/{name}.svg"
 
 
-class _Dumper(yaml.SafeDumper):
-    """YAML as DVC reads it, with what holds only scalars on one line where it fits."""
+_BASE: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_BASE):  # type: ignore[misc]
+    """YAML with lists and mappings of scalars on one line where they fit, as DVC reads it."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        return True
+        return True  # what stages have in common is written out in each
 
-    def represent_str(self, text: str) -> yaml.ScalarNode:
-        # DVC reads YAML 1.2, which has numbers that are strings in PyYAML's 1.1, such as 1e3.
+    def represent_str(self, text: str) -> Any:
+        # YAML 1.2, which DVC reads, has numbers that PyYAML takes for text, such as 1e3. None begins with a letter.
         return self.represent_scalar("tag:yaml.org,2002:str", text, None if text[:1].isalpha() else '"')
 
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
         node = super().represent_sequence(tag, sequence, flow_style)
         node.flow_style = _fits(node.value)
         return node
 
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
         node = super().represent_mapping(tag, mapping, flow_style)
         node.flow_style = _fits([part for pair in node.value for part in pair])
         return node
@@ -526,5 +528,5 @@ def _fits(parts: Sequence[yaml.Node]) -> bool:
 
 
 def _dump(content: Mapping[str, Any]) -> str:
-    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    return text
+    # A file has no line of a million characters, so none is folded.
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from joblib import cpu_count
 from pydantic import Field
 
 from hetfl.config import Settings
@@ -273,6 +272,8 @@ def cluster(address: str | None, cpus: int = 1, setting: str = "compute.ray.addr
         return ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
+        from joblib import cpu_count  # every command that reads settings imports this module
+
         quiet |= {"include_dashboard": False, "num_cpus": max(cpus, cpu_count())}
     handler = signal.getsignal(signal.SIGTERM)
     try:
