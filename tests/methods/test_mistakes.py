@@ -185,18 +185,10 @@ class NoGradient(FedAvg):
         return super().objective(model, params, batch, received, phase).detach()
 
 
-class UnknownGroup(FedAvg):
-    numerics = 1
-
-    def keeps(self):
-        return ("head", "bodi")
-
-
 @pytest.mark.parametrize("engine", LOCAL_ENGINES)
 @pytest.mark.parametrize(
     ("method", "wrong"),
     [
-        (UnknownGroup, r"keeps returned head, bodi: unknown parameter group 'bodi'; did you mean 'body'\?"),
         (
             WrongShape,
             r"after the client took over what the server sent, \S+ has the shape \[\d+\]; that of \S+ is \[",
@@ -214,6 +206,41 @@ def test_what_only_training_can_show_names_the_file_of_the_method(method, wrong,
     played = toy_engine("own")
     with pytest.raises(MistakeError, match=rf"^{HERE}: {wrong}"):
         run(make_engine(played.method, played.federation, engine))
+
+
+class KeepsUnknownGroup(FedAvg):
+    numerics = 1
+
+    def keeps(self):
+        return ("head", "bodi")
+
+
+class TrainsUnknownGroup(FedAvg):
+    numerics = 1
+
+    def trains(self):
+        return ("body", "heads")
+
+
+class TunesUnknownGroup(FedAvg):
+    numerics = 1
+
+    def fine_tuning(self):
+        return [self.phase(name="tuning", trains=("adapter",))]
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [
+        (KeepsUnknownGroup, r"keeps returned head, bodi: unknown parameter group 'bodi'; did you mean 'body'\?"),
+        (TrainsUnknownGroup, r"phase 'local' trains body, heads: unknown parameter group 'heads'; did you mean"),
+        (TunesUnknownGroup, r"phase 'tuning' trains adapter: unknown parameter group 'adapter'; known: auxiliary"),
+    ],
+)
+def test_a_group_that_no_model_has_is_told_before_anything_trains(method, wrong, toy_engine, monkeypatch):
+    monkeypatch.setitem(METHODS, "own", method)
+    with pytest.raises(MistakeError, match=rf"^{HERE}: {wrong}"):
+        toy_engine("own")
 
 
 class Momentum(FedAvg):

@@ -193,16 +193,24 @@ class Engine(Protocol):
 
 
 def own_names(method: Method, model: Model) -> set[str]:
-    """The parameters that a client keeps to itself.
+    """The parameters that a client keeps to itself."""
+    # Running statistics of batch normalisation stay with their client in every method.
+    return set(model.names([*method.keeps(), "buffers"]))
+
+
+def check_groups(method: Method, model: Model) -> None:
+    """Check that a model has the parameter groups that a method names.
 
     Raises:
-        MistakeError: the model has not the groups that the method names.
+        MistakeError: it has not.
     """
-    try:
-        # Running statistics of batch normalisation stay with their client in every method.
-        return set(model.names([*method.keeps(), "buffers"]))
-    except HetflError as error:
-        raise mistaken(method, f"keeps returned {', '.join(method.keeps())}: {error}") from error
+    phases = [*method.phases(0), *method.phases(1), *method.fine_tuning()]
+    named = {f"phase {phase.name!r} trains": phase.trains for phase in phases}
+    for where, groups in {**named, "keeps returned": method.keeps()}.items():
+        try:
+            model.names(groups)
+        except HetflError as error:
+            raise mistaken(method, f"{where} {', '.join(groups)}: {error}") from error
 
 
 def same_for_all(method: Method, models: Sequence[Model]) -> bool:

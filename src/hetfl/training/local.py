@@ -16,7 +16,7 @@ from hetfl.methods.base import NONE, Method, Phase, Statistics, Work, predicted_
 from hetfl.methods.mistakes import mistaken
 from hetfl.models.base import Model
 from hetfl.training.client_run import ClientRun, Trainer, linked
-from hetfl.training.engine import Samples, Score, Task, Update, own_names, same_for_all
+from hetfl.training.engine import Samples, Score, Task, Update, check_groups, own_names, same_for_all
 from hetfl.training.federation import Federation
 from hetfl.training.state import ClientState, ClientStates
 from hetfl.training.statistics import statistics_of
@@ -45,9 +45,14 @@ class LocalEngine:
         federation: the clients.
         trainer: how they are trained.
         name: of the engine, as settings and the record name it.
+
+    Raises:
+        MistakeError: a model has not the parameter groups that the method names.
     """
 
     def __init__(self, method: Method, federation: Federation, trainer: Trainer, name: str = "") -> None:
+        for model in dict.fromkeys(federation.models):
+            check_groups(method, model)
         self.method, self.federation, self.trainer, self.name = method, federation, trainer, name
         self._states = ClientStates()
         self._of_stored_size: dict[DeviceImages, DeviceImages] = {}
