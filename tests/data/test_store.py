@@ -189,11 +189,11 @@ def test_missing_folder_says_what_to_run(tmp_path: Path) -> None:
         read_dataset(tmp_path / "cifar10")
 
 
-def test_missing_file_says_what_to_run(tmp_path: Path) -> None:
-    write(tmp_path / "tiny")
-    (tmp_path / "tiny" / "test-labels.npy").unlink()
-    with pytest.raises(HetflError, match="test-labels.npy: does not exist; run dvc repro download-tiny"):
-        read_dataset(tmp_path / "tiny")
+def test_missing_file_says_what_to_run_for_the_data_set_of_the_card(tmp_path: Path) -> None:
+    write(tmp_path / "ward-0")
+    (tmp_path / "ward-0" / "test-labels.npy").unlink()
+    with pytest.raises(HetflError, match="ward-0/test-labels.npy: does not exist; run dvc repro download-tiny"):
+        read_dataset(tmp_path / "ward-0")
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def read_card(folder: Path) -> Card:
     """
     path = folder / "card.json"
     if not path.exists():
-        raise HetflError(f"{folder}: does not exist; {_remedy(folder)}")
+        raise HetflError(f"{folder}: does not exist; {_remedy(folder.name)}")
     return validate(Card, read_json(path), str(path))
 
 
@@ -270,10 +270,10 @@ def verify_files(folder: Path, known: Mapping[str, Any] = {}) -> dict[str, list[
         content = sha256_file(folder / name)
         if content != file.sha256:
             raise HetflError(
-                f"{folder / name}: SHA-256 is {content[:12]}, the card says {file.sha256[:12]}; {_remedy(folder)}"
+                f"{folder / name}: SHA-256 is {content[:12]}, the card says {file.sha256[:12]}; {_remedy(card.name)}"
             )
     if card.checksum != _checksum(card.files):
-        raise HetflError(f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(folder)}")
+        raise HetflError(f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(card.name)}")
     return found
 
 
@@ -281,22 +281,22 @@ def _checksum(files: Mapping[str, StoredFile]) -> str:
     return sha256_json({name: file.sha256 for name, file in files.items()})
 
 
-def _remedy(folder: Path) -> str:
-    return f"run dvc repro download-{folder.name}"
+def _remedy(name: str) -> str:
+    return f"run dvc repro download-{name}"
 
 
 def _open(folder: Path, name: str, card: Card) -> np.ndarray:
     path = folder / name
     if name not in card.files or not path.exists():
-        raise HetflError(f"{path}: does not exist; {_remedy(folder)}")
+        raise HetflError(f"{path}: does not exist; {_remedy(card.name)}")
     size, expected = path.stat().st_size, card.files[name].bytes
     if size != expected:
-        raise HetflError(f"{path}: has {size} bytes, the card says {expected}; {_remedy(folder)}")
+        raise HetflError(f"{path}: has {size} bytes, the card says {expected}; {_remedy(card.name)}")
     try:
         # Copy on write: processes share the pages, and torch can wrap the array without copying it.
         return np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise HetflError(f"{path}: is not an array file of numpy ({error}); {_remedy(folder)}") from error
+        raise HetflError(f"{path}: is not an array file of numpy ({error}); {_remedy(card.name)}") from error
 
 
 def _arrays(subset: Subset) -> dict[str, np.ndarray]:
