@@ -273,7 +273,9 @@ def verify_files(folder: Path, known: Mapping[str, Any] = {}) -> dict[str, list[
                 f"{folder / name}: SHA-256 is {content[:12]}, the card says {file.sha256[:12]}; {_remedy(card.name)}"
             )
     if card.checksum != _checksum(card.files):
-        raise HetflError(f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(card.name)}")
+        raise HetflError(
+            f"{folder / 'card.json'}: checksum does not belong to the files listed; {_remedy(card.name)}"
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hetfl.config import COMBINATIONS, Different, Settings, validate
 from hetfl.data.inputs import InputSettings
@@ -20,8 +20,19 @@ from hetfl.methods import METHODS, method_class
 ADHOC = "adhoc-"
 """Start of the names of the experiments that single runs of ``hetfl run`` belong to; the data set follows."""
 
-NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
-Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+LONGEST = 200
+"""The most characters of a name: a file system takes 255 bytes, and files have endings."""
+NAME = re.compile(rf"[a-z0-9][a-z0-9.-]{{0,{LONGEST - 1}}}")
+_RIGHT = f"use at most {LONGEST} lower-case letters, digits, dots and dashes"
+
+
+def _named(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"is not a valid name; {_RIGHT}")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_named)]
 """A name of an experiment, row or split, which is also used in names of folders and stages."""
 
 
@@ -213,9 +224,7 @@ def read_experiments(
         for suffix, variant in _variants(block, f"{start}.{written}"):
             name = f"{written}{suffix}"
             if not NAME.fullmatch(name):
-                raise HetflError(
-                    f"{start}: {name!r} is not a valid name; use lower-case letters, digits, dots and dashes"
-                )
+                raise HetflError(f"{start}: {name!r} is not a valid name; {_RIGHT}")
             if name in found:
                 raise HetflError(f"{start}.{written}.over: makes {name!r} twice; use other names")
             found[name] = _experiment(variant, root, file, written, protocols, inputs)
@@ -370,7 +379,8 @@ def _rows(written: str, row: WrittenRow, sweep: Sweep, where: str) -> Iterator[t
         key = "-".join([written, *parts]).replace("_", "-").lower()
         if not NAME.fullmatch(key):
             raise HetflError(
-                f"{where}.sweep: {key!r} is not a valid name of a row; sweep over numbers and plain words"
+                f"{where}.sweep: {key!r} is not a valid name of a row; sweep over numbers and plain words, and "
+                f"over so few settings that it has at most {LONGEST} characters"
             )
         words = ", ".join(f"{setting} {_shown(value)}" for setting, value in point.items())
         title = row.title or _title(cls.title, written, row)
