@@ -226,7 +226,7 @@ class TunesUnknownGroup(FedAvg):
     numerics = 1
 
     def fine_tuning(self):
-        return [self.phase(name="tuning", trains=("adapter",))]
+        return [self.phase(name="tuning", trains=groups) for groups in (("adapter",), ("head",))]
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,8 @@ def check_groups(method: Method, model: Model) -> None:
         MistakeError: it has not.
     """
     phases = [*method.phases(0), *method.phases(1), *method.fine_tuning()]
-    named = {f"phase {phase.name!r} trains": phase.trains for phase in phases}
-    for where, groups in {**named, "keeps returned": method.keeps()}.items():
+    named = [(f"phase {phase.name!r} trains", phase.trains) for phase in phases]  # several may share a name
+    for where, groups in (*named, ("keeps returned", method.keeps())):
         try:
             model.names(groups)
         except HetflError as error:
