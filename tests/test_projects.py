@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from settings_files import PAPER_PARAMS, ROOT
 
 from hetfl.cli import app, names, run
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,8 @@ def test_a_name_of_the_other_project_is_said_to_be_there(folder, word, other, mo
 
 def test_completion_offers_experiments_and_not_the_stages_of_their_methods(monkeypatch):
     monkeypatch.chdir(ROOT / "papers")
-    assert names.known_experiments("choices-fedtgp") == ["choices-fedtgp", "choices-fedtgp-table-10"]
+    offered = [name for name in PAPER_PARAMS.experiments if name.startswith("choices-fedtgp")]
+    assert offered and names.known_experiments("choices-fedtgp") == offered
 
 
 def test_a_command_runs_in_the_project_that_it_is_told(monkeypatch, capsys):
