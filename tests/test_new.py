@@ -291,7 +291,7 @@ METHODS = {
     "fedavg": "fedavg: there is a method or file of this name",
     "fed-avg": "fed-avg: there is a method or file of this name",
     "contract": "contract: there is a method or file of this name",
-    "x" * 101: f"{'x' * 101}: has 101 characters, a name of a method at most 100; use a shorter one",
+    "x" * 61: f"{'x' * 61}: has 61 characters, a name of a method at most 60; use a shorter one",
     "Fed_Mine": "Fed_Mine: is not a name of a method; use lower-case letters, digits and single dashes",
     "class": "class: Python or the contract uses this name",
     "none": "none: Python or the contract uses this name",

@@ -20,6 +20,7 @@ from hetfl.data.catalogue import CATALOGUE
 from hetfl.data.own import OwnSettings, layout_of, look, statistics
 from hetfl.errors import HetflError, unknown
 from hetfl.experiments.plan import Params, Workspace, cells, check_fit, load_params
+from hetfl.experiments.settings import LONGEST
 from hetfl.experiments.versions import FILE, write_versions
 from hetfl.files import write_text
 from hetfl.methods import METHODS, method_class
@@ -27,9 +28,6 @@ from hetfl.tables.catalogue import table_names
 
 PARENT = "fedavg"
 """The method that a new one is written as the difference from."""
-
-LONGEST = 100
-"""The most characters of a name, from which names of folders and files are made."""
 
 METHOD = Template('''\
 """$title: what it changes about FedAvg, in one sentence.

@@ -160,7 +160,7 @@ def test_an_experiment_over_axes_is_one_of_each_choice(make: Make) -> None:
         ({"over": {"dataset": {"digits": 3}}}, "experiments.mine.over.dataset.digits: 3 is not a mapping"),
         ({"over": {"dataset": {"digit": {}}}}, "experiments.mine.dataset: unknown data set 'digit'"),
         ({"over": {"a": {"B": {}}}}, "params.yaml: experiments: 'mine-B' is not a valid name"),
-        ({"over": {"a": {"b" * 200: {}}}}, "bbb' is not a valid name; use at most 200 lower-case letters"),
+        ({"over": {"a": {"b" * 200: {}}}}, "bbb' is not a valid name; use at most 60 lower-case letters"),
         ({"protocol": "quick"}, "experiments.mine.seeds: is missing"),
         ({"title": "gone"}, "params.yaml: experiments.mine.title: is missing"),
         ({"defaults": {"batch_size": 0}}, "experiments.mine.defaults.batch_size: 0 should be greater than"),

@@ -20,8 +20,8 @@ from hetfl.methods import METHODS, method_class
 ADHOC = "adhoc-"
 """Start of the names of the experiments that single runs of ``hetfl run`` belong to; the data set follows."""
 
-LONGEST = 200
-"""The most characters of a name. Its files fit into a file system's 255 bytes; a cell's names joined may not."""
+LONGEST = 60
+"""The most characters of a name: a cell's four joined, as in its lock's, fit into a file system's 255 bytes."""
 NAME = re.compile(rf"[a-z0-9][a-z0-9.-]{{0,{LONGEST - 1}}}")
 _RIGHT = f"use at most {LONGEST} lower-case letters, digits, dots and dashes"
 
