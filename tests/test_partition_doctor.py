@@ -62,8 +62,10 @@ def test_what_would_do_does(project: Path) -> None:
 def test_a_split_of_published_sizes_needs_no_data(project: Path) -> None:
     found = checks(project)["iid"]
     assert found.dataset == "cifar10" and found.counts.sum() == 50_000 and "published sizes" in found.note
-    with pytest.raises(HetflError, match="unknown split 'idd'; did you mean 'iid'"):
+    with pytest.raises(HetflError, match="^digits: unknown split 'idd'; did you mean 'iid'"):
         checks(project, "digits", split="idd")
+    with pytest.raises(HetflError, match="^--split: unknown split 'portion'; did you mean 'portions'"):
+        checks(project, split="portion")
     with pytest.raises(HetflError, match="unknown data set 'digit'; did you mean 'digits'"):
         checks(project, "digit")
 

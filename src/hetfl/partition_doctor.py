@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,14 @@ def check_splits(
     for name in sets:
         if name not in params.partitions:
             raise unknown("data set", name, params.partitions, "params.yaml: partitions")
-    for name in sets or params.partitions:
+    chosen = [name for name in sets or params.partitions if split is None or split in params.partitions[name].splits]
+    for name in sets:
+        if name not in chosen:
+            raise unknown("split", str(split), params.partitions[name].splits, name)
+    if not chosen:
+        raise unknown("split", str(split), chain(*(each.splits for each in params.partitions.values())), "--split")
+    for name in chosen:
         known = params.partitions[name]
-        if split is not None and split not in known.splits:
-            if not sets:
-                continue
-            raise unknown("split", split, known.splits, f"params.yaml: partitions.{name}.splits")
         dataset, note = _labels(name, params, workspace)
         if dataset is None:
             if sets:
