@@ -56,6 +56,22 @@ def make_stale(path: Path) -> None:
     path.write_text(stale.replace('"fingerprint": "', '"fingerprint": "0', 1))
 
 
+def test_a_cell_gets_the_record_that_has_its_identity_under_another_name(workspace):
+    there = entry_of("fedtgp-table-10", "fedkd", "practical")
+    names = ("fedkd", "fedkd-detached")
+    same, other = (cell_of(entry_of("choices-fedtgp-table-10-practical", row, "practical-best")) for row in names)
+    assert [found.outcome for found in record_cells([same, other], workspace, workspace)] == ["not run", "not run"]
+    cell = record(workspace, there)
+    kept = read_compact(workspace.compact(cell.path))
+    written = Recorded(same.path.as_posix(), "written", f"is {cell.path.as_posix()}")
+    assert record_cells([same, other], workspace, workspace) == [written, Recorded(str(other.path), "not run")]
+    made = read_compact(workspace.compact(same.path))
+    assert (made.run.path, made.run.copy_of, made.run.title) == (same.path, cell.path.as_posix(), same.title)
+    assert (made.curves, made.metrics, made.files) == (kept.curves, kept.metrics, kept.files)
+    before = files(workspace.results)
+    assert outcome(workspace, same).outcome == "not run" and files(workspace.results) == before
+
+
 def test_a_record_only_ever_gets_further(workspace, fedproto, tmp_path):
     cell = write(workspace, fedproto, rounds=3)
     folder, path = workspace.runs / cell.path, workspace.results / f"{cell.path}.json"

@@ -17,7 +17,7 @@ from hetfl.experiments.plan import Cell, Workspace
 from hetfl.experiments.record import Record
 from hetfl.experiments.superseded import Superseded
 from hetfl.files import atomic_folder, write_json
-from hetfl.schema import RUN, needed_run, record_folders
+from hetfl.schema import RUN, Run, needed_run, record_folders
 
 PATIENCE = 10.0
 """Seconds to wait for a record that another process holds."""
@@ -76,7 +76,15 @@ def take_over(cell: Cell, workspace: Workspace, fingerprint: str) -> bool:
 
 
 def _copy(source: Path, cell: Cell, workspace: Workspace, fingerprint: str) -> None:
-    target, run = workspace.runs / cell.path, needed_run(source)
+    run = renamed(needed_run(source), cell)
+    Superseded(workspace, cell.path).make_way(fingerprint)
+    with atomic_folder(workspace.runs / cell.path) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        write_json(folder / RUN, run.as_json())
+
+
+def renamed(run: Run, cell: Cell) -> Run:
+    """The description of a cell's run of another name, as one of this cell, with the cell that was trained."""
     names = {
         "experiment": cell.experiment,
         "row": cell.row,
@@ -85,9 +93,6 @@ def _copy(source: Path, cell: Cell, workspace: Workspace, fingerprint: str) -> N
         "table": cell.experiment,
         "split": cell.split,
         "partition": cell.partition,
-        "copy_of": run.copy_of or source.relative_to(workspace.runs).as_posix(),
+        "copy_of": run.copy_of or run.path.as_posix(),
     }
-    Superseded(workspace, cell.path).make_way(fingerprint)
-    with atomic_folder(target) as folder:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-        write_json(folder / RUN, run.model_copy(update=names).as_json())
+    return run.model_copy(update=names)

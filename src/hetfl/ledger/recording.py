@@ -12,6 +12,7 @@ from typing import Any, get_args
 from hetfl.compact import Compact, compact, read_compact, render
 from hetfl.errors import HetflError
 from hetfl.experiments.identity import own_differences
+from hetfl.experiments.namesakes import renamed
 from hetfl.experiments.plan import Cell, Params, Workspace
 from hetfl.files import sha256_file, write_text
 from hetfl.schema import MODEL, ROUNDS, read_metrics, read_rounds, read_run
@@ -61,7 +62,8 @@ def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace)
     """Write or update the compact records of some cells, and the CSV. Doing it again changes nothing.
 
     A record takes the place of one that is less far, or of other settings or versions than here; of two finished runs
-    of one identity the one that is recorded stays.
+    of one identity the one that is recorded stays. A cell without a run gets the finished record that has its identity
+    under another name, if there is one.
 
     Args:
         cells: those of :func:`kept_in_git`.
@@ -75,8 +77,10 @@ def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace)
         HetflError: a record or an evaluation is damaged; what was written before is whole.
     """
     found = [_record(cell, source, workspace.compact(cell.path)) for cell in cells]
+    rest = [cell for cell, each in zip(cells, found, strict=True) if each.outcome == "not run"]
+    copied = _copy_namesakes(rest, workspace)
     write_csv(workspace.results)
-    return found
+    return [copied.get(each.cell, each) for each in found]
 
 
 def compact_of(cell: Cell, workspace: Workspace) -> Compact | None:
@@ -128,6 +132,26 @@ def _record(cell: Cell, source: Workspace, path: Path) -> Recorded:
         return Recorded(name, "unchanged", state(made))
     write_text(path, text)
     return Recorded(name, "written", state(made))
+
+
+def _copy_namesakes(cells: Sequence[Cell], workspace: Workspace) -> dict[str, Recorded]:
+    """Write the records of cells that others in ``results/`` have the identity of, and say which."""
+    kept: dict[tuple[str, int], list[Compact]] = {}
+    for path in sorted(workspace.results.glob("*/*/*/[!.]*.json")):
+        record = read_compact(path)
+        if record is not None and record.finished:
+            kept.setdefault((record.run.method, record.run.seed), []).append(record)
+    found = {}
+    for cell in cells:
+        path = workspace.compact(cell.path)
+        for record in [] if path.exists() else kept.get((cell.method, cell.seed), []):
+            if not own_differences(record.run, cell, workspace):
+                copy = record.model_copy(update={"run": renamed(record.run, cell)})
+                write_text(path, render(copy))
+                name = cell.path.as_posix()
+                found[name] = Recorded(name, "written", f"is {copy.run.copy_of}")
+                break
+    return found
 
 
 def state(record: Compact) -> str:
