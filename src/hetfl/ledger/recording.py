@@ -62,7 +62,7 @@ def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace)
     """Write or update the compact records of some cells, and the CSV. Doing it again changes nothing.
 
     A record takes the place of one that is less far, or of other settings or versions than here; of two finished runs
-    of one identity the one that is recorded stays. A cell without a run gets the finished record that has its identity
+    of one identity the one that is recorded stays. A cell without a run gets the finished record of its identity
     under another name, if there is one.
 
     Args:
