@@ -84,11 +84,12 @@ def check_splits(
         if name not in params.partitions:
             raise unknown("data set", name, params.partitions, "params.yaml: partitions")
     chosen = [name for name in sets or params.partitions if split is None or split in params.partitions[name].splits]
-    for name in sets:
-        if name not in chosen:
-            raise unknown("split", str(split), params.partitions[name].splits, name)
-    if not chosen:
-        raise unknown("split", str(split), chain(*(each.splits for each in params.partitions.values())), "--split")
+    if split is not None:
+        for name in sets:
+            if name not in chosen:
+                raise unknown("split", split, params.partitions[name].splits, name)
+        if not chosen:
+            raise unknown("split", split, chain(*(each.splits for each in params.partitions.values())), "--split")
     for name in chosen:
         known = params.partitions[name]
         dataset, note = _labels(name, params, workspace)

@@ -63,7 +63,7 @@ def test_a_cell_gets_the_record_that_has_its_identity_under_another_name(workspa
     assert [found.outcome for found in record_cells([same, other], workspace, workspace)] == ["not run", "not run"]
     cell = record(workspace, there)
     kept = read_compact(workspace.compact(cell.path))
-    written = Recorded(same.path.as_posix(), "written", f"is {cell.path.as_posix()}")
+    written = Recorded(same.path.as_posix(), "written", f"is a copy of {cell.path.as_posix()}")
     assert record_cells([same, other], workspace, workspace) == [written, Recorded(str(other.path), "not run")]
     made = read_compact(workspace.compact(same.path))
     assert (made.run.path, made.run.copy_of, made.run.title) == (same.path, cell.path.as_posix(), same.title)

@@ -77,8 +77,8 @@ def record_cells(cells: Sequence[Cell], source: Workspace, workspace: Workspace)
         HetflError: a record or an evaluation is damaged; what was written before is whole.
     """
     found = [_record(cell, source, workspace.compact(cell.path)) for cell in cells]
-    rest = [cell for cell, each in zip(cells, found, strict=True) if each.outcome == "not run"]
-    copied = _copy_namesakes(rest, workspace)
+    without = [cell for cell, each in zip(cells, found, strict=True) if each.outcome == "not run"]
+    copied = _copy_namesakes([cell for cell in without if not workspace.compact(cell.path).exists()], workspace)
     write_csv(workspace.results)
     return [copied.get(each.cell, each) for each in found]
 
@@ -135,21 +135,20 @@ def _record(cell: Cell, source: Workspace, path: Path) -> Recorded:
 
 
 def _copy_namesakes(cells: Sequence[Cell], workspace: Workspace) -> dict[str, Recorded]:
-    """Write the records of cells that others in ``results/`` have the identity of, and say which."""
+    """Give cells without a record a copy of the finished one that has their identity; return those that got one."""
     kept: dict[tuple[str, int], list[Compact]] = {}
-    for path in sorted(workspace.results.glob("*/*/*/[!.]*.json")):
+    for path in sorted(workspace.results.glob("*/*/*/[!.]*.json")) if cells else []:
         record = read_compact(path)
         if record is not None and record.finished:
             kept.setdefault((record.run.method, record.run.seed), []).append(record)
     found = {}
     for cell in cells:
-        path = workspace.compact(cell.path)
-        for record in [] if path.exists() else kept.get((cell.method, cell.seed), []):
+        for record in kept.get((cell.method, cell.seed), []):
             if not own_differences(record.run, cell, workspace):
                 copy = record.model_copy(update={"run": renamed(record.run, cell)})
-                write_text(path, render(copy))
+                write_text(workspace.compact(cell.path), render(copy))
                 name = cell.path.as_posix()
-                found[name] = Recorded(name, "written", f"is {copy.run.copy_of}")
+                found[name] = Recorded(name, "written", f"is a copy of {copy.run.copy_of}")
                 break
     return found
 
