@@ -33,6 +33,7 @@ from hetfl.stages import check
 from hetfl.tables.catalogue import printed_by, table_names
 from hetfl.targets import cells_of
 from hetfl.torch_private import multiplies_bfloat16
+from hetfl.training.memory import total_bytes
 
 State = Literal["good", "note", "bad"]
 MARKS: dict[State, str] = {"good": "ok", "note": "--", "bad": "!!"}
@@ -204,11 +205,8 @@ def _device(params: Params) -> Finding:
     except HetflError as error:
         return Finding("device", "bad", str(error))
     many = at_once(device, params.compute)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
     fast = ", bfloat16" if multiplies_bfloat16(device) else ""
-    found = f"{device_name(device)}, {cpu_count()} cores, {decimal(memory)}{fast}; {many} cells at once"
+    found = f"{device_name(device)}, {cpu_count()} cores, {decimal(total_bytes(device))}{fast}; {many} cells at once"
     return Finding("device", "good", found)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,13 @@ from hetfl.training.federation import Federation
 
 SHARE = 0.8
 """Of free memory that training may fill; the rest is for tensors that live only between two operations."""
+
+MEMBERSHIP = Path("/proc/self/cgroup")
+CONTROL = {
+    1: (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+}
+"""By version of Linux's control groups: their root, and where a group has its limit, its use, and that of files."""
 
 
 def saved_bytes(function: Callable[[], Tensor], known: Sequence[Tensor]) -> int:
@@ -89,7 +98,41 @@ def free_bytes(device: torch.device) -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    known = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+    return min([*known, *(max(0, limit - used) for limit, used in _limits())], default=None)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Bytes of a GPU's memory; on a CPU of the machine's, or the part of it that a container or a job is given."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit, _ in _limits())])
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """The limit of each control group that this process is in, and the bytes used of it without those of files.
+
+    A limit may be set for a group further up, as a cluster sets it for a job and not for the job's steps.
+    """
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        version = 2 if not controllers else 1 if "memory" in controllers.split(",") else None
+        if version is None:
+            continue
+        root, maximum, usage, files = CONTROL[version]
+        group = root / path.lstrip("/")
+        for each in (group, *group.parents):
+            with suppress(OSError, ValueError, KeyError):  # no such group or file, or no limit, which is "max"
+                limit = int((each / maximum).read_text())
+                stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
+                yield limit, int((each / usage).read_text()) - int(stat[files])
+            if each == root:
+                break
 
 
 def stream_bytes(device: torch.device) -> int:
