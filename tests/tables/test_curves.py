@@ -38,7 +38,9 @@ def test_seeds_that_end_together_are_one_curve() -> None:
 def test_the_traffic_of_a_curve_is_the_mean_over_seeds() -> None:
     one, other = record(0, [0.1, 0.4]), record(1, [0.3, 0.6])
     more = [line.model_copy(update={"up": Traffic(elements=1, bytes=30)}) for line in other.rounds]
-    assert [at.traffic for at in averaged([one, replace(other, rounds=more)], "average")] == [25, 50]
+    assert [
+        at.traffic for at in averaged([each.curve("average") for each in (one, replace(other, rounds=more))])
+    ] == [25, 50]
 
 
 def test_seeds_that_end_in_different_rounds_have_a_curve_each() -> None:
@@ -47,7 +49,7 @@ def test_seeds_that_end_in_different_rounds_have_a_curve_each() -> None:
     assert (longer.seed, shorter.seed) == (0, 2)
     assert [at.percent for at in longer.points] == pytest.approx([10, 40, 50])
     assert [at.percent for at in shorter.points] == pytest.approx([30, 60])
-    assert [at.percent for at in averaged(records, "average")] == pytest.approx([20, 50])
+    assert [at.percent for at in averaged([each.curve("average") for each in records])] == pytest.approx([20, 50])
 
 
 def test_a_run_that_diverged_stands_alone_and_is_sound_before() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import fmean
 from typing import NamedTuple
 
-from hetfl.tables.records import Record
+from hetfl.tables.records import Point, Record
 
 
 class At(NamedTuple):
@@ -59,20 +59,14 @@ class Curve:
         return before or self.points
 
 
-def averaged(records: Sequence[Record], statistic: str, reading: str = "") -> list[At]:
-    """The mean over some runs, as far as all of them go.
-
-    Args:
-        records: of the runs.
-        statistic: of a cell, such as ``average``.
-        reading: the inference rule, ``""`` for the method's own.
-    """
+def averaged(runs: Sequence[Sequence[Point]]) -> list[At]:
+    """The mean over the curves of some runs, as far as all of them go."""
     found = []
-    for points in zip(*(record.curve(statistic, reading) for record in records), strict=False):
+    for points in zip(*runs, strict=False):
         accuracies = [point.percent for point in points]
-        traffic = mean(point.traffic for point in points)
+        traffic = fmean(point.traffic for point in points)
         ends = min(accuracies), max(accuracies)
-        found.append(At(points[0].round, mean(accuracies), *ends, traffic, points[0].tuned))
+        found.append(At(points[0].round, fmean(accuracies), *ends, traffic, points[0].tuned))
     return found
 
 
@@ -90,11 +84,12 @@ def curves(records: Sequence[Record], statistic: str, reading: str = "") -> list
     Returns:
         The lines that have a point.
     """
-    lengths = {len(record.curve(statistic, reading)) for record in records}
-    if len(lengths) > 1 or any(record.diverged is not None for record in records):
+    runs = [record.curve(statistic, reading) for record in records]
+    if len({*map(len, runs)}) > 1 or any(record.diverged is not None for record in records):
         alone = [
-            Curve(averaged([record], statistic, reading), record.run.seed, record.diverged) for record in records
+            Curve(averaged([points]), record.run.seed, record.diverged)
+            for record, points in zip(records, runs, strict=True)
         ]
     else:
-        alone = [Curve(averaged(records, statistic, reading))]
+        alone = [Curve(averaged(runs))]
     return [curve for curve in alone if curve.points]
