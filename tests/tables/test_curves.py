@@ -38,9 +38,8 @@ def test_seeds_that_end_together_are_one_curve() -> None:
 def test_the_traffic_of_a_curve_is_the_mean_over_seeds() -> None:
     one, other = record(0, [0.1, 0.4]), record(1, [0.3, 0.6])
     more = [line.model_copy(update={"up": Traffic(elements=1, bytes=30)}) for line in other.rounds]
-    assert [
-        at.traffic for at in averaged([each.curve("average") for each in (one, replace(other, rounds=more))])
-    ] == [25, 50]
+    runs = [each.curve("average") for each in (one, replace(other, rounds=more))]
+    assert [at.traffic for at in averaged(runs)] == [25, 50]
 
 
 def test_seeds_that_end_in_different_rounds_have_a_curve_each() -> None:

@@ -103,7 +103,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's memory; on a CPU of the machine's, or the part of it that a container or a job is given."""
+    """Bytes of a GPU's memory; on a CPU those of the machine, or of the part that a container or a job may use."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -129,7 +129,7 @@ def _limits() -> Iterator[tuple[int, int]]:
         for each in (group, *group.parents):
             with suppress(OSError, ValueError, KeyError):  # no such group or file, or no limit, which is "max"
                 limit = int((each / maximum).read_text())
-                stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
+                stat = dict(entry.split() for entry in (each / "memory.stat").read_text().splitlines())
                 yield limit, int((each / usage).read_text()) - int(stat[files])
             if each == root:
                 break
