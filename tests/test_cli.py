@@ -682,3 +682,23 @@ def test_a_stage_whose_reader_has_enough_says_so(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], stdout=written, stderr=subprocess.PIPE, text=True)
     os.close(written)
     assert (done.returncode, done.stderr) == (base.UNREAD, "ended: nobody reads its output\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "told"),
+    [
+        ("HetflError('own.py:3: no such name')", 2, "error: own.py:3: no such name\n"),
+        ("KeyboardInterrupt", 130, "interrupted\n"),
+    ],
+)
+def test_what_ends_the_imports_of_a_stage_is_one_line(raised: str, status: int, told: str) -> None:
+    """A stage's script imports the methods, one of which may have a mistake, before it calls ``run``."""
+    program = f"from hetfl.cli.base import run\nfrom hetfl.errors import HetflError\nraise {raised}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, told)
+
+
+def test_a_mistake_of_hetfl_itself_shows_its_traceback() -> None:
+    program = "import hetfl.cli.base\n1 / 0"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "ZeroDivisionError" in done.stderr

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,16 +81,9 @@ def _run(command: Callable[..., Any]) -> None:
         with terminable():
             command()
     except Exception as error:
-        known = foreseen(error) or _mistake(error) or _lacking(error)
-        if known is None:
-            raise
-        for line in str(known).replace(f"{Path.cwd()}/", "").splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        if "unknown" in str(known) and (remark := names.elsewhere(sys.argv[1:])):
-            print(remark, file=sys.stderr)
-        if Path.cwd() != began and re.search(r"\b(hetfl|dvc) \w", str(known)):
-            print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        if _tell(error, began):
+            raise SystemExit(2) from None
+        raise
     except SystemExit as end:
         if end.code in ENDED:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends already; impatience would only add a traceback
@@ -101,6 +95,33 @@ def _run(command: Callable[..., Any]) -> None:
             with suppress(OSError):  # the terminal is gone
                 print(f"{ENDED[end.code]}{goes_on}", file=sys.stderr)
         raise
+
+
+def _tell(error: Exception, began: Path) -> bool:
+    """Print an error of which no traceback should tell; returns whether it is one."""
+    known = foreseen(error) or _mistake(error) or _lacking(error)
+    if known is None:
+        return False
+    for line in str(known).replace(f"{Path.cwd()}/", "").splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    if "unknown" in str(known) and (remark := names.elsewhere(sys.argv[1:])):
+        print(remark, file=sys.stderr)
+    if Path.cwd() != began and re.search(r"\b(hetfl|dvc) \w", str(known)):
+        print(f"these commands, too, with --cd {os.path.relpath(Path.cwd(), began)}", file=sys.stderr)
+    return True
+
+
+def _before_run(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell of an exception outside of :func:`run` as that does: a stage's script imports the methods before it."""
+    if isinstance(error, KeyboardInterrupt):
+        print(ENDED[130], file=sys.stderr)
+        raise SystemExit(130)
+    if isinstance(error, Exception) and _tell(error, Path.cwd()):
+        raise SystemExit(2)
+    sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _before_run
 
 
 def _plays() -> bool:
