@@ -90,11 +90,14 @@ def test_a_long_run_is_small_with_a_line_for_each_column():
     assert len(differing) == 1  # one client's column
 
 
-def test_a_run_in_progress_has_no_numbers(tmp_path):
-    record = compact(make_run(status="running"), trained().rounds, make_metrics(), {})
+def test_a_run_in_progress_has_its_rounds_and_no_result(tmp_path):
+    record = compact(make_run(status="running"), trained().rounds, make_metrics(), {"rounds.jsonl": "a" * 64})
     found = through_a_file(record, tmp_path / "x.json")
-    assert (found.played, found.finished, found.curves, found.metrics, found.rounds()) == (2, False, None, None, [])
-    assert '"pooled"' not in render(record)
+    assert (found.played, found.finished, found.metrics, found.files) == (2, False, None, {})
+    assert [line.pooled for line in found.rounds()] == [line.pooled for line in trained().rounds]
+    before = found.model_copy(update={"curves": None})  # as earlier versions wrote it
+    again = through_a_file(before, tmp_path / "y.json")
+    assert (again.played, again.rounds()) == (2, [])
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class Compact(Part):
         peak_memory: the largest of all rounds, in bytes; None if unknown.
         files: SHA-256 of the files of a finished run.
         metrics: the content of ``metrics.json``; None before the evaluation.
-        curves: of a finished run; None before.
+        curves: of its rounds so far; None in records of unfinished runs that an earlier version wrote.
     """
 
     format: int
@@ -184,7 +184,7 @@ def compact(
     """Make a compact record.
 
     Args:
-        run: the run; one that is not complete gets no curves, so that no number of it can stand in a table.
+        run: the run; one that is not complete gets neither evaluation nor checksums, so that it has no result yet.
         rounds: its rounds so far.
         metrics: of its evaluation, if there is one.
         files: SHA-256 of its files by name.
@@ -193,13 +193,13 @@ def compact(
     memory = [line.peak_memory for line in rounds if line.peak_memory is not None]
     told: dict[str, Any] = {"files": dict(files)} if run.complete else {}
     told |= {"metrics": metrics} if run.complete and metrics is not None else {}
-    told |= {"curves": _curves(run, rounds, diagnostics)} if run.complete else {}
     return Compact(
         format=FORMAT,
         run=run.model_copy(update=troubles(rounds)),
         played=sum(line.round >= 1 and not line.fine_tuning for line in rounds),
         seconds=round(sum(sum(line.seconds.values()) for line in rounds), 1),
         peak_memory=max(memory, default=None),
+        curves=_curves(run, rounds, diagnostics),
         **told,
     )
 

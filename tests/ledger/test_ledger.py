@@ -172,7 +172,9 @@ def test_other_choices_stand_below_the_cell_that_they_are_compared_with(workspac
     rewrite_run(workspace.runs / begun.path, {"status": "running"})
     record_cells([begun], workspace, workspace)
     [going] = line_of(workspace, *place).tried
-    assert (going.experiment, going.says) == (choices, "in progress, round 17")
+    # A run has ten points more in its last round but one, here in round 16.
+    so_far = "+1.00 points against this cell in rounds 8–17"
+    assert (going.experiment, going.says) == (choices, f"in progress, round 17; {so_far}")
     record(workspace, entry_of(choices, "fedtgp-stale", "blocks-best"), rounds=61)
     [stale] = line_of(workspace, *place).tried
     assert stale.title == "FedTGP: prototypes from before training (code)"

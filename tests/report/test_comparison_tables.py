@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from record_factory import make_round, records_below, rewrite_rounds, write_metrics, write_record
+from record_factory import make_round, records_below, rewrite_rounds, rewrite_run, write_metrics, write_record
 from settings_files import ROOT
 
 from hetfl.errors import HetflError
@@ -100,6 +100,24 @@ def test_differences_have_a_sign_and_an_interval_in_every_face(spec: TableSpec, 
         shown = face(table)
         assert "+5.00" in shown and "-1.21 to +11.21" in shown and "42.50" in shown
         assert "Student" in shown and "Validated round" in shown
+
+
+def test_a_run_in_progress_is_compared_in_the_rounds_that_both_have(spec: TableSpec, root: Path):
+    going, base = (root / "runs/e/fedproto" / row / "s-s0" for row in ("choice-b", "base-a"))
+    lines = read_rounds(going)
+    rewrite_run(going, {"status": "running"})
+    for rounds, told in ((2, "round 2; +2.50 points against base-a in rounds 1–2"), (1, "in round 1"), (0, "")):
+        rewrite_rounds(going, lines[: 1 + rounds])
+        worth = cells(spec, root)["choice-b", "last_pooled"]
+        assert worth["seeds"] == [1, 2] and worth["value"] == pytest.approx(6.25)
+        assert worth.get("footnote", "").endswith(f"{told}." if told else "")
+    # Two unfinished runs are compared as well, and neither has a result.
+    rewrite_rounds(going, lines)
+    rewrite_run(base, {"status": "running"})
+    found = cells(spec, root)
+    assert found["base-a", "last_pooled"]["seeds"] == [1, 2]
+    assert found["base-a", "last_pooled"]["footnote"] == "Seed 0 is in progress: round 3."
+    assert "+2.50 points against base-a in rounds 1–3" in found["choice-b", "last_pooled"]["footnote"]
 
 
 def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: TableSpec, root: Path):

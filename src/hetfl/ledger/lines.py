@@ -24,7 +24,7 @@ from hetfl.ledger.doubts import Place, check_places, found_doubts, known_doubts
 from hetfl.schema import TROUBLES
 from hetfl.tables.catalogue import ARITHMETIC_TABLES, PAPER_TABLES, arithmetic_table, table_names
 from hetfl.tables.notation import PAPERS
-from hetfl.tables.records import Record, Records
+from hetfl.tables.records import Record, Records, so_far
 from hetfl.tables.results import counted, value_of
 from hetfl.tables.spec import Entry, TableSpec, as_printed
 from hetfl.tables.verdict import pooled_noise, verdict
@@ -46,7 +46,7 @@ class Tried:
     Attributes:
         experiment, title: of that row.
         says: the mean over the seeds that are finished, its difference to the printed number, how many seeds these
-            are and what diverged; or how far they are.
+            are and what diverged; or how far they are, and how the furthest compares so far.
     """
 
     experiment: str
@@ -334,7 +334,11 @@ def _tried(line: Line, entry: Entry, choices: Mapping[str, list[Cell]], compacts
             says = f"{mean(values):.2f} ({mean(values) - line.number:+.2f}; {', '.join(told)})"
             found.append(Tried(experiment, title, says))
         elif begun:
-            found.append(Tried(experiment, title, f"in progress, round {max(kept.played for kept in begun)}"))
+            furthest = max(begun, key=lambda kept: kept.played)
+            base = _own(entry, furthest.run.seed, compacts)
+            compared = so_far(furthest.rounds(), base.rounds() if base else [], "this cell", entry.reading)
+            says = "; ".join(filter(None, (f"in progress, round {furthest.played}", compared)))
+            found.append(Tried(experiment, title, says))
     return tuple(found)
 
 

@@ -68,7 +68,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
 - **not run**: *weights* or *data* if a cell needs pre-trained weights or a data set that no run of this project has
   used yet, *hours* if it only takes time.
 - Where a cell has also been run with another choice that the paper or its code leaves open, a line below its table
-  has that run's number and its difference to the printed one.
+  has that run's number and its difference to the printed one. One that is in progress is compared with the cell's own
+  run, in the last rounds that both have been tested in.
 - Rounds and hours are of all seeds together; hours are of training on the named device, all processes added up. The
   commit is that of the newest run.
 - A number in brackets leads to a remark: on a printed number that looks inherited, inconsistent or implausible, or on

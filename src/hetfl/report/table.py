@@ -17,7 +17,7 @@ from hetfl.files import write_text
 from hetfl.report.formats import render_csv, render_latex, render_markdown
 from hetfl.report.shown import EMPTY, MISSING
 from hetfl.schema import Conditions, Run
-from hetfl.tables.records import Record, Records
+from hetfl.tables.records import Record, Records, so_far
 from hetfl.tables.results import CELL, cell_of, results
 from hetfl.tables.spec import Count, Entry, TableSpec
 from hetfl.tables.verdict import mean_interval, verdict
@@ -62,7 +62,9 @@ def build_table(spec: TableSpec, records: Records) -> dict[str, Any]:
     for (row, column), entry in entries.items():
         lines = seeds[cell_of(entry)]
         if entry.against:
-            lines = _paired(lines, seeds[cell_of(entries[entry.against, column])])
+            other = entries[entry.against, column]
+            lines = _paired(lines, seeds[cell_of(other)])
+            lines = _going(lines, entry, other, spec.rows[entry.against], records)
         cells.append({"row": row, "column": column} | _cell(entry, lines))
     blocks = {"blocks": [block.model_dump() for block in spec.blocks]} if spec.blocks else {}
     return {
@@ -122,6 +124,15 @@ def _paired(seeds: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     found = seeds.assign(value=seeds.get("value") - other.get("value")) if both.any() else seeds
     nothing = dict.fromkeys(("lowest", "highest", "best", "last"))
     return found.assign(**nothing, base=other.record).assign(status=seeds.status.mask(alone, "not run"))
+
+
+def _going(seeds: pd.DataFrame, entry: Entry, other: Entry, title: str, records: Records) -> pd.DataFrame:
+    """The lines of a cell's seeds; those in progress say how the run has compared with the other cell's so far."""
+    problems = seeds.problem.copy()
+    for at in seeds.index[seeds.status == "in progress"]:
+        here, there = (records.rounds(each.path(seeds.seed[at])) for each in (entry, other))
+        problems[at] = "; ".join(filter(None, (problems[at], so_far(here, there, title, entry.reading))))
+    return seeds.assign(problem=problems)
 
 
 def _cell(entry: Entry, seeds: pd.DataFrame) -> dict[str, Any]:
