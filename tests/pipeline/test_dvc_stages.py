@@ -228,6 +228,14 @@ def test_an_override_of_dvc_changes_one_line(file: str, key: str, tmp_path: Path
     assert len([line for line, other in zip(before, after, strict=True) if line != other]) == 1
 
 
+def test_the_report_trains_no_papers_and_is_made_anew_where_it_cannot_watch_what_it_shows() -> None:
+    own, papers = EMBEDDED.written["report"], OF_PAPERS.written["report"]
+    assert [dep for dep in own["deps"] if dep.startswith("runs/")] and "always_changed" not in own
+    assert not [dep for dep in papers["deps"] if dep.startswith(("runs/", "evaluations/"))]
+    assert {dep for dep in papers["deps"] if dep.startswith("tables/")} == {f"tables/{n}" for n in ARITHMETIC_TABLES}
+    assert papers["always_changed"]
+
+
 def test_hand_written_settings_stay_short_and_without_anchors() -> None:
     texts = [(ROOT / file).read_text() for file in FILES]
     assert sum(len(text.splitlines()) for text in texts) <= 1800
