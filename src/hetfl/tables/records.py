@@ -199,6 +199,7 @@ class Records:
         self.workspace, self.params = workspace, params
         self._records: dict[Path, Record | None] = {}
         self._compacts: dict[Path, Compact | None] = {}
+        self._kept: dict[Path, Record | None] = {}
         self._cells: dict[str, dict[Path, Cell]] = {}
 
     def get(self, entry: Entry, seed: int) -> Record | None:
@@ -314,8 +315,11 @@ class Records:
 
     def from_compact(self, path: Path) -> Record | None:
         """A cell's compact record if it is trained, evaluated, and of the settings and versions of here."""
-        found = self.compact(path)
-        return None if found is None or not found.finished or self.stale(path) else _of_compact(path, found)
+        if path not in self._kept:
+            found = self.compact(path)
+            missing = found is None or not found.finished or self.stale(path)
+            self._kept[path] = None if found is None or missing else _of_compact(path, found)
+        return self._kept[path]
 
     def _local(self, path: Path) -> Record | None:
         """The record in ``runs/`` and ``evaluations/``."""

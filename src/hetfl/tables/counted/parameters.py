@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hetfl.data.sets import CATALOGUE
 from hetfl.experiments.plan import Cell
 from hetfl.methods.base import create
@@ -16,6 +18,13 @@ def parameters(cell: Cell) -> Parameters:
     Args:
         cell: on data sets of the catalogue; neither these nor weights need be there.
     """
+    return _parameters(cell.model_dump_json())
+
+
+@cache
+def _parameters(content: str) -> Parameters:
+    """The same of a cell as JSON, counted once: tables, the ledger and the report ask for it."""
+    cell = Cell.model_validate_json(content)
     classes = len(CATALOGUE[cell.dataset].class_names)
     public = len(CATALOGUE[cell.public.dataset].class_names) if cell.public else 0
     method, clients = create(cell.method, cell.settings, classes, public), int(cell.partition["clients"])
