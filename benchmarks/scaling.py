@@ -107,7 +107,7 @@ def measure(work: Work, engine: str, rounds: int, device: torch.device) -> dict[
         "engine": made.name,
         "seconds": median(one["round"] for one in spent),
         "clients": median(one["clients"] for one in spent),
-        # Linux counts a process's pages to a few per thread, so a peak that stands may read a little less later.
+        # Linux counts a process's pages roughly, so an unchanged peak may read a few pages lower later.
         "memory": max(0, (peak_memory(device) or 0) - before) / 2**20,
         "parameters": federation.models[0].total_elements / 1e6,
     }

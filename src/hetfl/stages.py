@@ -412,7 +412,7 @@ def _report(params: Params) -> Stage:
             "src/hetfl/ledger",
             "src/hetfl/methods",  # whose sources its pages show
         ],
-        # The others are shown, too, once they are made, and a stage cannot watch one without asking for it.
+        # Tables of papers are shown, too, once they are made; a stage that watched them would train them.
         **({} if mine else {"always_changed": True}),
         "outs": [_kept("report")],
     }

@@ -17,7 +17,7 @@ from hetfl.report.shown import best_cells, show
 from hetfl.report.table import build_table
 from hetfl.schema import read_rounds
 from hetfl.tables.catalogue import CHOSEN, table_spec
-from hetfl.tables.records import validated
+from hetfl.tables.records import so_far, validated
 from hetfl.tables.results import results
 from hetfl.tables.spec import Entry, TableSpec
 from hetfl.tables.verdict import mean_interval
@@ -118,6 +118,16 @@ def test_a_run_in_progress_is_compared_in_the_rounds_that_both_have(spec: TableS
     assert found["base-a", "last_pooled"]["seeds"] == [1, 2]
     assert found["base-a", "last_pooled"]["footnote"] == "Seed 0 is in progress: round 3."
     assert "+2.50 points against base-a in rounds 1–3" in found["choice-b", "last_pooled"]["footnote"]
+
+
+def test_runs_are_compared_by_the_inference_rule_that_each_is_read_by():
+    ensemble = {"top-2": {"accuracy": [0.7, 0.7], "pooled": 0.7}}
+    usual = {"participants": [0, 1], "accuracy": [0.5, 0.5], "pooled": 0.5}
+    lines = [make_round(1, **usual), make_round(2, **usual, extra=ensemble)]
+    assert so_far(lines, lines, "FGPT") == "+0.00 points against FGPT in rounds 1–2"
+    assert so_far(lines, lines, "FGPT", ("top-2", "")) == "+20.00 points against FGPT in round 2"
+    assert so_far(lines, lines, "FGPT", ("top-2", "top-2")) == "+0.00 points against FGPT in round 2"
+    assert so_far(lines, lines[:1], "FGPT", ("top-2", "top-2")) == ""
 
 
 def test_a_difference_is_emphasised_if_its_interval_does_not_contain_zero(spec: TableSpec, root: Path):

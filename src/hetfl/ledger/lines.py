@@ -336,7 +336,9 @@ def _tried(line: Line, entry: Entry, choices: Mapping[str, list[Cell]], compacts
         elif begun:
             furthest = max(begun, key=lambda kept: kept.played)
             base = _own(entry, furthest.run.seed, compacts)
-            compared = so_far(furthest.rounds(), base.rounds() if base else [], "this cell", entry.reading)
+            # Both are read as the cell is.
+            rules = entry.reading, entry.reading
+            compared = so_far(furthest.rounds(), base.rounds() if base else [], "this cell", rules)
             says = "; ".join(filter(None, (f"in progress, round {furthest.played}", compared)))
             found.append(Tried(experiment, title, says))
     return tuple(found)

@@ -61,8 +61,8 @@ compact records in `results/`, the settings, the printed numbers and the compute
   {noise}
   A match can be wider than the differences between methods, so read the difference, too.
   [`verdict.py`](../src/hetfl/tables/verdict.py) has the arithmetic. Cosines match or **differ**.
-- **in progress**: a run of the paper's setting has begun. Its accuracies stand nowhere before it is finished and
-  evaluated. Runs of other settings, such as fewer rounds, are never shown here.
+- **in progress**: a run of the paper's setting has begun. Its accuracies stand in no table before it is finished
+  and evaluated. Runs of other settings, such as fewer rounds, are never shown here.
 - **counted**: computed from models and messages; nothing is trained. It *agrees* with the printed number as far as
   that has digits, or it *differs*.
 - **not run**: *weights* or *data* if a cell needs pre-trained weights or a data set that no run of this project has

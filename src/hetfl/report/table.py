@@ -131,7 +131,8 @@ def _going(seeds: pd.DataFrame, entry: Entry, other: Entry, title: str, records:
     problems = seeds.problem.copy()
     for at in seeds.index[seeds.status == "in progress"]:
         here, there = (records.rounds(each.path(seeds.seed[at])) for each in (entry, other))
-        problems[at] = "; ".join(filter(None, (problems[at], so_far(here, there, title, entry.reading))))
+        compared = so_far(here, there, title, (entry.reading, other.reading))
+        problems[at] = "; ".join(filter(None, (problems[at], compared)))
     return seeds.assign(problem=problems)
 
 

@@ -161,13 +161,13 @@ LAST = 10
 """Rounds over which unfinished runs are compared: a single round may be a tenth of a point off."""
 
 
-def so_far(lines: Sequence[Round], others: Sequence[Round], title: str, reading: str = "") -> str:
+def so_far(lines: Sequence[Round], others: Sequence[Round], title: str, readings: tuple[str, str] = ("", "")) -> str:
     """How a run has compared with another one, of which either may be unfinished, in words.
 
     Args:
         lines, others: the rounds of the two.
         title: of the other one.
-        reading: the first one's inference rule; the other one's is its method's own.
+        readings: the inference rules of the two, ``""`` for a method's own.
 
     Returns:
         The difference of their accuracies over all test samples, mean over the last :data:`LAST` rounds that both
@@ -175,7 +175,7 @@ def so_far(lines: Sequence[Round], others: Sequence[Round], title: str, reading:
     """
     here, there = (
         {line.round: test.pooled for line in some if not line.fine_tuning and (test := line.test(rule)) is not None}
-        for some, rule in ((lines, reading), (others, ""))
+        for some, rule in zip((lines, others), readings, strict=True)
     )
     if not (both := sorted(here.keys() & there.keys())[-LAST:]):
         return ""
